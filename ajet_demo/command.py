@@ -81,9 +81,9 @@ def demo(
 ) -> None:
     """Train a tiny model on this machine, from end to end.
 
-    Creates a model of 0.14 million parameters, starts a swarm server and a client, and trains the model to
-    walk to a goal on a small grid. This takes about a minute on one CPU core. Press Ctrl-C to stop. Run the
-    same command again to resume.
+    Creates a model of 0.14 million parameters, starts a swarm server and a client, and trains the
+    model to walk to a goal on a small grid. This takes about a minute on one CPU core. Press Ctrl-C
+    to stop. Run the same command again to resume.
     """
     from rich.console import Console
 

@@ -119,8 +119,8 @@ class Display:
             (
                 "training",
                 (
-                    f"rollout {summary.rollout_seconds:.1f} s, update {summary.update_seconds:.1f} s, "
-                    f"overhead {summary.overhead_seconds:.1f} s ({summary.overhead_share:.0%})"
+                    f"rollout {summary.rollout_seconds:.1f} s, update {summary.update_seconds:.1f} "
+                    f"s, overhead {summary.overhead_seconds:.1f} s ({summary.overhead_share:.0%})"
                 ),
             ),
             ("model", summary.model_dir),

@@ -255,7 +255,8 @@ class TwoModels:
                 status.state is ServerState.ROLLING and waits
             ):
                 raise AjetError(
-                    f"the {role}'s server did not train step {step}: {status.paused or status.state}"
+                    f"the {role}'s server did not train step {step}: "
+                    f"{status.paused or status.state}"
                 )
             await asyncio.sleep(POLL_SECONDS)
 
@@ -289,7 +290,8 @@ def _make_model(directory: Path, role: str, options: DemoOptions, display: Displ
         )
     weights = directory / MODEL_DIR / "model.safetensors"
     with safe_open(weights, "np") as tensors:
-        return sum(math.prod(tensors.get_slice(n).get_shape()) for n in tensors.keys())  # noqa: SIM118 - no mapping
+        names = tensors.keys()
+        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
 
 
 def _read(run_dir: Path) -> TwoModelsSummary:
@@ -305,9 +307,9 @@ def _show(summary: TwoModelsSummary, console: Console) -> None:
     verdict = "reached" if summary.reached else "not reached"
     sizes = ", ".join(f"{role} {count}" for role, count in summary.parameters.items())
     console.print(
-        f"success {summary.success_before:.0%} before, {summary.success_after:.0%} after {summary.steps} steps "
-        f"(target {summary.target:.0%} {verdict}); parameters: {sizes}; {summary.seconds:.1f} s; "
-        f"run directory {summary.run_dir}",
+        f"success {summary.success_before:.0%} before, {summary.success_after:.0%} after "
+        f"{summary.steps} steps (target {summary.target:.0%} {verdict}); parameters: {sizes}; "
+        f"{summary.seconds:.1f} s; run directory {summary.run_dir}",
         markup=False,
         highlight=False,
         soft_wrap=True,

@@ -69,6 +69,7 @@ def _check(path: Path, prefix: str, config: Mapping[str, Any], param: str) -> No
         plain = dtype.removeprefix("torch.")
         if plain not in _DTYPES and not plain.startswith(_DTYPE_FAMILY):
             raise ModelDirectoryError(
-                f"{path}: {prefix}{name} is {dtype[:64]!r}, expected one of {', '.join(sorted(_DTYPES))}",
+                f"{path}: {prefix}{name} is {dtype[:64]!r}, expected one of "
+                f"{', '.join(sorted(_DTYPES))}",
                 param=param,
             )

@@ -205,7 +205,8 @@ class ScriptedTrainer(Trainer[ScriptedTrainerSettings]):
         for call in batch.calls:
             if not all(map(math.isfinite, (call.advantage, *call.logprobs))):
                 raise StepRefusedError(
-                    f"step {batch.step}: a logprob or the advantage of call {call.call_id} is not finite"
+                    f"step {batch.step}: a logprob or the advantage of call {call.call_id} is not "
+                    "finite"
                 )
 
     def _check_memory(self, batch: TrainBatch) -> None:

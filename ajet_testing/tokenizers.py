@@ -24,35 +24,64 @@ CORPUS = [
 CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 THINK = ["<think>", "</think>"]
-VISION = [
-    "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_pad|>"
-]  # fmt: skip
+VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_pad|>"]
 GLM = [
-    "<|endoftext|>", "[MASK]", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>",
-    "<|observation|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink",
-]  # fmt: skip
+    "<|endoftext|>",
+    "[MASK]",
+    "[gMASK]",
+    "<sop>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "/nothink",
+]
 LLAMA = [
-    "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
-    "<|eot_id|>", "<|eom_id|>", "<|python_tag|>",
-]  # fmt: skip
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|python_tag|>",
+]
 DEEPSEEK = [
-    f"<\uff5c{name.replace(' ', chr(0x2581))}\uff5c>"
-    for name in (
-        "end of sentence", "begin of sentence", "User", "Assistant", "tool calls begin",
-        "tool calls end", "tool call begin", "tool call end", "tool sep", "tool outputs begin",
-        "tool outputs end", "tool output begin", "tool output end",
-    )
-]  # fmt: skip
+    f"<\uff5c{name.replace('_', chr(0x2581))}\uff5c>"
+    for name in [
+        "end_of_sentence",
+        "begin_of_sentence",
+        "User",
+        "Assistant",
+        "tool_calls_begin",
+        "tool_calls_end",
+        "tool_call_begin",
+        "tool_call_end",
+        "tool_sep",
+        "tool_outputs_begin",
+        "tool_outputs_end",
+        "tool_output_begin",
+        "tool_output_end",
+    ]
+]
 KIMI = [
-    "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
-    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>", "<|tool_call_end|>",
-]  # fmt: skip
+    "<|im_end|>",
+    "<|im_user|>",
+    "<|im_assistant|>",
+    "<|im_system|>",
+    "<|im_middle|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+]
 KIMI_MEDIA = ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
 MINIMAX = ["[e~[", "]~!b[", "]~b]", "<minimax:tool_call>", "</minimax:tool_call>"]
-LAGUNA = [
-    "\u3008|EOS|\u3009", "<assistant>", "</assistant>", "<tool_call>", "</tool_call>"
-]  # fmt: skip
+LAGUNA = ["\u3008|EOS|\u3009", "<assistant>", "</assistant>", "<tool_call>", "</tool_call>"]
 HY = [
     *(
         f"<\uff5c{name}:opensource\uff5c>"
@@ -60,43 +89,84 @@ HY = [
     ),
     *(
         f"<{slash}{name}:opensource>"
-        for name in (
-            "think", "tool_calls", "tool_call", "arg_key", "arg_value", "tool_responses", "tool_response"
-        )
+        for name in [
+            "think",
+            "tool_calls",
+            "tool_call",
+            "arg_key",
+            "arg_value",
+            "tool_responses",
+            "tool_response",
+        ]
         for slash in ("", "/")
     ),
     "<tool_sep:opensource>",
-]  # fmt: skip
+]
 HARMONY = [
-    "<|return|>", "<|call|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"
-]  # fmt: skip
+    "<|return|>",
+    "<|call|>",
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|constrain|>",
+]
 DEEPSEEK_V4 = [
     *(
-        f"<\uff5c{name.replace(' ', chr(0x2581))}\uff5c>"
-        for name in (
-            "end of sentence", "begin of sentence", "User", "Assistant", "latest_reminder", "action",
-            "query", "authority", "domain", "title", "read_url",
-        )
+        f"<\uff5c{name}\uff5c>"
+        for name in [
+            "end▁of▁sentence",
+            "begin▁of▁sentence",
+            "User",
+            "Assistant",
+            "latest_reminder",
+            "action",
+            "query",
+            "authority",
+            "domain",
+            "title",
+            "read_url",
+        ]
     ),
     "\uff5cDSML\uff5c",
-]  # fmt: skip
+]
 GEMMA = [
-    "<eos>", "<bos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>", "<|tool>",
-    "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|image>",
-    "<|image|>", "<image|>", '<|"|>',
-]  # fmt: skip
+    "<eos>",
+    "<bos>",
+    "<|turn>",
+    "<turn|>",
+    "<|channel>",
+    "<channel|>",
+    "<|think|>",
+    "<|tool>",
+    "<tool|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    "<|image>",
+    "<|image|>",
+    "<image|>",
+    '<|"|>',
+]
 INKLING = [
     "<|endoftext|>",
     *(f"<|message_{role}|>" for role in ("user", "model", "system", "tool")),
     *(
         f"<|content_{kind}|>"
-        for kind in (
-            "text", "thinking", "image", "audio_input", "xml", "invoke_tool_json",
-            "invoke_tool_text", "model_end_sampling",
-        )
+        for kind in [
+            "text",
+            "thinking",
+            "image",
+            "audio_input",
+            "xml",
+            "invoke_tool_json",
+            "invoke_tool_text",
+            "model_end_sampling",
+        ]
     ),
-    "<|end_message|>", "<|audio_end|>", "<|unused_200053|>", "<|unused_200054|>",
-]  # fmt: skip
+    *("<|end_message|>", "<|audio_end|>", "<|unused_200053|>", "<|unused_200054|>"),
+]
 
 SPECIALS: dict[str, list[str]] = {
     "qwen3": [*CHATML, *THINK, *TAGS],

@@ -44,8 +44,8 @@ def check_batch(
     for call, counts in zip(batch.calls, trained, strict=True):
         if counts.max(initial=0) > 1:
             raise TrainerError(
-                f"batch {batch.batch_id}: sampled token {int(counts.argmax())} of call {call.call_id} is "
-                f"trained {int(counts.max())} times"
+                f"batch {batch.batch_id}: sampled token {int(counts.argmax())} of call "
+                f"{call.call_id} is trained {int(counts.max())} times"
             )
         # Only the first token can have no context.
         if counts[1:].min(initial=1) < 1:

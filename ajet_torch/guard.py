@@ -113,7 +113,10 @@ class StepGuard:
             raise self._refused(number, what, FAR_AWAY)
         limit = self._limits.grad_norm
         if limit is not None and grad_norm > limit:
-            what = f"its gradient norm {grad_norm:.3g} exceeds trainer.settings.grad_norm_limit {limit:g}"
+            what = (
+                f"its gradient norm {grad_norm:.3g} exceeds "
+                f"trainer.settings.grad_norm_limit {limit:g}"
+            )
             raise self._refused(number, what, f"rewards on a wrong scale, or {FAR_AWAY}")
         return float(grad_norm)
 

@@ -99,7 +99,8 @@ def load_config(path: Path) -> Any:
     # transformers checks some fields by assertions, and imports modules named in others.
     except Exception as error:
         raise ModelDirectoryError(
-            f"transformers cannot load the configuration of {path} without running code: {in_a_sentence(error)}",
+            f"transformers cannot load the configuration of {path} without running code: "
+            f"{in_a_sentence(error)}",
             param="model.path",
         ) from error
     if not known:

@@ -57,7 +57,8 @@ class Publisher:
         """:raises TrainerError: there is no such channel."""
         if channel not in self._channels:
             raise TrainerError(
-                f"the trainer {self._name!r} has no weight channel {channel!r}, only {', '.join(self._channels)}"
+                f"the trainer {self._name!r} has no weight channel {channel!r}, only "
+                f"{', '.join(self._channels)}"
             )
 
     def close(self) -> None:

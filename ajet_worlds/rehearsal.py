@@ -78,5 +78,6 @@ def _finish(playing: Coroutine[Any, Any, T], world: World) -> T:
     finally:
         playing.close()
     raise RuntimeError(
-        f"{type(world).__name__}.play awaits something other than its chat: use chat.wait to let time pass"
+        f"{type(world).__name__}.play awaits something other than its chat: use chat.wait to let "
+        "time pass"
     )

@@ -68,8 +68,8 @@ def script() -> list[ScriptedReply]:
     return [
         # smolagents ends with a tool call, and reports results in user messages.
         ScriptedReply(
-            prompt=r'"name": "final_answer".*(Observation|Error):((?!<\|im_start\|>).)*<\|im_end\|>\s*'
-            r"<\|im_start\|>assistant\s*(<think>\s*</think>\s*)?$",
+            prompt=r'"name": "final_answer".*(Observation|Error):((?!<\|im_start\|>).)*'
+            r"<\|im_end\|>\s*<\|im_start\|>assistant\s*(<think>\s*</think>\s*)?$",
             says=(tool_call("final_answer", json.dumps({"answer": DONE})),),
         ),
         ScriptedReply(prompt=LAST_IS_TOOL, says=(done,)),

@@ -324,7 +324,16 @@ async def watch(observer: SwarmClient, seen: Seen, steps: int, fault: Fault | No
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def train(server: DemoServer, seen: Seen, agent: FaultyAgent, *, seed: int, steps: int, fault: Fault | None, ahead: int) -> None:  # fmt: skip
+async def train(
+    server: DemoServer,
+    seen: Seen,
+    agent: FaultyAgent,
+    *,
+    seed: int,
+    steps: int,
+    fault: Fault | None,
+    ahead: int,
+) -> None:
     """Roll out until the run has been watched to its end."""
     done = asyncio.Event()
     rolling = asyncio.create_task(
@@ -360,10 +369,15 @@ def run(
             config = configured(model, seed, fault, asynchronous=asynchronous)
             server.client.sync_train_config(config)
             server.client.start_engine(300.0)
-            asyncio.run(train(server, seen, agent, seed=seed, steps=steps, fault=fault, ahead=3 if asynchronous else 1))  # fmt: skip
+            ahead = 3 if asynchronous else 1
+            asyncio.run(
+                train(server, seen, agent, seed=seed, steps=steps, fault=fault, ahead=ahead)
+            )
         lines = (directory / "server" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         seen.steps = [json.loads(line) for line in lines]
-    print(json.dumps({"run": name, "steps": len(seen.steps), "found": seen.found, "pauses": [dataclasses.asdict(pause) for pause in seen.pauses]}), file=sys.stderr, flush=True)  # fmt: skip
+    pauses = [dataclasses.asdict(pause) for pause in seen.pauses]
+    told = {"run": name, "steps": len(seen.steps), "found": seen.found, "pauses": pauses}
+    print(json.dumps(told), file=sys.stderr, flush=True)
     return seen
 
 
@@ -399,12 +413,29 @@ def judged(fault: Fault, seen: Seen, within: int) -> dict[str, Any]:
 
 
 KEPT = frozenset(
-    {
-        "tasks", "tasks_equal", "no_signal", "calls", "calls_aborted", "calls_cut_off", "calls_malformed",
-        "tokens_per_call", "tokens_sampled", "tokens_dropped", "tokens_stale", "episodes", "episodes_stale", "advantage_bias", "reward_mean", "reward_std", "entropy", "kl",
-        "grad_norm", "logprob_gap_mean",
-    }
-)  # fmt: skip
+    [
+        "tasks",
+        "tasks_equal",
+        "no_signal",
+        "calls",
+        "calls_aborted",
+        "calls_cut_off",
+        "calls_malformed",
+        "tokens_per_call",
+        "tokens_sampled",
+        "tokens_dropped",
+        "tokens_stale",
+        "episodes",
+        "episodes_stale",
+        "advantage_bias",
+        "reward_mean",
+        "reward_std",
+        "entropy",
+        "kl",
+        "grad_norm",
+        "logprob_gap_mean",
+    ]
+)
 
 
 def keep(directory: Path, seen: Seen, fault: Fault | None) -> None:
@@ -439,11 +470,19 @@ def main() -> None:
     models: dict[int, Path] = {}
 
     def planted(fault: Fault) -> Seen:
-        return run(fault.name, models, seed=0, steps=fault.from_step + options.within, fault=fault, asynchronous=False)  # fmt: skip
+        steps = fault.from_step + options.within
+        return run(fault.name, models, seed=0, steps=steps, fault=fault, asynchronous=False)
 
     def unplanted(number: int) -> Seen:
-        mode = "async" if number % 2 else "sync"
-        return run(f"healthy {mode} {number // 2}", models, seed=number // 2, steps=options.steps, fault=None, asynchronous=number % 2 == 1)  # fmt: skip
+        seed, odd = divmod(number, 2)
+        return run(
+            f"healthy {'async' if odd else 'sync'} {seed}",
+            models,
+            seed=seed,
+            steps=options.steps,
+            fault=None,
+            asynchronous=odd == 1,
+        )
 
     with tempfile.TemporaryDirectory(prefix="ajet-faulty-") as plugins:
         os.environ.update(environment_with_plugin(Path(plugins) / "plugin"))
@@ -453,7 +492,9 @@ def main() -> None:
         with ThreadPoolExecutor(options.jobs) as pool:
             faulty = list(pool.map(planted, faults))
             well = list(pool.map(unplanted, range(healthy)))
-    results = [judged(fault, seen, options.within) for fault, seen in zip(faults, faulty, strict=True)]  # fmt: skip
+    results = [
+        judged(fault, seen, options.within) for fault, seen in zip(faults, faulty, strict=True)
+    ]
     if options.histories is not None:
         for fault, seen in zip(faults, faulty, strict=True):
             keep(options.histories, seen, fault)

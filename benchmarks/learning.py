@@ -202,8 +202,9 @@ def line(world: str, found: Mapping[str, Any]) -> str:
     low, high = found["interval"]
     ended = len(found["success_after"])
     return (
-        f"{world:10} success {found['mean']:.3f} (95 % of {low:.3f} to {high:.3f}, t over {ended} seeds), "
-        f"worst {found['worst']:.3f}, {found['reached']} of {ended} reached {found['target']:g}{failed}"
+        f"{world:10} success {found['mean']:.3f} (95 % of {low:.3f} to {high:.3f}, t over {ended} "
+        f"seeds), worst {found['worst']:.3f}, {found['reached']} of {ended} reached "
+        f"{found['target']:g}{failed}"
     )
 
 

@@ -1,10 +1,12 @@
-"""How much code one call runs through: functions and modules of agentjet between its request and its answer.
+"""Count the functions and modules of agentjet that run between a call's request and its answer.
 
-A real server in this process, whose worker hosts the scripted engine, answers the fourth call of a conversation: a request
-that continues the one before, on the way that `docs/one-call.md` describes. Python's profiler notes every function that runs in
-the server, helpers included. `--list` prints them in the order of their first run.
+A real server in this process, whose worker hosts the scripted engine, answers the fourth call of a
+conversation: a request that continues the one before, on the way that `docs/one-call.md` describes.
+Python's profiler notes every function that runs in the server, helpers included. `--list` prints
+them in the order of their first run.
 
-The JSON line comes last: `functions`, `modules`, and `runs`, the number of calls of these functions.
+The JSON line comes last: `functions`, `modules`, and `runs`, the number of calls of these
+functions.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ REPLACEMENTS = [
     # Wording.
     (r"The asynchronous (client|connection)", r"The synchronous \1"),
     (
-        r", to be shared by the tasks of an event loop; each loop has connections of its own\.",
-        ". Safe to share between threads, and usable after a fork.",
+        r", for the tasks of an event loop to share\.\n\n    Each loop has its own connections\.",
+        ".\n\n    Threads can share it, and it can be used after a fork.",
     ),
     (
-        r"To be shared by the tasks of an event loop; each loop has connections of its own\.",
-        "Safe to share between threads.",
+        r"The tasks of an event loop can share it; each loop has its own\n    connections\.",
+        "Threads can share it.",
     ),
     (r"an ``async with`` block", "a ``with`` block"),
     (r"each agent in a task of its own", "each agent in a thread of its own"),
@@ -62,9 +62,7 @@ REPLACEMENTS = [
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
 ]
-HEADER = (
-    "# Generated from {source} by scripts/unasync.py. Edit that file, and run `make generate`.\n"
-)
+HEADER = "# Generated from {source} by scripts/unasync.py. Edit that, and run `make generate`.\n"
 
 
 def synchronous(source: Path, used: set[str]) -> str:

@@ -8,7 +8,8 @@ with SwarmClient() as client:
         answer = my_agent(task.id, episode.base_url, episode.api_key, episode.model)
         return 1.0 if answer == "42" else 0.0
 
-    report = client.run_episodes_until_all_complete(["task-1", "task-2"], agent, episodes_per_task=8)
+    tasks = ["task-1", "task-2"]
+    report = client.run_episodes_until_all_complete(tasks, agent, episodes_per_task=8)
 ```
 
 Several models that train on the same episodes have one server each, and share a client:

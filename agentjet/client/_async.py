@@ -116,7 +116,9 @@ class AsyncScopedEpisode(PendingEpisode):
 
 
 class AsyncSwarmClient:
-    """A client of one swarm server, to be shared by the tasks of an event loop; each loop has connections of its own.
+    """A client of one swarm server, for the tasks of an event loop to share.
+
+    Each loop has its own connections.
 
     Requests are repeated with exponential backoff where that is safe, and the server's
     ``retry_after`` is respected. Errors have the classes in `ajet_core.errors` that they had on the
@@ -467,14 +469,15 @@ class AsyncSwarmClient:
         and so is a cancellation: open episodes are aborted first.
 
         :param tasks: task ids, or `Task` objects where the agent needs more than the id.
-        :param agent: an async function of the task and its episode; returns the reward or an `EpisodeOutcome`.
+        :param agent: an async function of the task and its episode; returns the reward or an
+            `EpisodeOutcome`.
         :param lease_seconds: how long the episodes stay open if this program dies; their places in
             the batch are freed within two seconds.
         :param episode_timeout: seconds after which an agent that has not finished is given up,
             which counts as a failed attempt.
         :param resume: skip episodes that have already ended, also those of another program or an
             earlier run of this one; see `resume`.
-        :param on_result: called after each episode that ended or was given up.
+        :param on_result: called after each episode that ends or is given up.
         """
         check_concurrency(concurrency)
         check_episodes_per_task(episodes_per_task)
@@ -602,8 +605,8 @@ class AsyncSwarmClient:
         while state is ServerState.BOOTING:
             if connection.clock() >= deadline:
                 raise DeadlineError(
-                    f"the server is still booting after {wait_seconds:g} s; it continues, and calling "
-                    "start_engine again continues the wait"
+                    f"the server is still booting after {wait_seconds:g} s; it continues, and "
+                    "calling start_engine again continues the wait"
                 )
             await connection.sleep(BOOT_POLL)
             status = await self.status()
@@ -749,8 +752,8 @@ class AsyncSwarmClient:
             why = f"the server is {status.state} at step {status.step}"
             if status.state is ServerState.PAUSED:
                 why += (
-                    f": {status.paused or 'no reason was given'} (`ajet status` shows it to the operator, and `ajet resume` "
-                    "continues the run)"
+                    f": {status.paused or 'no reason was given'} (`ajet status` shows it to the "
+                    "operator, and `ajet resume` continues the run)"
                 )
             if timeout is not None and connection.clock() - began + STEP_POLL >= timeout:
                 raise DeadlineError(f"{what}: not trained within {timeout:g} s: {why}")

@@ -1,4 +1,4 @@
-# Generated from _connection_async.py by scripts/unasync.py. Edit that file, and run `make generate`.
+# Generated from _connection_async.py by scripts/unasync.py. Edit that, and run `make generate`.
 """The synchronous connection to one server: calls with safe retries, and the event stream."""
 
 from __future__ import annotations

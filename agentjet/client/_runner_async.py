@@ -162,8 +162,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             rolling = self._agent(job.task, episode)
             if not isinstance(rolling, Awaitable):
                 raise TypeError(
-                    "the agent is not async; declare it with `async def`, or use SwarmClient, which "
-                    "runs agents in threads"
+                    "the agent is not async; declare it with `async def`, or use SwarmClient, "
+                    "which runs agents in threads"
                 )
             outcome = self._outcome_of(await self._in_time(rolling))
         except Exception as error:  # noqa: BLE001 - an agent may raise anything; it is reported

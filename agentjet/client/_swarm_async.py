@@ -97,8 +97,8 @@ class AsyncSwarm:
     """A client of several swarm servers, each with one model, that train on the same episodes.
 
     A joint episode has a part on each server. It ends on all of them or is aborted on all, even if
-    programs or servers crash.
-    To be shared by the tasks of an event loop; each loop has connections of its own.
+    programs or servers crash. The tasks of an event loop can share it; each loop has its own
+    connections.
 
     :param servers: the URL of each server, by the role of its model. The server whose role comes
         first alphabetically is the arbiter: its outcome decides that of all.

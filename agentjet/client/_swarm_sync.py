@@ -1,4 +1,4 @@
-# Generated from _swarm_async.py by scripts/unasync.py. Edit that file, and run `make generate`.
+# Generated from _swarm_async.py by scripts/unasync.py. Edit that, and run `make generate`.
 """The synchronous client of several servers: joint episodes end on all of them or on none.
 
 The protocol is a two-phase commit. The server whose role comes first alphabetically is the arbiter:
@@ -97,8 +97,7 @@ class Swarm:
     """A client of several swarm servers, each with one model, that train on the same episodes.
 
     A joint episode has a part on each server. It ends on all of them or is aborted on all, even if
-    programs or servers crash.
-    Safe to share between threads.
+    programs or servers crash. Threads can share it.
 
     :param servers: the URL of each server, by the role of its model. The server whose role comes
         first alphabetically is the arbiter: its outcome decides that of all.

@@ -1,4 +1,4 @@
-# Generated from _async.py by scripts/unasync.py. Edit that file, and run `make generate`.
+# Generated from _async.py by scripts/unasync.py. Edit that, and run `make generate`.
 """The synchronous client."""
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class ScopedEpisode(PendingEpisode):
 
 
 class SwarmClient:
-    """A client of one swarm server. Safe to share between threads, and usable after a fork.
+    """A client of one swarm server.
+
+    Threads can share it, and it can be used after a fork.
 
     Requests are repeated with exponential backoff where that is safe, and the server's
     ``retry_after`` is respected. Errors have the classes in `ajet_core.errors` that they had on the
@@ -465,14 +467,15 @@ class SwarmClient:
         and so is KeyboardInterrupt: open episodes are aborted first.
 
         :param tasks: task ids, or `Task` objects where the agent needs more than the id.
-        :param agent: called with the task and its episode; returns the reward or an `EpisodeOutcome`.
+        :param agent: called with the task and its episode; returns the reward or an
+            `EpisodeOutcome`.
         :param lease_seconds: how long the episodes stay open if this program dies; their places in
             the batch are freed within two seconds.
         :param episode_timeout: seconds after which an agent that has not finished is given up,
             which counts as a failed attempt.
         :param resume: skip episodes that have already ended, also those of another program or an
             earlier run of this one; see `resume`.
-        :param on_result: called in the calling thread after each episode that ended or was given up.
+        :param on_result: called in the calling thread after each episode that ends or is given up.
         """
         check_concurrency(concurrency)
         check_episodes_per_task(episodes_per_task)
@@ -600,8 +603,8 @@ class SwarmClient:
         while state is ServerState.BOOTING:
             if connection.clock() >= deadline:
                 raise DeadlineError(
-                    f"the server is still booting after {wait_seconds:g} s; it continues, and calling "
-                    "start_engine again continues the wait"
+                    f"the server is still booting after {wait_seconds:g} s; it continues, and "
+                    "calling start_engine again continues the wait"
                 )
             connection.sleep(BOOT_POLL)
             status = self.status()
@@ -745,8 +748,8 @@ class SwarmClient:
             why = f"the server is {status.state} at step {status.step}"
             if status.state is ServerState.PAUSED:
                 why += (
-                    f": {status.paused or 'no reason was given'} (`ajet status` shows it to the operator, and `ajet resume` "
-                    "continues the run)"
+                    f": {status.paused or 'no reason was given'} (`ajet status` shows it to the "
+                    "operator, and `ajet resume` continues the run)"
                 )
             if timeout is not None and connection.clock() - began + STEP_POLL >= timeout:
                 raise DeadlineError(f"{what}: not trained within {timeout:g} s: {why}")

@@ -62,7 +62,8 @@ def env() -> None:
 @click.option(
     "--installer",
     type=click.Choice(["pip", "uv"]),
-    help="Installer to use.  [default: uv if it is installed and supports pip's configuration, else pip]",
+    help="Installer to use.  "
+    "[default: uv if it is installed and supports pip's configuration, else pip]",
 )
 @click.option(
     "--unpinned", is_flag=True, help="Install the newest versions that fit, which are untested."
@@ -84,8 +85,8 @@ def create(
 ) -> None:
     """Create the environment of a backend, with agentjet and the backend's plugin.
 
-    One that is there already is left as it is, but gets the plugin if it lacks it. Packages come from
-    wherever pip is configured to take them, with uv too.
+    One that is there already is left as it is, but gets the plugin if it lacks it. Packages come
+    from wherever pip is configured to take them, with uv too.
     """
     chosen, its_device = recipe(name), device or device_here()
     tree = source if source is not None or find_links is not None else source_tree()

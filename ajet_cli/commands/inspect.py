@@ -84,8 +84,9 @@ def inspect(
 ) -> None:
     """Inspect the episodes of a run, while its server runs or afterwards.
 
-    RUN is a run directory. Without EPISODE the newest episodes are listed; with it (the beginning of an id is
-    enough) its timelines are shown: who said what, what was sampled and what training made of it.
+    RUN is a run directory. Without EPISODE the newest episodes are listed; with it (the beginning
+    of an id is enough) its timelines are shown: who said what, what was sampled and what training
+    made of it.
     """
     if as_json and html is not None:
         raise click.UsageError("--json and --html cannot be combined")

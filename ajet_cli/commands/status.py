@@ -213,7 +213,8 @@ def _evaluation(evaluation: Evaluation) -> str:
     for word in ("open", "aborted", "mixed"):
         number = getattr(evaluation, word)
         counts += [f"{number} {word}"] * bool(number)
-    return f"{name}step {evaluation.step}: {', '.join(scores) or 'no result yet'} ({', '.join(counts)})"
+    found = ", ".join(scores) or "no result yet"
+    return f"{name}step {evaluation.step}: {found} ({', '.join(counts)})"
 
 
 def _timelines(metrics: dict[str, float], plan: str) -> str:

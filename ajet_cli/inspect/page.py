@@ -43,8 +43,8 @@ def embedded_json(data: object) -> str:
 
 def _policy(script: str, style: str) -> str:
     return (
-        f"default-src 'none'; script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(style)}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{_hash(script)}'; style-src "
+        f"'sha256-{_hash(style)}'; base-uri 'none'; form-action 'none'"
     )
 
 

@@ -31,7 +31,8 @@ class RunFacts:
             path = config.get("model", {}).get("path")
         except (ValueError, AttributeError) as error:
             raise DamagedRecordError(
-                f"the stored configuration of run {run.run_id} is damaged ({error}): restore the store from a backup"
+                f"the stored configuration of run {run.run_id} is damaged ({error}): restore the "
+                "store from a backup"
             ) from error
         return cls(
             run_id=run.run_id,

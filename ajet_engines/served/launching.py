@@ -18,8 +18,8 @@ SHARED_IN_SERVER = Path(__file__).parents[1] / "in_server"
 """Directory of agentjet's modules that run in servers of every kind."""
 
 _NO_MEMORY = (
-    r"out of memory|No available memory for the cache|larger than the available KV cache|not enough memory|"
-    r"less than desired GPU memory utilization|can(no|')t allocate memory"
+    r"out of memory|No available memory for the cache|larger than the available KV cache"
+    r"|not enough memory|less than desired GPU memory utilization|can(no|')t allocate memory"
 )
 _HOW_TO_FIT = (
     "the model does not fit: lower model.max_context or set model.dtype to bfloat16; or, in "

@@ -107,7 +107,8 @@ class ServerProcess:
         except TimeoutError:
             tail = await asyncio.to_thread(_tail, self._log, self._begins)
             raise EngineError(
-                f"{self._name} was not ready within {timeout:g} s (log {self._log}); its last lines:\n{tail}"
+                f"{self._name} was not ready within {timeout:g} s (log {self._log}); its last "
+                f"lines:\n{tail}"
             ) from None
 
     @property

@@ -238,8 +238,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 _HEAD_TEXT = (
-    f"the head of the request is too large: at most {MAX_HEADERS} headers, {MAX_URL_BYTES} bytes of URL and "
-    f"{MAX_HEAD_BYTES} bytes in all"
+    f"the head of the request is too large: at most {MAX_HEADERS} headers, {MAX_URL_BYTES} bytes "
+    f"of URL and {MAX_HEAD_BYTES} bytes in all"
 )
 
 

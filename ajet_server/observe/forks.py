@@ -46,7 +46,8 @@ class Fork:
     :param before: that field in the earlier call, "" if there is no such message.
     :param after: that field in this call.
     :param shared: number of its tokens that were already in the tree.
-    :param recomputed_tokens: number of tokens computed again although an earlier call has their messages.
+    :param recomputed_tokens: number of tokens computed again although an earlier call has their
+        messages.
     """
 
     call_id: str

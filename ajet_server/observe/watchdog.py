@@ -145,8 +145,9 @@ def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
 def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
     if view.engine_stalled > _QUIET_SECONDS:
         calls = sum(episode.calls for episode in view.open)
-        text = f"the engine has sampled nothing for {view.engine_stalled:.0f} s; {calls} calls wait for it"
-        yield "engine_stalled", text, view.engine_stalled
+        stalled = view.engine_stalled
+        text = f"the engine has sampled nothing for {stalled:.0f} s; {calls} calls wait for it"
+        yield "engine_stalled", text, stalled
         return
     if late := [episode for episode in view.open if episode.late]:
         yield "waiting_for_late", _late(late, view), view.late_waited
@@ -190,8 +191,8 @@ def shortage(batch: BatchProgress | None) -> str:
 def _waiting(view: ServerView) -> str:
     longest = sorted(view.open, key=lambda episode: -episode.idle)
     told = ", ".join(
-        f"task {e.task_id!r} (episode {e.episode_id} of client {e.client_id}: no model call for {e.idle:.0f} s, "
-        f"its lease ends in {e.lease_left:.0f} s)"
+        f"task {e.task_id!r} (episode {e.episode_id} of client {e.client_id}: no model call for "
+        f"{e.idle:.0f} s, its lease ends in {e.lease_left:.0f} s)"
         for e in longest[:_SHOWN]
     )
     more = f" and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
@@ -201,7 +202,8 @@ def _waiting(view: ServerView) -> str:
 def _late(late: Sequence[OpenView], view: ServerView) -> str:
     oldest = sorted(late, key=lambda episode: -episode.steps_ago)
     told = ", ".join(
-        f"task {e.task_id!r} of client {e.client_id} (episode {e.episode_id}, begun {e.steps_ago} steps ago)"
+        f"task {e.task_id!r} of client {e.client_id} (episode {e.episode_id}, begun {e.steps_ago} "
+        "steps ago)"
         for e in oldest[:_SHOWN]
     )
     more = f" and {len(oldest) - _SHOWN} more" if len(oldest) > _SHOWN else ""

@@ -121,9 +121,10 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
             way_out=(
                 "the difference depends on the position: compare the rope scaling, sliding "
                 "window and maximum length of engine and trainer"
-            )
-            if grows
-            else "compare the weights, dtype, quantisation and attention kernels of engine and trainer",
+                if grows
+                else "compare the weights, dtype, quantisation and attention kernels of engine "
+                "and trainer"
+            ),
         )
     if max(means) > _ROUNDING * limit and max(means) > _UNEVEN * min(means):
         return PreflightCheck(
@@ -175,8 +176,8 @@ def weights_are_proven(seal: SealReport) -> PreflightCheck:
     what = {
         "shared": "the engine serves the trainer's own tensors",
         "checksums": f"{seal.servers} server(s) proved {seal.tensors} tensors by checksums",
-        "probe": f"{seal.servers} server(s) followed the trainer's logprobs of a probe, which changed by "
-        f"{seal.change:.2g} nats above noise of {seal.noise:.2g}",
+        "probe": f"{seal.servers} server(s) followed the trainer's logprobs of a probe, which "
+        f"changed by {seal.change:.2g} nats above noise of {seal.noise:.2g}",
     }
     return PreflightCheck(name=name, verdict="pass", found=what[seal.proof])
 
@@ -202,7 +203,9 @@ def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
                 "tokens than were sampled; the sampled tokens are kept, and a conversation that "
                 "cannot be continued exactly becomes a branch"
             ),
-            way_out="set model.renderer to the model's own renderer; `ajet inspect` shows the calls",
+            way_out=(
+                "set model.renderer to the model's own renderer; `ajet inspect` shows the calls"
+            ),
         )
     found = f"the template writes all {len(calls)} answers with the sampled tokens"
     if echoed:

@@ -43,12 +43,14 @@ def make_tokens(settings: ServerSettings) -> ServerTokens:
     for name, token in (("control_token", control), ("client_token", client)):
         if token is not None and len(token.get_secret_value()) < MIN_TOKEN_LENGTH:
             raise ConfigError(
-                f"server.{name} is shorter than {MIN_TOKEN_LENGTH} characters: choose a long random one",
+                f"server.{name} is shorter than {MIN_TOKEN_LENGTH} characters: choose a long "
+                "random one",
                 param=f"server.{name}",
             )
     if control is not None and control == client:
         raise ConfigError(
-            "server.control_token and server.client_token are the same: every client would have control",
+            "server.control_token and server.client_token are the same: every client would have "
+            "control",
             param="server.client_token",
         )
     return ServerTokens(

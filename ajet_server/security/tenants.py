@@ -110,8 +110,8 @@ class Tenants:
         self.require_live(tenant)
         if (total := self._open.total()) >= self._limits.open_episodes:
             raise BusyError(
-                f"{total} episodes are open, the limit of this server (setting server.max_open_episodes): "
-                "end or abort some",
+                f"{total} episodes are open, the limit of this server (setting "
+                "server.max_open_episodes): end or abort some",
                 retry_after=_RETRY_SECONDS,
             )
         self._check(tenant, "open_episodes", self._open[tenant], "end or abort some")

@@ -24,9 +24,9 @@ from ajet_core.timeline import Call, MessageText, PlacedMessage
 Row = tuple[Any, ...]
 
 EPISODE_COLUMNS = (
-    "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, lease_seconds, "
-    "created_at, state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at, "
-    "batch_id, claim_hash, cause, heartbeat_seconds, final, mixed, "
+    "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, "
+    "lease_seconds, created_at, state, reward, components, call_rewards, agent_rewards, metadata, "
+    "reason, finished_at, batch_id, claim_hash, cause, heartbeat_seconds, final, mixed, "
     # The last four columns form one object.
     "joint_id, joint_role, joint_arbiter, joint_arbiter_run"
 )
@@ -39,8 +39,9 @@ _BOOLEAN_COLUMNS = [EPISODE_COLUMNS.split(", ").index(name) for name in ("final"
 _JOINT_FIELDS = attrgetter(*(field.name for field in fields(JointRecord)))
 _NO_JOINT = (None,) * len(fields(JointRecord))
 CALL_COLUMNS = (
-    "episode, call_id, call_index, agent, base, shared, suffix, sampled, logprobs, policy_versions, "
-    "temperature, top_p, top_k, finish_reason, created_at, metadata, messages, answer, tools"
+    "episode, call_id, call_index, agent, base, shared, suffix, sampled, logprobs, "
+    "policy_versions, temperature, top_p, top_k, finish_reason, created_at, metadata, messages, "
+    "answer, tools"
 )
 BATCH_COLUMNS = "batch_id, step, created_at, refused, credit"
 SCORE_COLUMNS = "call, step, advantage, logprobs"

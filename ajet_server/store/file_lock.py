@@ -35,8 +35,8 @@ class FileLock:
             descriptor = lock_file(self._path)
         except BlockingIOError as error:
             raise StoreError(
-                f"the {self._what} in {self._path.parent} is open in another server (process {error}): stop "
-                "that server, or use another run_dir"
+                f"the {self._what} in {self._path.parent} is open in another server (process "
+                f"{error}): stop that server, or use another run_dir"
             ) from error
         except OSError as error:
             raise StoreError(f"cannot open the lock file {self._path}: {error}") from error

@@ -181,8 +181,8 @@ class RunStore:
         def final(stored: EpisodeRecord) -> EpisodeRecord:
             if stored.state != "aborted":
                 raise StoreError(
-                    f"cannot give up episode {episode_id}: it is {stored.state}, and only an aborted "
-                    "episode can be given up"
+                    f"cannot give up episode {episode_id}: it is {stored.state}, and only an "
+                    "aborted episode can be given up"
                 )
             return stored if stored.final else replace(stored, final=True)
 

@@ -175,8 +175,8 @@ def store_error(error: sqlite3.Error, path: Path) -> StoreError:
         )
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
         return StoreError(
-            f"cannot open {path} for writing ({error}): check that its directory exists and that this "
-            "user may write to it"
+            f"cannot open {path} for writing ({error}): check that its directory exists and that "
+            "this user may write to it"
         )
     return StoreError(f"the store {path} failed: {error}")
 

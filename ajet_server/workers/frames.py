@@ -2,7 +2,7 @@
 
 | frame | direction | meaning |
 |---|---|---|
-| ``[CALL, id, method, params]`` | to the worker | call a method; exactly one RESULT or ERROR answers |
+| ``[CALL, id, method, params]`` | to the worker | call a method; one RESULT or ERROR answers |
 | ``[CANCEL, id]`` | to the worker | stop the call `id` early; it is still answered |
 | ``[END]`` | to the worker | no server needs the worker any more |
 | ``[RESULT, id, value]`` | to the server | |

@@ -176,8 +176,8 @@ class WorkerProcess:
             raise (WorkerDiedError if self._killed else WorkerBootError)(message) from error
         except TimeoutError as error:
             raise WorkerBootError(
-                f"the worker was not ready after {timeout:.0f} s (setting server.boot_timeout_seconds). "
-                f"Last lines of {self._log}:\n{self.log_tail()}"
+                f"the worker was not ready after {timeout:.0f} s (setting "
+                f"server.boot_timeout_seconds). Last lines of {self._log}:\n{self.log_tail()}"
             ) from error
 
     async def adopt(self, plan: BootPlan, timeout: float) -> BootReport | None:
@@ -245,6 +245,7 @@ class WorkerProcess:
         how = f"exit status {code}" if code >= 0 else _signal_text(-code)
         if isinstance(self._process, AdoptedProcess):
             how = "its exit status is unknown because another server started it"
-        text = f"worker {self.pid} ended ({how}){problem}. Last lines of {self._log}:\n{self.log_tail()}"
+        tail = f"Last lines of {self._log}:\n{self.log_tail()}"
+        text = f"worker {self.pid} ended ({how}){problem}. {tail}"
         self.died.set_result(text)
         self.connection.lose(text)

@@ -28,7 +28,9 @@ class LossSuite:
         class TestMyLoss(LossSuite):
             vocab_size = 96
 
-            def make_trainer(self, run_dir: Path, algorithm: AlgorithmConfig) -> tuple[Trainer, Path]:
+            def make_trainer(
+                self, run_dir: Path, algorithm: AlgorithmConfig
+            ) -> tuple[Trainer, Path]:
                 trainer = MyTrainer(MySettings(), WorkerContext(run_dir))
                 trainer.start(ModelConfig(path=PATH), algorithm)
                 return trainer, Path(PATH)

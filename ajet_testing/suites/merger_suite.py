@@ -15,7 +15,7 @@ from ajet_testing.suites.samples import conversation, make_call
 
 
 def assert_whole(tree: TokenTree, calls: Sequence[Call]) -> None:
-    """Check what `Merger.merge` says of every tree: nothing is lost, and alterations are counted."""
+    """Check that every tree of `Merger.merge` loses nothing and counts alterations."""
     assert tree.calls == sorted(calls, key=lambda call: (call.index, call.call_id))
     assert tree.tokens_raw == sum(call.length for call in calls)
     for i, node in enumerate(tree.nodes):

@@ -124,8 +124,8 @@ def _refuse_editing(settings: Any) -> None:
         if not (isinstance(edit, dict) and edit.get("type") == _CLEAR_THINKING):
             kind = edit.get("type") if isinstance(edit, dict) else edit
             raise UnsupportedError(
-                f"{_EDITING}.edits[{i}]: {str(kind)[:40]!r} is not supported: this server does not edit "
-                "conversations; leave the edit out and shorten the messages in the agent",
+                f"{_EDITING}.edits[{i}]: {str(kind)[:40]!r} is not supported: this server does not "
+                "edit conversations; leave the edit out and shorten the messages in the agent",
                 param=_EDITING,
             )
         if edit.get("keep") not in _KEEP_ALL:

@@ -143,9 +143,8 @@ class Constraints:
             raise UnsupportedError(
                 f"{choice.param}: no tool is named {choice.name[:80]!r}", param=choice.param
             )
-        rules = [
-            f"call: {self._terminals(form.begin)} ({' | '.join(f'body{i}' for i in range(len(named)))}) "
-        ]
+        bodies = " | ".join(f"body{i}" for i in range(len(named)))
+        rules = [f"call: {self._terminals(form.begin)} ({bodies}) "]
         rules[0] += self._terminals(form.end)
         rules += [f"body{i}: %json {_body(tool, form)}" for i, tool in enumerate(named)]
         more = "" if choice.single or choice.name else f" ({self._terminals(form.between)} call)*"

@@ -63,7 +63,8 @@ class ChatRenderer:
     :ivar quick_characters: requests with more characters take too long to render on the event loop.
     :ivar token_json: tokens as JSON.
     :ivar reads_calls: whether the parser tells tool calls apart from text.
-    :ivar stable_prefix: which part of a parsed answer further tokens can only extend; None if unknown.
+    :ivar stable_prefix: which part of a parsed answer further tokens can only extend; None if
+        unknown.
     """
 
     def __init__(

@@ -57,7 +57,8 @@ class TestCrewAI(AgentSuite):
     adapter = "crewai"
     # CrewAI gives the error to the model as the tool's answer.
     tool_errors = "told"
-    # An agent does its task again after any error, max_retry_limit times, which is 2 unless the program says otherwise.
+    # An agent does its task again after any error, max_retry_limit times, which is 2 unless the
+    # program says otherwise.
     dead_requests = 3
     replies = (REPLIES[0], *WHOM_TO_ASK, *REPLIES[1:])
 

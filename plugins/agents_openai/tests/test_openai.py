@@ -69,7 +69,8 @@ class Recorder(TracingProcessor):
 
 class TestOpenAIAgents(AgentSuite):
     adapter = "openai-agents"
-    # The SDK writes the error into the tool's answer, unless the tool has another failure_error_function.
+    # The SDK writes the error into the tool's answer, unless the tool has another
+    # failure_error_function.
     tool_errors = "told"
     replies = (REPLIES[0], *WHOM_TO_ASK, *REPLIES[1:])
 

@@ -33,7 +33,8 @@ def answer(text: str) -> str:
 
 
 def code(text: str) -> str:
-    # White space before the closing tag, at which the server stops, would be gone from what the agent is told it wrote.
+    # White space before the closing tag, at which the server stops, would be gone from what the
+    # agent is told it wrote.
     return f"Thought: I write code.\n<code>\n{text}</code><|im_end|>"
 
 

@@ -1,7 +1,8 @@
 """Tokens per CPU-second of the engine ``torch`` on a tiny model under an agent-like load.
 
-48 agents each run conversations of several turns: every turn extends the last by the sampled tokens and
-a short observation. Prints one JSON line. Usage: ``python decode.py [--agents 48] [--seconds 5]``.
+48 agents each run conversations of several turns: every turn extends the last by the sampled tokens
+and a short observation. Prints one JSON line. Usage: ``python decode.py [--agents 48] [--seconds
+5]``.
 """
 
 from __future__ import annotations

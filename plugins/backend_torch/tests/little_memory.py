@@ -1,6 +1,7 @@
 """A step in a process of little memory; run as a script, it prints the step's metrics as JSON.
 
-``python little_memory.py DIRECTORY [MEBIBYTES]``: with the second argument, so much is left for the step.
+``python little_memory.py DIRECTORY [MEBIBYTES]``: with the second argument, so much is left for the
+step.
 """
 
 from __future__ import annotations

@@ -190,8 +190,8 @@ def test_a_step_is_that_of_a_plain_reference(aggregation, advantage, model_dir, 
     expected = dict(plain.named_parameters(remove_duplicate=False))
     for name, tensor in weights(trainer).items():
         wanted, gradient = expected[name].detach(), expected[name].grad
-        # The first update of Adam has the size of the learning rate whatever the size of a gradient, so
-        # that one which is rounding alone decides its direction.
+        # The first update of Adam has the size of the learning rate whatever the size of a
+        # gradient, so that one which is rounding alone decides its direction.
         certain = gradient.abs() > 1e-6 * gradient.abs().max()
         assert certain.float().mean() > 0.5, name
         assert torch.allclose(tensor[certain], wanted[certain], atol=2e-4), name

@@ -1,8 +1,8 @@
 """A run on several processes; run as a script, it prints what came of it as JSON.
 
-``python several_processes.py MODEL TEACHER DIRECTORY PROCESSES MODE DISTRIBUTION``; MODE is ``train``, ``lora``, ``sft``,
-``distillation``, ``kill``, which ends a peer, or ``apart``, where a checkpoint is there for one process alone; DISTRIBUTION one of
-`DISTRIBUTIONS`.
+``python several_processes.py MODEL TEACHER DIRECTORY PROCESSES MODE DISTRIBUTION``; MODE is
+``train``, ``lora``, ``sft``, ``distillation``, ``kill``, which ends a peer, or ``apart``, where a
+checkpoint is there for one process alone; DISTRIBUTION one of `DISTRIBUTIONS`.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ def test_accelerate_shards_as_the_settings_say(distribution, wanted, outcome):
     plugin = found["fsdp"]
     assert {name: plugin[name] for name in wanted} == wanted
     assert plugin["version"] == 2
-    # The layers; and the tied embedding, the last norm and the head, which are one unit; and the rest.
+    # The layers; and the tied embedding, the last norm and the head, which are one unit; and the
+    # rest.
     assert plugin["units"] == (2 if wanted["layers"] else 0) + 4
 
 

@@ -1,7 +1,8 @@
 """One batch, one trainer, in an interpreter that has it: what comes of a step is written to a file.
 
-``python cross_check.py TRAINER MODEL DIRECTORY``; TRAINER is ``torch``, ``trl`` or ``verl``. The loss of all three is the
-clipped surrogate with a mean over tokens: TRL calls it ``dapo`` and verl ``vanilla`` with ``token-mean``.
+``python cross_check.py TRAINER MODEL DIRECTORY``; TRAINER is ``torch``, ``trl`` or ``verl``. The
+loss of all three is the clipped surrogate with a mean over tokens: TRL calls it ``dapo`` and verl
+``vanilla`` with ``token-mean``.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def test_a_node_is_lost_and_comes_back(cluster, models, tmp_path):
     trainer.step(rolled(models(), 2))
     wanted = state(trainer)
 
-    # Not asked to end: the process that looks after the node is killed, and all of the node with it.
+    # Not asked to end: the process that looks after the node is killed, and all of the node with
+    # it.
     cluster.remove_node(node, allow_graceful=False)
     with pytest.raises(WeightsLostError, match="continue from the last checkpoint"):
         trainer.step(rolled(models(), 3))

@@ -59,7 +59,8 @@ async def test_it_is_given_weights_answers_and_is_left_running(
         assert_exact(models, 0, prompt, await ask(engine, prompt, top_p=0.8))
         # Counters begin with the engine, not with the server.
         assert (await engine.stats()).sampled_tokens == 8
-        # It may have been started in any way, and is not asked for what only a sampler of ours can do.
+        # It may have been started in any way, and is not asked for what only a sampler of ours can
+        # do.
         with pytest.raises(UnsupportedError, match="that agentjet has not started"):
             await ask(engine, prompt, logit_bias=((7, 1.0),))
         tasks = [asyncio.create_task(ask(engine, [i], max_tokens=400)) for i in range(3)]

@@ -9,7 +9,8 @@ from ajet_engine_vllm.settings import VllmEngineSettings
 
 from ajet_core.interfaces import ModelServers, WorkerContext
 
-# Long enough that a completion is not over before this process has its turn, however busy the machine is.
+# Long enough that a completion is not over before this process has its turn, however busy the
+# machine is.
 CONTEXT = 2048
 SETTINGS = {
     "device": "cpu",

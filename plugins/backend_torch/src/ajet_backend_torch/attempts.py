@@ -84,14 +84,15 @@ def train_on(
         except Exception as error:
             if policy.optimiser.torn:
                 raise WeightsLostError(
-                    f"step {batch.step} failed while an update was applied or undone ({headline(error)}); the "
-                    "weights are lost: continue from the last checkpoint"
+                    f"step {batch.step} failed while an update was applied or undone "
+                    f"({headline(error)}); the weights are lost: continue from the last checkpoint"
                 ) from error
             if isinstance(error, TrainerError):
                 raise
             if not is_out_of_memory(error):
                 raise TrainerError(
-                    f"step {batch.step} failed, weights and optimiser are as before: {headline(error)}"
+                    f"step {batch.step} failed, weights and optimiser are as before: "
+                    f"{headline(error)}"
                 ) from error
             reason = headline(error)
         else:

@@ -1,4 +1,4 @@
-"""Continuous batching: requests join and leave between decode steps. Synchronous; owns no thread."""
+"""Continuous batching: requests join and leave between decode steps. It starts no thread."""
 
 from __future__ import annotations
 
@@ -283,8 +283,8 @@ class Batcher:
         request = self._running[slot]
         error = EngineError(
             f"request {request.request.request_id}: the model computed logits that are not finite "
-            f"(policy version {self._version}); its weights or activations overflowed. Publish finite "
-            "weights, or use a wider dtype"
+            f"(policy version {self._version}); its weights or activations overflowed. Publish "
+            "finite weights, or use a wider dtype"
         )
         self._post.put(request, [error])
         self._leave(slot)

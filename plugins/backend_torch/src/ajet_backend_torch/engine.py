@@ -76,7 +76,8 @@ class TorchEngine(Engine[TorchEngineSettings]):
     async def start(self, model: ModelConfig) -> EngineInfo:
         """Load `model`, or use the trainer's model if it is published in `WorkerContext.shared`.
 
-        :raises ModelDirectoryError: the directory is incomplete, or the architecture cannot be served.
+        :raises ModelDirectoryError: the directory is incomplete, or the architecture cannot be
+            served.
         :raises ConfigError: the settings do not fit the model or the machine.
         :raises EngineError: the model does not fit into memory.
         """

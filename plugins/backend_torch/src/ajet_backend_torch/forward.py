@@ -135,15 +135,16 @@ def check_architecture(module: nn.Module, max_context: int) -> None:
     unknown = kinds - {"full_attention", "sliding_attention"}
     if unknown or getattr(module, "_is_stateful", False):
         raise ModelDirectoryError(
-            f"the engine 'torch' cannot serve {name}: its layers ({', '.join(sorted(unknown)) or 'stateful'}) "
-            "need more than a plain KV cache; choose an engine such as vllm",
+            f"the engine 'torch' cannot serve {name}: its layers "
+            f"({', '.join(sorted(unknown)) or 'stateful'}) need more than a plain KV cache; choose "
+            "an engine such as vllm",
             param="model.path",
         )
     if windowed and (not isinstance(window, int) or max_context > window):
         raise ModelDirectoryError(
             f"the engine 'torch' cannot serve {name} with a context of {max_context} tokens: its "
-            f"sliding-window layers see {window}; set model.max_context to at most {window}, or choose "
-            "an engine such as vllm",
+            f"sliding-window layers see {window}; set model.max_context to at most {window}, or "
+            "choose an engine such as vllm",
             param="model.max_context",
         )
 
@@ -175,8 +176,9 @@ def probe(module: nn.Module, vocab_size: int) -> None:
         ).logits[:, -1]
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         raise ModelDirectoryError(
-            f"the engine 'torch' cannot serve {name}: its forward pass does not work with a slot KV "
-            f"cache and an explicit mask ({type(error).__name__}: {error}); choose an engine such as vllm",
+            f"the engine 'torch' cannot serve {name}: its forward pass does not work with a slot "
+            f"KV cache and an explicit mask ({type(error).__name__}: {error}); choose an engine "
+            "such as vllm",
             param="model.path",
         ) from error
     if plain.shape[-1] != vocab_size:
@@ -191,7 +193,7 @@ def probe(module: nn.Module, vocab_size: int) -> None:
     allowed = 1e-3 if cached.dtype == torch.float32 else 0.5
     if not float(gap) <= allowed:
         raise ModelDirectoryError(
-            f"the engine 'torch' cannot serve {name}: with the slot KV cache its logprobs differ by "
-            f"{float(gap):.3g} from its own forward pass; choose an engine such as vllm",
+            f"the engine 'torch' cannot serve {name}: with the slot KV cache its logprobs differ "
+            f"by {float(gap):.3g} from its own forward pass; choose an engine such as vllm",
             param="model.path",
         )

@@ -149,7 +149,7 @@ class DecodeLoop:
     def _guard(self, action: Command) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - whatever went wrong, no caller may be left waiting
+        except Exception as error:  # noqa: BLE001 - no caller may be left waiting
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -165,7 +165,8 @@ class DecodeLoop:
         )
         self._end_with(
             EngineError(
-                f"the engine 'torch' failed while decoding and must be restarted ({headline(error)}){advice}"
+                "the engine 'torch' failed while decoding and must be restarted "
+                f"({headline(error)}){advice}"
             )
         )
 

@@ -135,7 +135,8 @@ def _ratio(logprobs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Return [N] estimates of KL(policy || reference) in nats, never negative.
 
-    ``exp(d) - d - 1`` with ``d = reference - logprob`` (Schulman, "Approximating KL divergence", k3).
+    ``exp(d) - d - 1`` with ``d = reference - logprob`` (Schulman, "Approximating KL divergence",
+    k3).
     """
     difference = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.expm1(difference) - difference

@@ -73,8 +73,8 @@ class TrainedPolicy:
         dtype = next(self.module.parameters()).dtype
         if dtype == torch.float16:
             raise ConfigError(
-                "the trainer 'torch' does not train in float16, whose gradients underflow without loss "
-                "scaling; set model.dtype to bfloat16 or float32",
+                "the trainer 'torch' does not train in float16, whose gradients underflow without "
+                "loss scaling; set model.dtype to bfloat16 or float32",
                 param="model.dtype",
             )
         self._peft: PeftModel | None = None
@@ -235,9 +235,13 @@ def _enable_checkpointing(module: nn.Module) -> None:
     options = {"use_reentrant": False}
     # Newer versions of transformers renamed it, and warn about the old name.
     if hasattr(module, "activation_checkpointing_enable"):
-        module.activation_checkpointing_enable(activation_checkpointing_kwargs=options)  # type: ignore[operator]
+        module.activation_checkpointing_enable(  # type: ignore[operator]
+            activation_checkpointing_kwargs=options
+        )
     else:
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
+        module.gradient_checkpointing_enable(  # type: ignore[operator]
+            gradient_checkpointing_kwargs=options
+        )
     # A layer would drop the cache, because most caches cannot be updated by the second forward
     # pass. Ours can.
     for part in module.modules():

@@ -72,9 +72,9 @@ class TorchTrainer(Trainer[TorchTrainerSettings]):
         if self._policy is None:
             free_memory(device)
             raise TrainerError(
-                f"{model.path} and its optimiser do not fit into the memory of {device} ({reason}); set "
-                "model.lora, model.dtype to bfloat16, trainer.settings.master_dtype to 'model', or train a "
-                "smaller model",
+                f"{model.path} and its optimiser do not fit into the memory of {device} "
+                f"({reason}); set model.lora, model.dtype to bfloat16, "
+                "trainer.settings.master_dtype to 'model', or train a smaller model",
                 param="model.path",
             )
         self._model = model

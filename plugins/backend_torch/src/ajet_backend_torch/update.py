@@ -175,8 +175,8 @@ class BatchUpdate:
     def divergence(self, sample: Sequence[int]) -> float:
         """Return the divergence from the policy that last computed `sample`, in nats per token.
 
-        ``(log p - log p_before)^2 / 2`` on average over the trained tokens: the estimator k2 of the KL
-        divergence (Schulman, "Approximating KL divergence"), exact to second order.
+        ``(log p - log p_before)^2 / 2`` on average over the trained tokens: the estimator k2 of the
+        KL divergence (Schulman, "Approximating KL divergence"), exact to second order.
         """
         now = torch.full_like(self.totals.latest, math.nan)
         with self._policy.scoring():

@@ -84,8 +84,9 @@ class BatchStep:
             except Exception as error:
                 if policy.optimiser.torn:
                     raise WeightsLostError(
-                        f"step {number} failed while an update was applied or undone ({headline(error)}); the weights "
-                        "are lost: continue from the last checkpoint"
+                        f"step {number} failed while an update was applied or undone "
+                        f"({headline(error)}); the weights are lost: continue from the last "
+                        "checkpoint"
                     ) from error
                 if isinstance(error, TrainerError):
                     raise
@@ -99,7 +100,8 @@ class BatchStep:
                     ) from error
                 if not is_out_of_memory(error):
                     raise TrainerError(
-                        f"step {number} failed, weights and optimiser are as before: {headline(error)}"
+                        f"step {number} failed, weights and optimiser are as before: "
+                        f"{headline(error)}"
                     ) from error
                 reason = headline(error)
             else:

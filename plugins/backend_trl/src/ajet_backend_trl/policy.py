@@ -82,7 +82,8 @@ class TrlPolicy:
         self.dtype = next(self.module.parameters()).dtype
         if self.dtype == torch.float16:
             raise ConfigError(
-                "the trainer 'trl' does not train in float16; set model.dtype to bfloat16 or float32",
+                "the trainer 'trl' does not train in float16; set model.dtype to bfloat16 or "
+                "float32",
                 param="model.dtype",
             )
         if model.lora is None:
@@ -223,8 +224,8 @@ def _max_update_kl(algorithm: AlgorithmConfig, options: TrlSettings) -> float:
         return limit_of(algorithm)
     if algorithm.max_update_kl:
         raise ConfigError(
-            "DeepSpeed applies updates within the backward pass, where they cannot be shortened: leave "
-            "algorithm.max_update_kl out, or set trainer.settings.distribution to fsdp",
+            "DeepSpeed applies updates within the backward pass, where they cannot be shortened: "
+            "leave algorithm.max_update_kl out, or set trainer.settings.distribution to fsdp",
             param="algorithm.max_update_kl",
         )
     return 0.0

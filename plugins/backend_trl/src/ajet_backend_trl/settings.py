@@ -166,7 +166,8 @@ class TrlSettings(ComponentSettings):
     def _distribution_fits(self) -> Self:
         if self.distribution != "ddp" and self.processes < 2:
             raise ValueError(
-                f"distribution {self.distribution} divides a model among processes: set processes to 2 or more"
+                f"distribution {self.distribution} divides a model among processes: set processes "
+                "to 2 or more"
             )
         for name, changed in (
             ("fsdp", self.fsdp != FsdpSettings()),
@@ -180,7 +181,8 @@ class TrlSettings(ComponentSettings):
 class TrlSftSettings(TrlSettings):
     """Settings of the trainer ``trl_sft``.
 
-    :param loss_type: ``nll``, or ``dft``, which weighs each token with its probability (arXiv:2508.05629).
+    :param loss_type: ``nll``, or ``dft``, which weighs each token with its probability
+        (arXiv:2508.05629).
     :param min_reward: do not train on episodes with a lower reward.
     """
 

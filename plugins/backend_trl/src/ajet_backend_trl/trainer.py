@@ -106,8 +106,8 @@ class TrlTrainer(Trainer[TrlSettingsT_co]):
             if not is_out_of_memory(error):
                 raise
             raise TrainerError(
-                f"{model.path} and its optimiser do not fit into memory ({headline(error)}); set model.lora or train "
-                "a smaller model",
+                f"{model.path} and its optimiser do not fit into memory ({headline(error)}); set "
+                "model.lora or train a smaller model",
                 param="model.path",
             ) from error
 

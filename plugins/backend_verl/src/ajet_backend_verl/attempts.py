@@ -98,7 +98,8 @@ class BatchStep:
             except WorkerFailure as failure:
                 if not failure.memory:
                     raise TrainerError(
-                        f"step {number} failed, weights and optimiser are as before: {failure.message}"
+                        f"step {number} failed, weights and optimiser are as before: "
+                        f"{failure.message}"
                     ) from failure
                 reason = failure.message
             policy.workers.free()
@@ -249,7 +250,8 @@ class BatchStep:
 
         :param before: [C] by row, logprobs before the update.
         """
-        sampling = random.Random(f"{self.progress.seed}-{self.progress.steps}-{number}")  # noqa: S311
+        seed = f"{self.progress.seed}-{self.progress.steps}-{number}"
+        sampling = random.Random(seed)  # noqa: S311
         rows = plan.minibatches[number].rows
         sample: list[int] = []
         tokens = 0

@@ -177,10 +177,11 @@ class Cluster:
             if node["Alive"]
         ]
         return TrainerError(
-            f"the Ray cluster has no free place for {self._per_node} workers on each of {self._nodes} nodes, with a "
-            f"{self._resource} for each; nodes that are up: {', '.join(found) or 'none'}. Start what is missing, wait "
-            "longer (trainer.settings.start_seconds), or set trainer.settings.nodes and workers_per_node lower: "
-            "checkpoints can be loaded by any number of workers",
+            f"the Ray cluster has no free place for {self._per_node} workers on each of "
+            f"{self._nodes} nodes, with a {self._resource} for each; nodes that are up: "
+            f"{', '.join(found) or 'none'}. Start what is missing, wait longer "
+            "(trainer.settings.start_seconds), or set trainer.settings.nodes and workers_per_node "
+            "lower: checkpoints can be loaded by any number of workers",
             param="trainer.settings.nodes",
         )
 

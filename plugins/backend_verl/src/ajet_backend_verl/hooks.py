@@ -45,7 +45,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             name="verl",
             target="ajet_backend_verl.trainer:VerlTrainer",
             settings="ajet_backend_verl.settings:VerlTrainerSettings",
-            summary="verl's workers on Ray (FSDP2), its policy losses and advantage estimators, full or LoRA",
+            summary="verl on Ray (FSDP2), its policy losses and advantage estimators, full or LoRA",
             capabilities=TrainerCapabilities(
                 weight_channels=WEIGHT_CHANNELS,
                 algorithm_fields=ALGORITHM_FIELDS,

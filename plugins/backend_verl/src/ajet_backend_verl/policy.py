@@ -173,8 +173,8 @@ def _dtype_of(model: ModelConfig, config: Any, device: torch.device) -> torch.dt
         found = getattr(config, "dtype", None) or torch.float32
     if found not in {torch.float32, torch.bfloat16}:
         raise ConfigError(
-            f"the trainer 'verl' does not train in {str(found).removeprefix('torch.')}; set model.dtype to bfloat16 or "
-            "float32",
+            f"the trainer 'verl' does not train in {str(found).removeprefix('torch.')}; set "
+            "model.dtype to bfloat16 or float32",
             param="model.dtype",
         )
     return found

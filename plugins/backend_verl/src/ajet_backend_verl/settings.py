@@ -48,12 +48,15 @@ ESTIMATORS = frozenset(
 )
 """verl's advantage estimators that need only rewards."""
 
+_WHOLE_VOCABULARY = (
+    "it needs the squared probabilities of the whole vocabulary, which are not computed"
+)
 OTHER_ESTIMATORS: Mapping[str, str] = {
     "gae": "it needs a critic, and there is none",
     "gdpo": "it needs a reward for each of several dimensions, and an episode has one",
-    "optimal_token_baseline": "it needs the squared probabilities of the whole vocabulary, which are not computed",
+    "optimal_token_baseline": _WHOLE_VOCABULARY,
     "remax": "it needs the reward of a greedy rollout of each task, and there is none",
-    "tir_optimal_token_baseline": "it needs the squared probabilities of the whole vocabulary, which are not computed",
+    "tir_optimal_token_baseline": _WHOLE_VOCABULARY,
 }
 """Unsupported estimators, and why."""
 

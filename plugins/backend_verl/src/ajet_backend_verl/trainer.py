@@ -54,7 +54,8 @@ class VerlTrainer(Trainer[VerlTrainerSettings]):
 
         :raises ModelDirectoryError: the directory cannot be used.
         :raises ConfigError: a setting does not fit the model, the machine or verl.
-        :raises TrainerError: the cluster is too small, or model and optimiser do not fit into memory.
+        :raises TrainerError: the cluster is too small, or model and optimiser do not fit into
+            memory.
         """
         if self._policy is not None:
             raise TrainerError("the trainer 'verl' has already been started")
@@ -81,7 +82,8 @@ class VerlTrainer(Trainer[VerlTrainerSettings]):
     def _check(self, model: ModelConfig, *, on_cpu: bool) -> None:
         if model.lora is not None and model.lora.dropout > 0:
             raise ConfigError(
-                "verl's adapters have no dropout: set model.lora.dropout to 0, or use the trainer 'trl' or 'torch'",
+                "verl's adapters have no dropout: set model.lora.dropout to 0, or use the trainer "
+                "'trl' or 'torch'",
                 param="model.lora.dropout",
             )
         if on_cpu and self.settings.offload:

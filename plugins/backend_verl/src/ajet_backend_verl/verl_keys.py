@@ -14,6 +14,7 @@ from pydantic import Field, JsonValue, StrictBool, TypeAdapter, ValidationError
 
 ACTOR = "actor_rollout_ref.actor."
 FSDP = ACTOR + "fsdp_config."
+OPTIMISER = ACTOR + "optim."
 MODEL = "actor_rollout_ref.model."
 CORRECTION = "algorithm.rollout_correction."
 
@@ -22,12 +23,8 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Bounds = Annotated[
     str, Field(pattern=r"^[0-9.eE+-]+(_[0-9.eE+-]+)?(,[0-9.eE+-]+(_[0-9.eE+-]+)?)*$")
 ]
-Rejection = Annotated[
-    str,
-    Field(
-        pattern=r"^((token|seq_sum|seq_mean)_k[123]|seq_max_k[23])(, ?((token|seq_sum|seq_mean)_k[123]|seq_max_k[23]))*$"
-    ),
-]
+_REJECTION = "((token|seq_sum|seq_mean)_k[123]|seq_max_k[23])"
+Rejection = Annotated[str, Field(pattern=f"^{_REJECTION}(, ?{_REJECTION})*$")]
 KlLossType = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "low_var_kl+", "k3+"
 ]
@@ -36,7 +33,7 @@ PASSED_ON: Mapping[str, Any] = {
     ACTOR + "clip_ratio_c": Annotated[float, Field(gt=1)],
     ACTOR + "kl_loss_type": KlLossType,
     ACTOR + "loss_scale_factor": Annotated[int, Field(ge=1)],
-    ACTOR + "optim.override_optimizer_config.eps": Positive,
+    OPTIMISER + "override_optimizer_config.eps": Positive,
     ACTOR + "policy_loss.clip_cov_lb": float,
     ACTOR + "policy_loss.clip_cov_ratio": Share,
     ACTOR + "policy_loss.clip_cov_ub": float,
@@ -85,11 +82,11 @@ ELSEWHERE: Mapping[str, str] = {
     ACTOR + "grad_clip": "algorithm.max_grad_norm",
     ACTOR + "kl_loss_coef": "algorithm.kl_coef",
     ACTOR + "loss_agg_mode": "trainer.settings.loss_agg_mode",
-    ACTOR + "optim.betas": "algorithm.adam_betas",
-    ACTOR + "optim.clip_grad": "algorithm.max_grad_norm",
-    ACTOR + "optim.lr": "algorithm.learning_rate",
-    ACTOR + "optim.lr_warmup_steps": "algorithm.warmup_steps",
-    ACTOR + "optim.weight_decay": "algorithm.weight_decay",
+    OPTIMISER + "betas": "algorithm.adam_betas",
+    OPTIMISER + "clip_grad": "algorithm.max_grad_norm",
+    OPTIMISER + "lr": "algorithm.learning_rate",
+    OPTIMISER + "lr_warmup_steps": "algorithm.warmup_steps",
+    OPTIMISER + "weight_decay": "algorithm.weight_decay",
     ACTOR + "policy_loss.loss_mode": "trainer.settings.loss_mode",
     ACTOR + "ppo_epochs": "algorithm.epochs",
     ACTOR + "ppo_max_token_len_per_gpu": "algorithm.token_budget",
@@ -115,11 +112,13 @@ ELSEWHERE: Mapping[str, str] = {
 """Keys that a run sets elsewhere."""
 
 REFUSED: Mapping[str, str] = {
-    ACTOR
-    + "optim.lr_scheduler_type": "the learning rate is that of algorithm, constant after its warm-up",
-    ACTOR
-    + "optim.optimizer": "the optimiser is torch's AdamW; checkpoints do not have the state of others",
-    ACTOR + "optim.optimizer_impl": "a run cannot import modules",
+    OPTIMISER + "lr_scheduler_type": (
+        "the learning rate is that of algorithm, constant after its warm-up"
+    ),
+    OPTIMISER + "optimizer": (
+        "the optimiser is torch's AdamW; checkpoints do not have the state of others"
+    ),
+    OPTIMISER + "optimizer_impl": "a run cannot import modules",
     ACTOR + "strategy": "it is always fsdp2",
     ACTOR + "ulysses_sequence_parallel_size": "sequences are not divided over workers",
     FSDP + "ulysses_sequence_parallel_size": "sequences are not divided over workers",
@@ -127,7 +126,9 @@ REFUSED: Mapping[str, str] = {
     MODEL + "external_lib": "a run cannot import modules",
     MODEL + "trust_remote_code": "no code of a model is ever run",
     "algorithm.lam": "it applies only to gae, which needs a critic, and there is none",
-    "algorithm.use_kl_in_reward": "rewards come with the batch; algorithm.kl_coef adds a KL term to the loss",
+    "algorithm.use_kl_in_reward": (
+        "rewards come with the batch; algorithm.kl_coef adds a KL term to the loss"
+    ),
 }
 """Keys that no run can set, and why."""
 

@@ -21,7 +21,9 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
             name="sglang",
             target="ajet_engine_sglang.engine:SglangEngine",
             settings="ajet_engine_sglang.settings:SglangEngineSettings",
-            summary="SGLang servers, started or attached to: tensor parallelism, radix cache, replicas",
+            summary=(
+                "SGLang servers, started or attached to: tensor parallelism, radix cache, replicas"
+            ),
             capabilities=EngineCapabilities(
                 weight_channels=WEIGHT_CHANNELS,
                 max_top_logprobs=MAX_TOP_LOGPROBS,

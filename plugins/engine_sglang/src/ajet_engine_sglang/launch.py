@@ -20,20 +20,21 @@ IN_SERVER = Path(__file__).with_name("in_server")
 # Arguments that agentjet sets, that would change tokens or logprobs, or that run code of a model or
 # a file.
 _DENIED = """
-    --model-path --model --tokenizer-path --tokenizer-mode --skip-tokenizer-init --dtype --context-length --random-seed
-    --served-model-name --host --port --api-key --admin-api-key --config --device --ssl-keyfile --ssl-certfile
-    --enable-ssl-refresh --enable-http2 --tokenizer-worker-num --grpc-port --grpc-mode --smg-grpc-mode --nnodes
-    --enable-memory-saver --enable-weights-cpu-backup
-    --incremental-streaming-output --stream-interval --enable-metrics --max-running-requests --max-total-tokens
-    --mem-fraction-static --tensor-parallel-size --tp-size --tp --data-parallel-size --dp-size --dp
-    --pipeline-parallel-size --pp-size --pp
-    --speculative-algorithm --rl-on-policy-target --enable-custom-logit-processor --trust-remote-code
-    --preferred-sampling-params --json-model-override-args --load-format --download-dir --revision --enable-deterministic-inference
+    --model-path --model --tokenizer-path --tokenizer-mode --skip-tokenizer-init --dtype
+    --context-length --random-seed --served-model-name --host --port --api-key --admin-api-key
+    --config --device --ssl-keyfile --ssl-certfile --enable-ssl-refresh --enable-http2
+    --tokenizer-worker-num --grpc-port --grpc-mode --smg-grpc-mode --nnodes --enable-memory-saver
+    --enable-weights-cpu-backup --incremental-streaming-output --stream-interval --enable-metrics
+    --max-running-requests --max-total-tokens --mem-fraction-static --tensor-parallel-size --tp-size
+    --tp --data-parallel-size --dp-size --dp --pipeline-parallel-size --pp-size --pp
+    --speculative-algorithm --rl-on-policy-target --enable-custom-logit-processor
+    --trust-remote-code --preferred-sampling-params --json-model-override-args --load-format
+    --download-dir --revision --enable-deterministic-inference
 """
 DENIED = frozenset(_DENIED.split())
 _ON_CPU = """
-    --device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule
-    --disable-cuda-graph
+    --device cpu --attention-backend torch_native --sampling-backend pytorch
+    --disable-overlap-schedule --disable-cuda-graph
 """
 
 

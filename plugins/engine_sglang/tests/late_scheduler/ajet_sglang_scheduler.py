@@ -1,6 +1,7 @@
 """In the place of the plugin's: schedulers that have sent the last token of a request well before they are done with it.
 
-As they are where other processes take the processor, or on GPUs, where one more forward pass has begun by then.
+As they are where other processes take the processor, or on GPUs, where one more forward pass has
+begun by then.
 """
 
 from __future__ import annotations

@@ -21,7 +21,10 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
             name="vllm",
             target="ajet_engine_vllm.engine:VllmEngine",
             settings="ajet_engine_vllm.settings:VllmEngineSettings",
-            summary="vLLM servers, started or attached to: tensor parallelism, paged attention, replicas",
+            summary=(
+                "vLLM servers, started or attached to: tensor parallelism, paged attention, "
+                "replicas"
+            ),
             capabilities=EngineCapabilities(
                 weight_channels=WEIGHT_CHANNELS,
                 max_top_logprobs=MAX_TOP_LOGPROBS,

@@ -14,14 +14,15 @@ from ajet_engines.served.launching import check_arguments, dtype_of, gpus_of, se
 # Arguments that agentjet sets, that would change tokens or logprobs, or that run code of a model or
 # a file.
 _DENIED = """
-    --model --tokenizer --tokenizer-mode --skip-tokenizer-init --dtype --max-model-len --seed --served-model-name
-    --host --port --uds --api-key --ssl-keyfile --ssl-certfile --root-path --config --headless --grpc --middleware
-    --logprobs-mode --max-logprobs --worker-extension-cls --worker-cls --generation-config
-    --override-generation-config --logits-processors --speculative-config --stream-interval
-    --tensor-parallel-size -tp --gpu-memory-utilization --max-num-seqs --enforce-eager --no-enforce-eager
-    --enable-sleep-mode --no-enable-sleep-mode --data-parallel-size -dp --api-server-count
-    --trust-remote-code --code-revision --hf-overrides --hf-config-path --load-format --download-dir
-    --scheduler-cls --io-processor-plugin --tool-parser-plugin --reasoning-parser-plugin
+    --model --tokenizer --tokenizer-mode --skip-tokenizer-init --dtype --max-model-len --seed
+    --served-model-name --host --port --uds --api-key --ssl-keyfile --ssl-certfile --root-path
+    --config --headless --grpc --middleware --logprobs-mode --max-logprobs --worker-extension-cls
+    --worker-cls --generation-config --override-generation-config --logits-processors
+    --speculative-config --stream-interval --tensor-parallel-size -tp --gpu-memory-utilization
+    --max-num-seqs --enforce-eager --no-enforce-eager --enable-sleep-mode --no-enable-sleep-mode
+    --data-parallel-size -dp --api-server-count --trust-remote-code --code-revision --hf-overrides
+    --hf-config-path --load-format --download-dir --scheduler-cls --io-processor-plugin
+    --tool-parser-plugin --reasoning-parser-plugin
 """
 DENIED = frozenset(_DENIED.split())
 

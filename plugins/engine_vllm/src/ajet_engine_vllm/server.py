@@ -40,10 +40,11 @@ WORKER_EXTENSION = "ajet_vllm_worker.WorkerExtension"
 LOGITS_PROCESSOR = "ajet_vllm_worker:ShapedLogits"
 IN_SERVER = Path(__file__).with_name("in_server")
 HOW_TO_START = (
-    f"start it with VLLM_SERVER_DEV_MODE=1, VLLM_USE_V2_MODEL_RUNNER=0 and PYTHONPATH={IN_SERVER}:{SHARED_IN_SERVER} in "
-    f"its environment and the arguments --served-model-name {SERVED_NAME} --worker-extension-cls {WORKER_EXTENSION} --logits-processors "
-    f"{LOGITS_PROCESSOR} --logprobs-mode processed_logprobs --max-logprobs 20 --generation-config vllm "
-    "--skip-tokenizer-init"
+    "start it with VLLM_SERVER_DEV_MODE=1, VLLM_USE_V2_MODEL_RUNNER=0 and "
+    f"PYTHONPATH={IN_SERVER}:{SHARED_IN_SERVER} in its environment and the arguments "
+    f"--served-model-name {SERVED_NAME} --worker-extension-cls {WORKER_EXTENSION} "
+    f"--logits-processors {LOGITS_PROCESSOR} --logprobs-mode processed_logprobs --max-logprobs 20 "
+    "--generation-config vllm --skip-tokenizer-init"
 )
 # The first chunk is sent at once and the last at the end. Requests that do not stream need no
 # others.
