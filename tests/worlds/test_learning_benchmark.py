@@ -81,6 +81,8 @@ def test_seeds_that_failed_are_counted_and_named(learning: ModuleType) -> None:
     assert learning.line("grid", none).endswith("1 seeds failed")
 
 
+# Matplotlib asks fontconfig for the fonts of a machine when it is imported for the first time.
+@pytest.mark.processes
 def test_a_plot_has_a_panel_for_each_world(learning: ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     seeds = [Learned(0.1, 0.9, (0.0, 0.5), 10.0), Learned(0.3, 0.7, (0.5, 1.0), 12.0)]
