@@ -24,7 +24,8 @@ later batches (`rollout.late = "carry"`), with the same time per step. These row
 
 `--seeds`, `--update-share`, `--bound` and `--spare-tasks` take several values; then the line has a
 table of all pairs, and sync runs once for each seed and share. `--at-once` runs share the machine,
-each with a separate client process.
+each with a separate client process. With `--runs FILE` each run appends its figures to FILE when it
+ends, and runs whose figures are there are not repeated: an interrupted benchmark continues.
 
 The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
@@ -48,6 +49,7 @@ from pathlib import Path
 from typing import Any
 
 from altered_plugin import environment_with_plugin
+from kept import KeptResults
 from options import at_least, fraction
 from reporting import report
 
@@ -221,10 +223,11 @@ class Runs:
 
     :param root: a directory for the runs' files.
     :param histories: directory for the metrics of their steps, as RUN.jsonl.
+    :param kept: figures of runs that ended before.
     """
 
-    def __init__(self, root: Path, steps: int, histories: Path | None) -> None:
-        self._root, self._steps, self._histories = root, steps, histories
+    def __init__(self, root: Path, steps: int, histories: Path | None, kept: KeptResults) -> None:
+        self._root, self._steps, self._histories, self._kept = root, steps, histories, kept
         self._environment = environment_with_plugin(root / "plugins")
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[str]] = set()
@@ -239,6 +242,9 @@ class Runs:
 
     def measure(self, name: str, seed: int, rollout: Rollout, trainer: dict[str, float]) -> Figures:
         """Return the figures of one run."""
+        figures: Figures | None = self._kept.get(name)
+        if figures is not None:
+            return figures
         directory = self._root / name
         directory.mkdir()
         shutil.copytree(self._root / f"model-{seed}", directory / "model")
@@ -256,7 +262,9 @@ class Runs:
             self._processes.remove(process)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
-        figures: Figures = json.loads(written.splitlines()[-1])
+        figures = json.loads(written.splitlines()[-1])
+        assert figures is not None
+        self._kept.add(name, figures)
         print(json.dumps({"run": name, **figures}), file=sys.stderr, flush=True)
         if self._histories is not None:
             shutil.copy(directory / "server" / "metrics.jsonl", self._histories / f"{name}.jsonl")
@@ -335,6 +343,7 @@ def main() -> None:
         "--at-once", type=at_least(1), default=1, help="number of runs that share the machine"
     )
     parser.add_argument("--histories", type=Path, help="directory for the metrics of all steps")
+    parser.add_argument("--runs", type=Path, help="file of the figures of single runs")
     parser.add_argument("--output", type=Path, help="also write the results to this file")
     options = parser.parse_args()
     if options.histories is not None:
@@ -350,7 +359,7 @@ def main() -> None:
         terminate_as_interrupt(),
         tempfile.TemporaryDirectory(prefix="ajet-async-") as root,
     ):
-        runs = Runs(Path(root), options.steps, options.histories)
+        runs = Runs(Path(root), options.steps, options.histories, KeptResults(options.runs))
         for seed in seeds:
             runs.model(seed)
         with ThreadPoolExecutor(options.at_once) as pool:

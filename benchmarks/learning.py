@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kept import KeptResults
 from options import at_least
 from reporting import report
 
@@ -73,35 +74,18 @@ class Run:
     steps: int | None
     eval_tasks: int
 
+    @property
+    def name(self) -> str:
+        """The name under which its result is kept."""
+        return json.dumps(asdict(self))
 
-class Results:
-    """The results of runs, kept in a file.
 
-    :param path: a file with a JSON object per line; None keeps nothing.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._known: dict[str, Learned | str] = {}
-        if path is not None and path.exists():
-            for text in path.read_text(encoding="utf-8").splitlines():
-                kept = json.loads(text)
-                learned = kept["learned"]
-                if isinstance(learned, dict):
-                    learned = Learned(**{**learned, "curve": tuple(learned["curve"])})
-                self._known[json.dumps(kept["run"])] = learned
-
-    def get(self, run: Run) -> Learned | str | None:
-        """Return the result of a run; None if it has not ended."""
-        return self._known.get(json.dumps(asdict(run)))
-
-    def add(self, run: Run, learned: Learned | str) -> None:
-        """Keep the result of a run."""
-        if self._path is None:
-            return
-        result = learned if isinstance(learned, str) else asdict(learned)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": asdict(run), "learned": result}) + "\n")
+def kept_result(kept: KeptResults, run: Run) -> Learned | str | None:
+    """Return the result of a run, or why it failed; None if it has not ended."""
+    result = kept.get(run.name)
+    if isinstance(result, dict):
+        return Learned(**{**result, "curve": tuple(result["curve"])})
+    return None if result is None else str(result)
 
 
 def measure(run: Run) -> Learned | str:
@@ -316,8 +300,8 @@ def main() -> None:
     ]
     results: dict[str, list[Learned]] = {world: [] for world in worlds}
     failures: dict[str, list[str]] = {world: [] for world in worlds}
-    kept = Results(options.runs)
-    missing = [run for run in runs if kept.get(run) is None]
+    kept = KeptResults(options.runs)
+    missing = [run for run in runs if kept_result(kept, run) is None]
     context = multiprocessing.get_context("spawn")
     with (
         terminate_as_interrupt(),
@@ -326,10 +310,10 @@ def main() -> None:
     ):
         measured = zip(missing, pool.map(measure, missing), strict=True)
         for run in runs:
-            learned = kept.get(run)
+            learned = kept_result(kept, run)
             if learned is None:
                 _, learned = next(measured)
-                kept.add(run, learned)
+                kept.add(run.name, learned if isinstance(learned, str) else asdict(learned))
             if isinstance(learned, str):
                 failures[run.world].append(learned)
                 print(f"{run.world} {learned}", file=sys.stderr)

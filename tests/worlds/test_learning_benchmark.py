@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -92,15 +94,15 @@ def test_a_plot_has_a_panel_for_each_world(learning: ModuleType, tmp_path: Path)
 
 
 def test_results_of_single_runs_are_read_back(learning: ModuleType, tmp_path: Path) -> None:
-    def run(seed: int) -> object:
+    def run(seed: int) -> Any:
         return learning.Run("grid", seed, "torch", "torch", "sync", None, 128)
 
     learned = Learned(0.1, 0.9, (0.0, 0.5), 10.0)
-    kept = learning.Results(tmp_path / "runs.jsonl")
-    assert kept.get(run(0)) is None
-    kept.add(run(0), learned)
-    kept.add(run(1), "seed 1: the run paused")
-    again = learning.Results(tmp_path / "runs.jsonl")
-    assert again.get(run(0)) == learned
-    assert again.get(run(1)) == "seed 1: the run paused"
-    assert again.get(run(2)) is None
+    kept = learning.KeptResults(tmp_path / "runs.jsonl")
+    assert learning.kept_result(kept, run(0)) is None
+    kept.add(run(0).name, asdict(learned))
+    kept.add(run(1).name, "seed 1: the run paused")
+    again = learning.KeptResults(tmp_path / "runs.jsonl")
+    assert learning.kept_result(again, run(0)) == learned
+    assert learning.kept_result(again, run(1)) == "seed 1: the run paused"
+    assert learning.kept_result(again, run(2)) is None
