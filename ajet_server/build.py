@@ -20,8 +20,8 @@ from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.run.coordinator import Coordinator
 from ajet_server.run.run_parts import RunParts
 from ajet_server.run.state import StateBoard
+from ajet_server.security.credentials import TokenBook
 from ajet_server.security.tenants import TenantLimits, Tenants
-from ajet_server.security.tokens import TokenBook
 from ajet_server.service import SwarmService
 from ajet_server.store.chosen_store import make_store
 from ajet_server.store.run_store import RunStore

@@ -51,9 +51,9 @@ from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.observe.watchdog import DoubtView, OpenView, ServerView, Watchdog, diagnose
 from ajet_server.run.coordinator import Coordinator
 from ajet_server.run.state import StateBoard
+from ajet_server.security.credentials import Token, TokenBook
 from ajet_server.security.tenants import Tenants, shown_group, stored_group
 from ajet_server.security.throttle import ThrottleMeter
-from ajet_server.security.tokens import Token, TokenBook
 from ajet_server.store.chosen_store import note_store
 from ajet_server.store.run_store import RunStore
 
@@ -315,7 +315,7 @@ class SwarmService:
                 counters["engine_cached_tokens"] = stats.cached_tokens
                 counters["engine_sampled_tokens"] = stats.sampled_tokens
                 counters["engine_forward_seconds"] = stats.forward_seconds
-        builder = self.admission.builder
+        builder, loop = self.admission.builder, coordinator.loop
         return ServerStatus(
             state=self.board.state,
             run_id=coordinator.run_id,
@@ -329,12 +329,12 @@ class SwarmService:
             error=coordinator.error,
             paused=coordinator.paused if coordinator.running else None,
             findings=self.findings(),
-            set_aside=coordinator.loop.rollouts.set_aside if coordinator.loop is not None else [],
-            checks=coordinator.loop.health.checks if coordinator.loop is not None else {},
+            quarantined=loop.rollouts.quarantined if loop is not None else [],
+            checks=loop.health.checks if loop is not None else {},
             rollout=coordinator.rollout_status(),
             mixture=builder.tags() if builder is not None else None,
             evaluations=self.evaluations.latest(),
-            preflight=coordinator.loop.preflights.report if coordinator.loop is not None else None,
+            preflight=loop.preflights.report if loop is not None else None,
         )
 
     def findings(self) -> list[Finding]:
@@ -380,7 +380,7 @@ class SwarmService:
             throttled=self.throttled.recent(),
             engine_stalled=loop.supervisor.engine_stalled if loop is not None else 0.0,
             paused=self.coordinator.paused or "",
-            set_aside=loop.rollouts.set_aside if loop is not None else (),
+            quarantined=loop.rollouts.quarantined if loop is not None else (),
             in_doubt=[
                 DoubtView(
                     p.record.episode_id, p.joint.arbiter, self.episodes.prepared.waited(p), p.doubt

@@ -195,7 +195,7 @@ class SwarmClient:
             help.
         :raises DeadlineError: no place became free within `timeout`.
         :raises NotRollingError: no run is active.
-        :raises EpisodeError: the task is set aside because all its episodes fail.
+        :raises EpisodeError: the task is quarantined because all its episodes fail.
         """
         terms = ClaimTerms(
             kind=kind,
@@ -688,7 +688,7 @@ class SwarmClient:
         return self._connection.perform(Call("POST", "/v1/run/preflight", RunStatus))
 
     def resume_engine(self, from_step: int | None = None, *, retrain: bool = False) -> RunStatus:
-        """Resume a paused run, and retry tasks that were set aside.
+        """Resume a paused run, and retry tasks that were quarantined.
 
         :param from_step: return to the checkpoint of this step first; 0 is the initial model.
         :param retrain: train the batches after that step again. Otherwise they are kept for

@@ -48,7 +48,7 @@ def pause(state: CliState, url: str | None, reason: str) -> None:
 @config_option
 @pass_state
 def resume(state: CliState, url: str | None, from_step: int | None, retrain: bool) -> None:
-    """Resume a paused run, and retry tasks that were set aside.
+    """Resume a paused run, and retry tasks that were quarantined.
 
     With --from-step, the run loads the checkpoint of that step and continues from it. Later batches
     are kept for inspection (`ajet inspect --refused`), and are trained only with --retrain.

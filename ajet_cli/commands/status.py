@@ -150,7 +150,7 @@ def _batch(status: ServerStatus) -> Iterator[_Row]:
     if (batch := status.batch) is not None:
         text = f"{batch.ready} of {batch.needed} {batch.full_by.replace('_', ' ')}"
         text += f", {batch.open_episodes} episodes open"
-        text += f", {batch.set_aside} tasks set aside" if batch.set_aside else ""
+        text += f", {batch.quarantined} tasks quarantined" if batch.quarantined else ""
         yield "batch", text, ""
     if status.rollout is not None:
         yield "rollout", _rollout(status.rollout), ""

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from agentjet.client._tokens import TokenClient
+from agentjet.client._credentials import TokenClient
 from ajet_cli.output import table_console
 from ajet_cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.errors import ConfigError, StoreError
@@ -23,7 +23,7 @@ from ajet_core.files import read_json
 from ajet_core.protocol import TokenGrant, TokenInfo, TokenQuotas, TokenRequest
 
 if TYPE_CHECKING:
-    from ajet_server.security.tokens import TokenBook
+    from ajet_server.security.credentials import TokenBook
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -227,7 +227,7 @@ def _tokens(state: CliState, url: str | None, run_dir: Path | None) -> Iterator[
     if run_dir is not None:
         if not run_dir.is_dir():
             raise ConfigError(f"the run directory {run_dir} does not exist", param="run-dir")
-        from ajet_server.security.tokens import TokenBook
+        from ajet_server.security.credentials import TokenBook
 
         book = TokenBook(run_dir)
         try:

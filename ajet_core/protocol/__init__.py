@@ -3,6 +3,14 @@
 Imports nothing of the rest of agentjet.
 """
 
+from ajet_core.protocol.credentials import (
+    TokenGrant,
+    TokenInfo,
+    TokenList,
+    TokenQuotas,
+    TokenRequest,
+    TokenScope,
+)
 from ajet_core.protocol.evaluations import Evaluation, EvaluationList
 from ajet_core.protocol.joint import (
     JointId,
@@ -56,12 +64,12 @@ from ajet_core.protocol.status import (
     PauseRequest,
     PreflightCheck,
     PreflightReport,
+    Quarantine,
     ResumeRequest,
     RolloutStatus,
     RunStatus,
     ServerState,
     ServerStatus,
-    SetAside,
     StartRequest,
     StepSummary,
     TagProgress,
@@ -73,14 +81,6 @@ from ajet_core.protocol.timelines import (
     TimelineNode,
     TimelineRole,
     TimelineSampling,
-)
-from ajet_core.protocol.tokens import (
-    TokenGrant,
-    TokenInfo,
-    TokenList,
-    TokenQuotas,
-    TokenRequest,
-    TokenScope,
 )
 from ajet_core.protocol.version import (
     PROTOCOL_HEADER,
@@ -138,6 +138,7 @@ __all__ = [
     "PreparedPart",
     "PreparedParts",
     "ProtocolInfo",
+    "Quarantine",
     "ResumeRequest",
     "RolloutConfig",
     "RolloutStatus",
@@ -145,7 +146,6 @@ __all__ = [
     "RunStatus",
     "ServerState",
     "ServerStatus",
-    "SetAside",
     "StartRequest",
     "StepSummary",
     "TagProgress",

@@ -158,7 +158,7 @@ class BatchConfig(Message):
         ``episodes``: `tasks` x `episodes_per_task` episodes ended, of whatever tasks;
         ``differing_tasks``: as ``tasks``, but a task whose rewards are all equal does not count.
     :param max_aborts_per_task: a task with more failed episodes in one batch is given no more places: the batch goes
-        on with those of its episodes that ended, if they are two or more. One of which none ended is set aside
+        on with those of its episodes that ended, if they are two or more. One of which none ended is quarantined
         until the run is resumed or started again.
     """
 
@@ -338,7 +338,7 @@ class FailureConfig(Message):
     :param window: train episodes that are looked at, the latest ones; only when there are so many.
     :param max_rate: share of them that may fail (the agent raised, took too long, met a rate limit); 1 never pauses.
     :param max_refused: batches in a row that may be refused before the run pauses, or before the one client whose
-        episodes they have is set aside.
+        episodes they have is quarantined.
     :param max_deaths: workers that may die of training one batch, before it is refused.
     :param zero_signal_steps: batches in a row in which no episode has an advantage.
     :param max_equal_rewards: share of a batch's tasks whose rewards are all equal.

@@ -113,14 +113,14 @@ class BatchProgress(Message):
 
     :param ready: tasks (or episodes, as `full_by` says) that count towards `needed`.
     :param open_episodes: train episodes claimed and not ended.
-    :param set_aside: tasks that are not tried again because too many of their episodes failed.
+    :param quarantined: tasks that are not tried again because too many of their episodes failed.
     """
 
     full_by: Literal["tasks", "episodes", "differing_tasks"]
     needed: int
     ready: int
     open_episodes: int
-    set_aside: int
+    quarantined: int
 
 
 class TagProgress(Message):
@@ -171,7 +171,7 @@ class Finding(Message):
     """Something that keeps the server from going on, or that is wrong with what it is given.
 
     :param code: ``no_client``, ``waiting_for_episodes``, ``waiting_for_late``, ``incomplete_tasks``, ``no_signal``,
-        ``throttled``, ``engine_stalled``, ``tasks_set_aside``, ``paused``, ``slow_state``, ``joint_in_doubt``, ``tool_calls_unread``,
+        ``throttled``, ``engine_stalled``, ``tasks_quarantined``, ``paused``, ``slow_state``, ``joint_in_doubt``, ``tool_calls_unread``,
         or a `HealthKind`.
     :param message: the cause in words, and what to do.
     :param seconds: for how long it has been so.
@@ -189,7 +189,7 @@ class Finding(Message):
     good_step: int | None = None
 
 
-class SetAside(Message):
+class Quarantine(Message):
     """A task that is not tried again until the run is resumed or started again.
 
     :param client_id: the token whose task it is.
@@ -211,7 +211,7 @@ class ServerStatus(Message):
     :param error: what ended the run, if it failed.
     :param paused: why the run is PAUSED.
     :param findings: what blocks the server, and other findings.
-    :param set_aside: tasks that are not tried again, and why.
+    :param quarantined: tasks that are not tried again, and why.
     :param checks: of each kind of finding about training, "ok", "found", "off", or why it cannot be judged.
     :param rollout: None while no run is active.
     :param mixture: by tag, None without a mixture.
@@ -235,7 +235,7 @@ class ServerStatus(Message):
     error: ErrorDetail | None
     paused: str | None = None
     findings: list[Finding] = Field(default_factory=list)
-    set_aside: list[SetAside] = Field(default_factory=list)
+    quarantined: list[Quarantine] = Field(default_factory=list)
     checks: dict[str, str] = Field(default_factory=dict)
     rollout: RolloutStatus | None = None
     mixture: dict[str, TagProgress] | None = None
@@ -292,7 +292,7 @@ class Event(Message):
 
     :param id: increases; a client that reconnects sends the last one it saw as
         ``Last-Event-ID``.
-    :param type: ``state``, ``run``, ``episode``, ``step``, ``refused`` (a batch), ``task_set_aside``, ``worker``,
+    :param type: ``state``, ``run``, ``episode``, ``step``, ``refused`` (a batch), ``task_quarantined``, ``worker``,
         ``mixture``, ``evaluation`` (its episodes are over, for now), ``finding``, or ``gap`` (entries were lost to a
         slow reader).
     """

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from ajet_core.errors import AjetError, AuthError, BusyError, EpisodeError, NotRollingError
 from ajet_core.interfaces import EpisodeRecord, JointRecord
-from ajet_core.protocol import ClaimRequest, MixtureConfig, ServerState, SetAside
+from ajet_core.protocol import ClaimRequest, MixtureConfig, Quarantine, ServerState
 from ajet_server.admission.batching import BatchBuilder
 from ajet_server.admission.waiting import Granted, Ticket, WaitingLine
 from ajet_server.episodes.open_episodes import OpenEpisodes
 from ajet_server.observe.events import EventLog
 from ajet_server.run.state import StateBoard
-from ajet_server.security.auth import hash_secret, new_episode_key
+from ajet_server.security.api_keys import hash_secret, new_episode_key
 from ajet_server.security.tenants import Tenants, stored_group
 
 _log = logging.getLogger("ajet.server")
@@ -87,7 +87,7 @@ class Admission:
         :raises NotRollingError: no run is active, or no place became free within
             `request.wait_seconds`.
         :raises BusyError: a limit on open episodes or waiting claims is reached.
-        :raises EpisodeError: the task is set aside, or its tag is not in the mixture.
+        :raises EpisodeError: the task is quarantined, or its tag is not in the mixture.
         """
         self._check_limits()
         with self._tenants.waiting(client_id):
@@ -142,15 +142,15 @@ class Admission:
             if ticket.client_id == client_id:
                 self._refuse(ticket, AuthError(f"the token is no longer valid: {why}"))
 
-    def set_aside(self, aside: SetAside, why: str) -> None:
-        """Report a task that is set aside, and reject the claims that wait for it.
+    def quarantine(self, entry: Quarantine, why: str) -> None:
+        """Report a task that is quarantined, and reject the claims that wait for it.
 
-        :param aside: without a task id, it covers all tasks of its client.
+        :param entry: without a task id, it covers all tasks of its client.
         """
-        self._events.emit("task_set_aside", aside.model_dump(), aside.client_id)
+        self._events.emit("task_quarantined", entry.model_dump(), entry.client_id)
         for ticket in list(self._waiting):
-            asked = (ticket.client_id, ticket.request.task_id if aside.task_id else "")
-            if ticket.group is not None and asked == (aside.client_id, aside.task_id):
+            asked = (ticket.client_id, ticket.request.task_id if entry.task_id else "")
+            if ticket.group is not None and asked == (entry.client_id, entry.task_id):
                 self._refuse(ticket, EpisodeError(why))
 
     # --- Admitted episodes ------------------------------------------------------------------------
@@ -180,8 +180,8 @@ class Admission:
         if (builder := self._builder_of(record)) is not None:
             if record.state == "ended":
                 builder.ended(record)
-            elif (aside := builder.aborted(record)) is not None:
-                self.set_aside(aside, builder.refuses(aside.client_id, aside.task_id) or "")
+            elif (entry := builder.aborted(record)) is not None:
+                self.quarantine(entry, builder.refuses(entry.client_id, entry.task_id) or "")
         self._moved()
 
     def given_up(self, record: EpisodeRecord) -> None:

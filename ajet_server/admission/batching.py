@@ -10,13 +10,13 @@ from ajet_core.protocol import (
     BatchConfig,
     BatchProgress,
     MixtureConfig,
+    Quarantine,
     RolloutConfig,
-    SetAside,
     TagProgress,
 )
 from ajet_server.admission.places import Places
 from ajet_server.admission.task_group import BatchCounts, TaskGroup
-from ajet_server.episodes.set_aside import TaskFailures
+from ajet_server.episodes.quarantine import TaskFailures
 
 
 class Taken(NamedTuple):
@@ -73,7 +73,7 @@ class BatchBuilder:
         return not self._draining and self._under_way(lane) < self.places.limits.get(lane, 0)
 
     def refuses(self, client_id: str, task_id: str) -> str | None:
-        """Return why a client's task gets no more episodes, None unless it is set aside."""
+        """Return why a client's task gets no more episodes, None unless it is quarantined."""
         return self._failures.refusal(client_id, task_id)
 
     def may_begin(self, group: str, tag: str = "") -> bool:
@@ -163,15 +163,15 @@ class BatchBuilder:
         self._failures.succeeded(episode)
         self._count(episode.group)
 
-    def aborted(self, episode: EpisodeRecord) -> SetAside | None:
+    def aborted(self, episode: EpisodeRecord) -> Quarantine | None:
         """Record an aborted episode.
 
-        :return: the note if this abort sets the task aside.
+        :return: the entry if this abort quarantines the task.
         """
         self._group(episode).abort(episode, self._config.max_aborts_per_task)
-        aside = self._failures.failed(episode)
+        entry = self._failures.failed(episode)
         self._count(episode.group)
-        return aside
+        return entry
 
     def given_up(self, episode: EpisodeRecord) -> None:
         """Record that an aborted episode of this batch will not be retried; ignore others."""
@@ -371,7 +371,7 @@ class BatchBuilder:
                 for lane, quota in self.places.quotas.items()
             ),
             open_episodes=sum(counts.open for counts in self._sums.values()),
-            set_aside=len(self._failures),
+            quarantined=len(self._failures),
         )
 
     @property

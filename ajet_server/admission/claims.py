@@ -10,7 +10,7 @@ from ajet_core.protocol import ClaimRequest
 from ajet_server.admission.admission import Admission
 from ajet_server.admission.waiting import Granted
 from ajet_server.episodes.registry import EpisodeRegistry, closed_message
-from ajet_server.security.auth import hash_secret, new_episode_key
+from ajet_server.security.api_keys import hash_secret, new_episode_key
 from ajet_server.store.run_store import RunStore
 
 
@@ -33,7 +33,7 @@ class ClaimDesk:
         :raises EpisodeClosedError: the claim was granted before, and its episode is over.
         :raises NotRollingError: no run is active, or no place became free in time.
         :raises BusyError: a limit on open episodes or waiting claims is reached.
-        :raises EpisodeError: the task is set aside, or its tag is not in the mixture.
+        :raises EpisodeError: the task is quarantined, or its tag is not in the mixture.
         """
         again = await self._granted_before(request, client_id)
         if again is not None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import BatchConfig
 from ajet_core.timeline import rewards_differ
-from ajet_server.episodes.set_aside import counts_as_failure
+from ajet_server.episodes.quarantine import counts_as_failure
 
 # A baseline needs at least two episodes to compare.
 _FEWEST_EPISODES = 2

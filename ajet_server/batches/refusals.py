@@ -21,8 +21,8 @@ class Refusals:
     config: FailureConfig
     in_a_row: int = 0
     clients: set[str] = field(default_factory=set)
-    # By client: how many batches in a row, of those with its episodes, had some of its episodes set
-    # aside; and the last such batch.
+    # By client: how many batches in a row, of those with its episodes, had some of its episodes
+    # quarantined; and the last such batch.
     _against: Counter[str] = field(default_factory=Counter)
     _accused: dict[str, str] = field(default_factory=dict)
     _deaths: Counter[str] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ class Refusals:
         self.clients |= clients
 
     def accuse(self, client: str, batch_id: str) -> bool:
-        """Record that a client's episodes were set aside, or are all that a refused batch has.
+        """Record that a client's episodes were quarantined, or are all that a refused batch has.
 
         :return: whether this reached the limit of batches in a row with episodes of the client.
         """
@@ -100,7 +100,7 @@ class Refusals:
         self._accused.pop(client, None)
 
     def blame(self, client: str) -> None:
-        """Record that a client is set aside: batches with only its episodes no longer count."""
+        """Record that a client is quarantined: batches with only its episodes no longer count."""
         self.acquit(client)
         if self.clients <= {client}:
             self._row_ends()

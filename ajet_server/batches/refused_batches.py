@@ -1,4 +1,4 @@
-"""Set batches or their episodes aside from training, and keep them in the store with the reason."""
+"""Quarantine batches or their episodes: the store keeps them, with the reason, untrained."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SHOWN = 8
 
 
 class RefusedBatches:
-    """Sets batches aside and reports them.
+    """Quarantines batches and reports them.
 
     Too many in a row pause the run. If all of them belong to one client, and others share the run,
-    that client is set aside instead.
+    that client is quarantined instead.
 
     :param refusals: counts the refused batches.
     :param rollouts: is paused, or continues without a client.
@@ -39,7 +39,7 @@ class RefusedBatches:
         self._sharing = sharing
 
     async def refuse(self, record: BatchRecord, error: StepRefusedError) -> BatchRecord | None:
-        """Set a batch aside.
+        """Quarantine a batch.
 
         :return: the batch if it was trained before. The trainer must then be at fault, so the
             batch stays to be trained and the run is paused.
@@ -70,7 +70,7 @@ class RefusedBatches:
     async def leave_out(
         self, record: BatchRecord, culprits: Set[str], error: StepRefusedError
     ) -> BatchRecord:
-        """Set some episodes of a batch aside, as a separate refused batch.
+        """Quarantine some episodes of a batch, as a separate refused batch.
 
         :return: the batch without them.
         """
@@ -83,16 +83,16 @@ class RefusedBatches:
         clients = await self._clients(episode_ids)
         return len(clients) == 1 and self._sharing.others(clients.keys())
 
-    async def without_set_aside(self, record: BatchRecord) -> BatchRecord | None:
-        """Set aside the batch's episodes of clients that are set aside.
+    async def without_quarantined(self, record: BatchRecord) -> BatchRecord | None:
+        """Refuse the batch's episodes of quarantined clients.
 
         :return: the batch without them, None if it has no others.
         """
-        clients = self._rollouts.clients_set_aside
+        clients = self._rollouts.quarantined_clients
         if not clients or self._refusals.was_trained(record.batch_id):
             return record
         theirs = {i for i in record.episode_ids if await self._client(i) in clients}
-        error = StepRefusedError("the client of these episodes is set aside")
+        error = StepRefusedError("the client of these episodes is quarantined")
         if len(theirs) < len(record.episode_ids):
             return (await self._split(record, theirs, error))[0] if theirs else record
         reason = _reason(await self._clients(theirs), error)
@@ -105,24 +105,24 @@ class RefusedBatches:
     ) -> tuple[BatchRecord, Counter[str]]:
         """Return the batch without some episodes, and how many of these each client has."""
         clients = await self._clients(culprits)
-        aside = BatchRecord(
+        quarantined = BatchRecord(
             batch_id=secrets.token_hex(8),
             step=record.step,
             episode_ids=[i for i in record.episode_ids if i in culprits],
             created_at=record.created_at,
             refused=_reason(clients, error),
         )
-        await self._store.split_batch(record, aside)
-        self._tell(aside, error)
+        await self._store.split_batch(record, quarantined)
+        self._tell(quarantined, error)
         kept = [i for i in record.episode_ids if i not in culprits]
         return replace(record, episode_ids=kept), clients
 
     def _accuse(self, batch_id: str, clients: Iterable[str], error: StepRefusedError) -> None:
-        """Set aside clients whose episodes failed too often, unless no other shares the run."""
+        """Quarantine clients whose episodes failed too often, unless no other shares the run."""
         for client in clients:
             if self._refusals.accuse(client, batch_id) and self._sharing.others({client}):
                 self._refusals.blame(client)
-                self._rollouts.set_client_aside(client, error.message)
+                self._rollouts.quarantine_client(client, error.message)
 
     async def _clients(self, episode_ids: Iterable[str]) -> Counter[str]:
         """Count the episodes of each client."""
@@ -135,7 +135,7 @@ class RefusedBatches:
         try:
             episode = await self._store.get_episode(episode_id)
         except DamagedRecordError:
-            # The damaged record may be the reason for setting the episode aside.
+            # The damaged record may be the reason for the quarantine of the episode.
             return "unknown"
         return episode.client_id if episode is not None else "unknown"
 

@@ -18,7 +18,7 @@ from ajet_core.protocol import (
     PreparedParts,
 )
 from ajet_server.episodes.registry import EpisodeRegistry
-from ajet_server.security.auth import hash_secret
+from ajet_server.security.api_keys import hash_secret
 from ajet_server.store.run_store import RunStore
 
 

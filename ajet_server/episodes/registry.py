@@ -25,7 +25,7 @@ from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.observe.events import EventLog
 from ajet_server.run.state import StateBoard
-from ajet_server.security.auth import EPISODE_KEY_PREFIX, hash_secret
+from ajet_server.security.api_keys import EPISODE_KEY_PREFIX, hash_secret
 from ajet_server.security.tenants import Tenants
 from ajet_server.store.run_store import RunStore
 

@@ -9,8 +9,8 @@ from fastapi import Depends, Request
 
 from ajet_core.errors import ForbiddenError
 from ajet_server.http.auth_middleware import TOKEN
+from ajet_server.security.credentials import Token
 from ajet_server.security.guard import Access, check_access
-from ajet_server.security.tokens import Token
 
 
 # Dependencies must be coroutines: FastAPI runs plain functions on threads.

@@ -48,15 +48,21 @@ from ajet_core.protocol import (
 )
 from ajet_server.fastpath.router import JsonEndpoint, ShortCut
 from ajet_server.gateway.formats.table import is_llm_path
-from ajet_server.http import http_errors, joint_routes, llm_routes, timeline_routes, token_routes
+from ajet_server.http import (
+    credential_routes,
+    http_errors,
+    joint_routes,
+    llm_routes,
+    timeline_routes,
+)
 from ajet_server.http.access import Client, Control, Looker, peer_of
 from ajet_server.http.auth_middleware import METRICS_PATH, OPEN_PATHS, AuthMiddleware
 from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.documented import ENDED, ERRORS, REFUSED
 from ajet_server.http.limits import BodyLimit
 from ajet_server.security.audit import AuditLog
+from ajet_server.security.credentials import Token
 from ajet_server.security.guard import TokenGuard
-from ajet_server.security.tokens import Token
 from ajet_server.security.visibility import (
     engine_metrics_for,
     evaluations_for,
@@ -129,7 +135,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
     _add_view_routes(app, service)
     joint_routes.add_routes(app, service)
     timeline_routes.add_routes(app, service)
-    token_routes.add_routes(app, service, audit)
+    credential_routes.add_routes(app, service, audit)
     # The middleware that is added last runs first.
     if "router" in settings.fast_paths:
         app.add_middleware(ShortCut, routes=[chat, *claim_and_end])

@@ -27,7 +27,7 @@ from ajet_server.gateway.formats.table import (
 )
 from ajet_server.gateway.model_calls import ModelCall, completion_service
 from ajet_server.http.disconnect import until_disconnect
-from ajet_server.security.auth import bearer
+from ajet_server.security.api_keys import bearer
 from ajet_server.service import SwarmService
 
 MODELS_PATH = "/v1/models"

@@ -80,7 +80,7 @@ def _server(status: ServerStatus) -> Iterator[Metric]:
     if (batch := status.batch) is not None:
         yield _gauge("batch_needed", "Number of slots in a batch.", batch.needed)
         yield _gauge("batch_ready", "Number of complete slots.", batch.ready)
-        yield _gauge("tasks_set_aside", "Number of tasks that are set aside.", batch.set_aside)
+        yield _gauge("tasks_quarantined", "Number of quarantined tasks.", batch.quarantined)
     if (rollout := status.rollout) is not None:
         training = float(rollout.training_step is not None)
         yield _gauge("training", "1 while a step is trained or published.", training)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ajet_core.protocol import BatchProgress, Finding, ServerState, SetAside, TagProgress
+from ajet_core.protocol import BatchProgress, Finding, Quarantine, ServerState, TagProgress
 from ajet_server.observe.events import EventLog
 
 _log = logging.getLogger("ajet.server")
@@ -91,7 +91,7 @@ class ServerView:
     unread_calls: str = ""
     engine_stalled: float = 0.0
     paused: str = ""
-    set_aside: Sequence[SetAside] = ()
+    quarantined: Sequence[Quarantine] = ()
     in_doubt: Sequence[DoubtView] = ()
     activity: str = ""
     training: bool = False
@@ -135,9 +135,9 @@ def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
     if doubtful := [part for part in view.in_doubt if part.waited >= _QUIET_SECONDS]:
         longest = max(part.waited for part in doubtful)
         found.append(finding("joint_in_doubt", _in_doubt(doubtful), longest))
-    if view.set_aside:
+    if view.quarantined:
         found.append(
-            Finding(code="tasks_set_aside", message=_set_aside(view), seconds=0.0, stuck=False)
+            Finding(code="tasks_quarantined", message=_quarantined(view), seconds=0.0, stuck=False)
         )
     return found
 
@@ -250,18 +250,18 @@ def _in_doubt(parts: Sequence[DoubtView]) -> str:
     return f"{len(longest)} prepared parts of joint episodes wait for their arbiter: {told}{more}"
 
 
-def _set_aside(view: ServerView) -> str:
+def _quarantined(view: ServerView) -> str:
     told = "; ".join(
-        f"{aside.task_id!r} after {aside.aborts} failures, last reason: {aside.reason}"
-        if aside.task_id
+        f"{entry.task_id!r} after {entry.aborts} failures, last reason: {entry.reason}"
+        if entry.task_id
         else (
-            f"all tasks of client {aside.client_id}, whose episodes could not be trained: "
-            f"{aside.reason}"
+            f"all tasks of client {entry.client_id}, whose episodes could not be trained: "
+            f"{entry.reason}"
         )
-        for aside in view.set_aside[:_SHOWN]
+        for entry in view.quarantined[:_SHOWN]
     )
-    more = f"; and {len(view.set_aside) - _SHOWN} more" if len(view.set_aside) > _SHOWN else ""
-    return f"tasks that are set aside: {told}{more} (they are tried again when the run is resumed)"
+    more = f"; and {len(view.quarantined) - _SHOWN} more" if len(view.quarantined) > _SHOWN else ""
+    return f"quarantined tasks: {told}{more} (they are tried again when the run is resumed)"
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Set
 from typing import Any
 
 from ajet_core.interfaces import BatchRecord, EpisodeRecord
-from ajet_core.protocol import MixtureConfig, RunConfig, ServerState, SetAside
+from ajet_core.protocol import MixtureConfig, Quarantine, RunConfig, ServerState
 from ajet_server.admission.batching import BatchBuilder
 from ajet_server.admission.places import Places
 from ajet_server.admission.tag_watch import TagKeeper
 from ajet_server.batches.sharing import Sharing
-from ajet_server.episodes.set_aside import TaskFailures
+from ajet_server.episodes.quarantine import TaskFailures
 from ajet_server.observe.failures import FailureMeter
 from ajet_server.run.run_parts import RunParts
 from ajet_server.workers.supervision import Supervisor
@@ -83,13 +83,13 @@ class Rollouts:
         return None if self._late_since is None else self._parts.clock() - self._late_since
 
     @property
-    def set_aside(self) -> list[SetAside]:
-        """The tasks and clients that are set aside."""
+    def quarantined(self) -> list[Quarantine]:
+        """The tasks and clients that are quarantined."""
         return list(self._task_failures)
 
     @property
-    def clients_set_aside(self) -> Set[str]:
-        """Ids of the clients that are set aside with all their tasks."""
+    def quarantined_clients(self) -> Set[str]:
+        """Ids of the clients that are quarantined with all their tasks."""
         return self._task_failures.clients
 
     def pause(self, reason: str) -> None:
@@ -104,14 +104,14 @@ class Rollouts:
         _log.error("paused: %s", reason)
         self._events.emit("run", {"what": "paused", "reason": reason})
 
-    def set_client_aside(self, client_id: str, reason: str) -> None:
+    def quarantine_client(self, client_id: str, reason: str) -> None:
         """Stop starting and training a client's train episodes until `resume`."""
-        aside = self._task_failures.set_client_aside(client_id, reason)
-        _log.error("client %s is set aside: %s", client_id, reason)
-        self._admission.set_aside(aside, self._task_failures.refusal(client_id, "") or "")
+        entry = self._task_failures.quarantine_client(client_id, reason)
+        _log.error("client %s is quarantined: %s", client_id, reason)
+        self._admission.quarantine(entry, self._task_failures.refusal(client_id, "") or "")
 
     def resume(self) -> None:
-        """Undo `pause`; tasks and clients that were set aside may be tried again."""
+        """Undo `pause`; tasks and clients that were quarantined may be tried again."""
         self._paused = ""
         self._failures.forget()
         self._admission.readmit()

@@ -334,7 +334,7 @@ class RunLoop:
         """
         # This is the step the batch was made for, unless an earlier batch was refused.
         step = self.step + 1
-        whole = await self._refused.without_set_aside(replace(record, step=step))
+        whole = await self._refused.without_quarantined(replace(record, step=step))
         if whole is None:
             return None
         record = whole

@@ -12,8 +12,8 @@ from ajet_core.credentials import ServerTokens
 from ajet_core.errors import AuthError, ConfigError, ForbiddenError
 from ajet_core.protocol import TokenScope
 from ajet_installation.settings import ServerSettings
-from ajet_server.security.auth import EPISODE_KEY_PREFIX, bearer, hash_secret
-from ajet_server.security.tokens import Token, TokenBook
+from ajet_server.security.api_keys import EPISODE_KEY_PREFIX, bearer, hash_secret
+from ajet_server.security.credentials import Token, TokenBook
 
 Access = Literal["control", "episodes", "all episodes", "look"]
 """The access that a route requires.

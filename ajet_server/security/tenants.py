@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ajet_core.errors import AuthError, BusyError, RequestError
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import TokenQuotas
-from ajet_server.security.tokens import Token, TokenBook
+from ajet_server.security.credentials import Token, TokenBook
 
 OWN_TENANTS = frozenset({"control", "client"})
 """The ids of the server's own two tokens, which are always valid and have no quotas."""

@@ -23,7 +23,7 @@ from ajet_installation.settings import MASK, SECRET_KEY
 from ajet_server.batches.batch_facts import TAG_FACTS
 from ajet_server.health import CHECKS
 from ajet_server.observe.watchdog import shortage
-from ajet_server.security.tokens import Token
+from ajet_server.security.credentials import Token
 
 # The keys of server-wide events that a client may read. Workers' messages and reports on forks are
 # left out, because they quote agents of any tenant.
@@ -80,8 +80,8 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
             # The operator's text, or an error message of any tenant's agents.
             "paused": status.paused and "the run is paused; ask its operator for the reason",
             "findings": _shared_findings(status),
-            "set_aside": [
-                aside for aside in status.set_aside if aside.client_id == viewer.token_id
+            "quarantined": [
+                entry for entry in status.quarantined if entry.client_id == viewer.token_id
             ],
             # It shows other clients' progress with their tags.
             "mixture": None,

@@ -257,24 +257,24 @@ class RunStore:
             stored = await self._waiting_batch(batch)
             await self._store.append(replace(stored, refused=reason))
 
-    async def split_batch(self, batch: BatchRecord, aside: BatchRecord) -> None:
+    async def split_batch(self, batch: BatchRecord, quarantined: BatchRecord) -> None:
         """Move episodes of a batch to a new refused batch, all or nothing.
 
         :param batch: as for `refuse_batch`.
-        :param aside: the new batch, with the reason in `refused`.
+        :param quarantined: the new batch, with the reason in `refused`.
         :raises StoreError: an episode is not an ended one of `batch`.
         """
         async with self._batching:
             stored = await self._waiting_batch(batch)
-            for episode_id in aside.episode_ids:
+            for episode_id in quarantined.episode_ids:
                 if episode_id not in stored.episode_ids:
                     raise StoreError(
                         f"cannot split batch {stored.batch_id}: it has no ended episode "
                         f"{episode_id}"
                     )
-            moved = set(aside.episode_ids)
+            moved = set(quarantined.episode_ids)
             kept = [episode_id for episode_id in stored.episode_ids if episode_id not in moved]
-            await self._store.append(replace(stored, episode_ids=kept), aside)
+            await self._store.append(replace(stored, episode_ids=kept), quarantined)
 
     async def add_step(self, step: StepRecord) -> None:
         """Record a finished step and the scores of its calls.

@@ -305,11 +305,11 @@ class SampleStoreSuite:
         await store.append(ended("a"), ended("b"), ended("c"))
         await store.append(BatchRecord("batch", 1, ["a", "b", "c"], 2.0))
         kept = BatchRecord("batch", 1, ["a", "c"], 2.0)
-        aside = BatchRecord("aside", 1, ["b"], 3.0, refused="it cannot be processed")
-        await store.append(kept, aside)
+        bad = BatchRecord("bad", 1, ["b"], 3.0, refused="it cannot be processed")
+        await store.append(kept, bad)
         assert await store.batches(after_step=0) == [kept]
-        assert await store.batches(after_step=0, refused=True) == [aside]
-        assert await owners(store) == {"a": "batch", "b": "aside", "c": "batch"}
+        assert await store.batches(after_step=0, refused=True) == [bad]
+        assert await owners(store) == {"a": "batch", "b": "bad", "c": "batch"}
         # Taken from a batch that is not written again.
         await store.append(BatchRecord("third", 2, ["a"], 4.0))
         assert await store.batches(after_step=0) == [

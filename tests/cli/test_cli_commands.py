@@ -44,7 +44,7 @@ STATUS = ServerStatus(
     model="tiny",
     policy_version=4,
     step=3,
-    batch=BatchProgress(full_by="tasks", needed=8, ready=5, open_episodes=2, set_aside=1),
+    batch=BatchProgress(full_by="tasks", needed=8, ready=5, open_episodes=2, quarantined=1),
     last_step=StepSummary(step=3, policy_version=4, metrics={"reward_mean": 0.51234}),
     counters={"episodes": 120.0},
     uptime_seconds=3725.0,
@@ -89,7 +89,7 @@ def test_status_shows_where_the_run_is(server: type[FakeClient]) -> None:
     rows = {line.split()[0]: line.rstrip() for line in result.stdout.splitlines()}
     assert rows["state"].endswith("ROLLING")
     assert "3 (policy version 4)" in rows["step"]
-    assert "5 of 8 tasks, 2 episodes open, 1 tasks set aside" in rows["batch"]
+    assert "5 of 8 tasks, 2 episodes open, 1 tasks quarantined" in rows["batch"]
     assert "reward_mean 0.5123" in rows["last"]
     assert rows["up"].endswith("1 h 2 min")
 

@@ -157,9 +157,9 @@ def test_what_concerns_all_episodes_ends_the_run(kind: str, url: str, stub: Swar
 
 
 def test_what_concerns_one_task_is_its_failure(kind: str, url: str, stub: SwarmStub) -> None:
-    stub.refuse = {"type": "episode_error", "message": "set aside", "status": 409}
+    stub.refuse = {"type": "episode_error", "message": "quarantined", "status": 409}
     report = drive(kind, url, ["a"], lambda *_: 1.0)
-    assert [f.error.args[0] for f in report.failures] == ["set aside"]
+    assert [f.error.args[0] for f in report.failures] == ["quarantined"]
 
 
 @pytest.mark.parametrize("options", [{"concurrency": 0}, {"episodes_per_task": 0}])

@@ -261,18 +261,18 @@ async def test_a_batch_is_refused_with_its_episodes(store: RunStore) -> None:
         await store.refuse_batch(replace(first, batch_id="lost"), "why not")
 
 
-async def test_episodes_of_a_batch_are_set_aside_and_the_others_trained(store: RunStore) -> None:
+async def test_episodes_of_a_batch_are_quarantined_and_the_others_trained(store: RunStore) -> None:
     await ended(store, "a", "b", "c")
     batch = BatchRecord("batch", 1, ["a", "b", "c"], 2.0)
     await store.add_batch(batch)
-    aside = BatchRecord("aside", 1, ["b"], 3.0, refused="it cannot be processed")
-    await store.split_batch(batch, aside)
+    bad = BatchRecord("bad", 1, ["b"], 3.0, refused="it cannot be processed")
+    await store.split_batch(batch, bad)
     kept = replace(batch, episode_ids=["a", "c"])
     assert await store.batches(after_step=0) == [kept]
-    assert await store.batches(after_step=0, refused=True) == [aside]
+    assert await store.batches(after_step=0, refused=True) == [bad]
     for wrong in (["a", "b"], ["never"]):
         with pytest.raises(StoreError, match="has no ended episode"):
-            await store.split_batch(kept, replace(aside, batch_id="c", episode_ids=wrong))
+            await store.split_batch(kept, replace(bad, batch_id="c", episode_ids=wrong))
     assert await store.batches(after_step=0) == [kept]
 
 

@@ -61,7 +61,7 @@ def test_every_message_has_a_golden_file() -> None:
         "PreflightCheck",
         "PreflightConfig",
         "PreflightReport",
-        "SetAside",
+        "Quarantine",
         "GroupCounts",
         "TokenQuotas",
         "JointPart",

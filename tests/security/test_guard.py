@@ -12,8 +12,8 @@ from ajet_core.errors import AuthError
 from ajet_core.protocol import TokenRequest
 from ajet_server.security import guard as guard_module
 from ajet_server.security import tokens as tokens_module
+from ajet_server.security.credentials import TokenBook
 from ajet_server.security.guard import TokenGuard
-from ajet_server.security.tokens import TokenBook
 from ajet_testing.servers import bearer
 
 OWN = ServerTokens(control="control-" + "c" * 32, client="client-" + "d" * 32)

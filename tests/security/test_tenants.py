@@ -211,7 +211,7 @@ async def test_the_status_names_no_task_of_another_tenant(rolling: Running) -> N
     assert (await rolling.http.get("/v1/status", headers=bob)).json()["counters"]["episodes"] == 1
 
 
-async def test_a_task_that_one_tenant_keeps_aborting_is_not_set_aside_for_another(
+async def test_a_task_that_one_tenant_keeps_aborting_is_not_quarantined_for_another(
     rolling: Running,
 ) -> None:
     _, alice = await new_token(rolling, "alice")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import RunConfig, RunStatus, ServerState, TokenScope
-from ajet_server.security.tokens import Token
+from ajet_server.security.credentials import Token
 from ajet_server.security.visibility import run_for
 
 SETTINGS: dict[str, Any] = {

@@ -16,8 +16,8 @@ from ajet_server.admission.waiting import Granted
 from ajet_server.episodes.open_episodes import OpenEpisodes
 from ajet_server.observe.events import EventLog
 from ajet_server.run.state import StateBoard
+from ajet_server.security.credentials import TokenBook
 from ajet_server.security.tenants import TenantLimits, Tenants
-from ajet_server.security.tokens import TokenBook
 from tests.support.batches import builder
 
 
@@ -104,7 +104,7 @@ async def test_the_place_of_a_silent_client_is_given_away(server: Server) -> Non
     assert (await waits).record.task_id == "a"
 
 
-async def test_claims_for_a_task_that_is_set_aside_are_refused(server: Server) -> None:
+async def test_claims_for_a_task_that_is_quarantined_are_refused(server: Server) -> None:
     first, second = await server.open("a"), await server.open("a")
     server.admission.over(replace(first, state="aborted", cause="error", reason="no tool"))
     await server.open("a")
@@ -112,7 +112,7 @@ async def test_claims_for_a_task_that_is_set_aside_are_refused(server: Server) -
     server.admission.over(replace(second, state="aborted", cause="error", reason="no tool"))
     with pytest.raises(EpisodeError, match="no tool"):
         await waits
-    with pytest.raises(EpisodeError, match="set aside"):
+    with pytest.raises(EpisodeError, match="quarantined"):
         await server.open("a")
 
 

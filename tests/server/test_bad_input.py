@@ -482,7 +482,7 @@ async def test_too_many_open_episodes_are_a_429(servers: ServerFactory) -> None:
         assert answer.headers["retry-after"]
 
 
-async def test_a_task_that_keeps_failing_is_set_aside(server: Running) -> None:
+async def test_a_task_that_keeps_failing_is_quarantined(server: Running) -> None:
     await server.roll()
     for _ in range(3):
         grant = await server.claim("bad")
@@ -491,7 +491,7 @@ async def test_a_task_that_keeps_failing_is_set_aside(server: Running) -> None:
         )
     answer = await server.http.post("/v1/episodes", headers=CLIENT, json={"task_id": "bad"})
     assert answer.status_code == 409
-    assert "set aside" in error_of(answer)["message"]
+    assert "quarantined" in error_of(answer)["message"]
 
 
 async def test_a_client_of_another_major_version_is_told(server: Running) -> None:

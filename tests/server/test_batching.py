@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.protocol import AbortCause, BatchProgress, RunConfig, SetAside
+from ajet_core.protocol import AbortCause, BatchProgress, Quarantine, RunConfig
 from ajet_server.admission.batching import BatchBuilder
 from tests.support.batches import builder, episode
 
@@ -124,29 +124,31 @@ def aborted(
 
 def fail(
     batch: BatchBuilder, record: EpisodeRecord, cause: AbortCause = "error", *, final: bool = False
-) -> SetAside | None:
+) -> Quarantine | None:
     return batch.aborted(aborted(record, cause, final=final))
 
 
-def test_a_task_that_fails_for_everyone_is_set_aside_and_replaced() -> None:
+def test_a_task_that_fails_for_everyone_is_quarantined_and_replaced() -> None:
     batch = builder(max_aborts_per_task=2)
     notes = [
         fail(batch, start(batch, "a"), cause) for cause in ("error", "timeout", "lease_expired")
     ]
     assert notes[:2] == [None, None]
-    assert notes[2] == SetAside(client_id="c", task_id="a", group="a", aborts=3, reason="it broke")
+    assert notes[2] == Quarantine(
+        client_id="c", task_id="a", group="a", aborts=3, reason="it broke"
+    )
     for record in [start(batch, g) for g in "bbcc"]:
         finish(batch, record, 1.0)
     assert batch.is_full()
     batch.take()
     assert "it broke" in (batch.refuses("c", "a") or "")
-    assert batch.progress().set_aside == 1
+    assert batch.progress().quarantined == 1
     batch.readmit()
     assert batch.refuses("c", "a") is None
     start(batch, "a")
 
 
-def test_a_task_that_succeeds_now_and_then_is_not_set_aside() -> None:
+def test_a_task_that_succeeds_now_and_then_is_not_quarantined() -> None:
     batch = builder(max_aborts_per_task=1, episodes_per_task=8)
     for _ in range(3):
         fail(batch, start(batch, "a"))
@@ -269,7 +271,7 @@ def test_a_builder_that_takes_a_batch_up_goes_on_as_the_one_before_would(
             assert all(known.pop(i).state == "aborted" for i in taken.aborted)
     again = builder(full_by, max_aborts_per_task=1)
     again.restore(known.values())
-    assert again.progress() == replace_set_aside(batch)
+    assert again.progress() == replace_quarantined(batch)
     assert again.is_full() == batch.is_full()
     assert again.decided == batch.decided
     assert sorted(again.lacking()) == sorted(batch.lacking())
@@ -278,16 +280,16 @@ def test_a_builder_that_takes_a_batch_up_goes_on_as_the_one_before_would(
     assert sorted(again.take().ended) == sorted(batch.take().ended)
 
 
-def replace_set_aside(batch: BatchBuilder) -> BatchProgress:
+def replace_quarantined(batch: BatchBuilder) -> BatchProgress:
     """Its progress, but for what is known of tasks over all batches."""
-    return batch.progress().model_copy(update={"set_aside": 0})
+    return batch.progress().model_copy(update={"quarantined": 0})
 
 
 def test_what_is_taken_up_says_nothing_of_a_task_over_all_batches() -> None:
     """It was said when it happened."""
     batch = builder(max_aborts_per_task=1)
-    aside = [start(batch, "a"), start(batch, "a")]
-    for record in aside:
+    records = [start(batch, "a"), start(batch, "a")]
+    for record in records:
         fail(batch, record)
     batch.restore([replace(episode("a"), state="ended", reward=1.0)])
     assert batch.refuses("c", "a") is not None

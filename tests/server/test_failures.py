@@ -11,7 +11,7 @@ from ajet_core.interfaces import EngineStats, EpisodeRecord
 from ajet_core.protocol import AbortCause, FailureConfig
 from ajet_core.timeline import Call, TrainBatch, TrainCall, TrainEpisode, call_advantages
 from ajet_server.batches.batch_findings import batch_findings
-from ajet_server.episodes.set_aside import TaskFailures
+from ajet_server.episodes.quarantine import TaskFailures
 from ajet_server.gateway.engine_watch import EngineWatch
 from ajet_server.observe.failures import FailureMeter
 from ajet_testing.suites.samples import make_call, make_episode
@@ -102,14 +102,14 @@ def test_a_diagnosis_names_causes_reasons_and_tasks() -> None:
     assert "tasks task-1" in text
 
 
-def test_a_task_is_set_aside_once_and_comes_back_with_a_success() -> None:
+def test_a_task_is_quarantined_once_and_comes_back_with_a_success() -> None:
     failures = TaskFailures(1)
     assert failures.failed(aborted("a")) is None
     note = failures.failed(aborted("b", "lease_expired", "lost"))
     assert note is not None
     assert (note.aborts, note.reason) == (2, "lost")
     assert failures.failed(aborted("c")) is None
-    assert [aside.aborts for aside in failures] == [3]
+    assert [entry.aborts for entry in failures] == [3]
     failures.succeeded(ended("d"))
     assert failures.refusal("client", "task-1") is None
     assert list(failures) == []

@@ -289,7 +289,7 @@ async def test_only_a_run_can_be_paused(server: Running) -> None:
         assert answer.status_code == 403
 
 
-async def test_a_task_that_always_fails_is_set_aside_and_shown(server: Running) -> None:
+async def test_a_task_that_always_fails_is_quarantined_and_shown(server: Running) -> None:
     await server.roll(failures={"max_rate": 1.0})
     waiting = asyncio.create_task(
         server.http.post("/v1/episodes", headers=CLIENT, json={"task_id": "a", "wait_seconds": 30})
@@ -319,11 +319,11 @@ async def test_a_task_that_always_fails_is_set_aside_and_shown(server: Running) 
     assert refused.status_code == 409
     assert "its last 3 episodes failed and none ended" in error_of(refused)["message"]
     found = await status(server)
-    assert [(s["task_id"], s["aborts"]) for s in found["set_aside"]] == [("a", 3)]
-    assert "tasks_set_aside" in {f["code"] for f in found["findings"]}
-    assert len(events(server, "task_set_aside")) == 1
+    assert [(s["task_id"], s["aborts"]) for s in found["quarantined"]] == [("a", 3)]
+    assert "tasks_quarantined" in {f["code"] for f in found["findings"]}
+    assert len(events(server, "task_quarantined")) == 1
     await server.http.post("/v1/run/resume", headers=CONTROL)
-    assert (await status(server))["set_aside"] == []
+    assert (await status(server))["quarantined"] == []
 
 
 @pytest.mark.usefixtures("worker_processes")

@@ -69,7 +69,7 @@ def test_a_client_is_accused_once_for_each_batch_in_a_row_that_it_took_part_in()
     assert not found.accuse("x", "e")
 
 
-def test_batches_of_a_client_that_is_set_aside_say_nothing_about_the_trainer() -> None:
+def test_batches_of_a_client_that_is_quarantined_say_nothing_about_the_trainer() -> None:
     found = refusals(max_refused=2)
     found.refused({"x"})
     found.refused({"x"})

@@ -50,7 +50,7 @@ async def refused(server: Running, count: int) -> None:
     await server.service.board.wait_until(lambda: len(events(server, "refused")) == count)
 
 
-async def test_an_episode_that_the_trainer_cannot_compute_is_set_aside_alone(
+async def test_an_episode_that_the_trainer_cannot_compute_is_quarantined_alone(
     server: Running,
 ) -> None:
     await server.roll(trainer={"memory": MEMORY}, preflight=UNTRIED)
@@ -61,25 +61,25 @@ async def test_an_episode_that_the_trainer_cannot_compute_is_set_aside_alone(
     )
     await trained(server, 1)
     store = server.service.store
-    (aside,) = await store.batches(after_step=0, refused=True)
-    assert aside.episode_ids == [bad[0]]
-    assert "do not fit into the memory" in aside.refused
-    assert f"(episodes: 1 of client {mallory})" in aside.refused
+    (quarantined,) = await store.batches(after_step=0, refused=True)
+    assert quarantined.episode_ids == [bad[0]]
+    assert "do not fit into the memory" in quarantined.refused
+    assert f"(episodes: 1 of client {mallory})" in quarantined.refused
     for trained_on in (*await good, bad[1]):
         assert await store.scores(trained_on)
     # Nobody is paused, and the engine answers.
     await server.batch()
 
 
-async def test_the_preflight_is_of_what_is_left_when_one_clients_episodes_are_set_aside(
+async def test_the_preflight_is_of_what_is_left_when_one_clients_episodes_are_quarantined(
     server: Running,
 ) -> None:
     await server.roll(trainer={"memory": MEMORY})
     mallory, headers = await new_token(server, "mallory")
     await asyncio.gather(pair(server, CLIENT), pair(server, headers, "b", text=HUGE))
     await trained(server, 1)
-    (aside,) = await server.service.store.batches(after_step=0, refused=True)
-    assert f"(episodes: 2 of client {mallory})" in aside.refused
+    (quarantined,) = await server.service.store.batches(after_step=0, refused=True)
+    assert f"(episodes: 2 of client {mallory})" in quarantined.refused
     (told,) = events(server, "preflight")
     verdicts = {check["name"]: check["verdict"] for check in told["checks"]}
     assert verdicts["memory"] == "pass"
@@ -109,7 +109,7 @@ async def test_a_trainer_that_fails_for_once_costs_its_batch(server: Running) ->
     assert "scripted failure of the trainer at 1" in kept.refused
 
 
-async def test_a_client_whose_episodes_cannot_be_trained_is_set_aside_and_the_others_go_on(
+async def test_a_client_whose_episodes_cannot_be_trained_is_quarantined_and_the_others_go_on(
     server: Running,
 ) -> None:
     # With a place to spare, an episode may be open while a batch is trained.
@@ -123,17 +123,17 @@ async def test_a_client_whose_episodes_cannot_be_trained_is_set_aside_and_the_ot
         await trained(server, step)
     refusal = await claim_as(server, headers, "next")
     assert refusal.status_code == 409
-    assert "this client's training episodes are set aside" in error_of(refusal)["message"]
+    assert "this client's training episodes are quarantined" in error_of(refusal)["message"]
     assert "do not fit into the memory" in error_of(refusal)["message"]
     assert (await claim_as(server, headers, "e", kind="eval")).status_code == 200
 
-    (aside,) = (await status(server))["set_aside"]
-    assert (aside["client_id"], aside["task_id"]) == (mallory, "")
-    (finding,) = [f for f in (await status(server))["findings"] if f["code"] == "tasks_set_aside"]
+    (entry,) = (await status(server))["quarantined"]
+    assert (entry["client_id"], entry["task_id"]) == (mallory, "")
+    (finding,) = [f for f in (await status(server))["findings"] if f["code"] == "tasks_quarantined"]
     assert f"all tasks of client {mallory}" in finding["message"]
     own = (await server.http.get("/v1/status", headers=headers)).json()
     others = (await server.http.get("/v1/status", headers=CLIENT)).json()
-    assert (own["set_aside"], others["set_aside"]) == ([aside], [])
+    assert (own["quarantined"], others["quarantined"]) == ([entry], [])
 
     # What was open then is not trained, and costs no search.
     assert (await server.chat(late)).is_success
@@ -149,12 +149,12 @@ async def test_a_client_whose_episodes_cannot_be_trained_is_set_aside_and_the_ot
     ]
     assert (
         left_out.refused
-        == f"the client of these episodes is set aside (episodes: 1 of client {mallory})"
+        == f"the client of these episodes is quarantined (episodes: 1 of client {mallory})"
     )
 
     # Somebody has looked.
     await server.http.post("/v1/run/resume", headers=CONTROL)
-    assert (await status(server))["set_aside"] == []
+    assert (await status(server))["quarantined"] == []
     await asyncio.gather(pair(server, CLIENT, "e"), pair(server, headers, "f"))
     await trained(server, 5)
 
@@ -168,10 +168,10 @@ async def test_whole_batches_of_one_client_that_are_refused_do_not_pause_the_run
     for number in (1, 2, 3):
         await asyncio.gather(*(pair(server, headers, f"{t}{number}", text=HUGE) for t in "xy"))
         await refused(server, number)
-    await server.service.board.wait_until(lambda: bool(loop_of(server).rollouts.set_aside))
+    await server.service.board.wait_until(lambda: bool(loop_of(server).rollouts.quarantined))
     await server.batch()
     await trained(server, 2)
-    assert [one["client_id"] for one in (await status(server))["set_aside"]] == [mallory]
+    assert [one["client_id"] for one in (await status(server))["quarantined"]] == [mallory]
 
 
 async def test_failures_of_one_clients_agents_do_not_pause_the_run_of_another(

@@ -87,10 +87,10 @@ async def test_an_episode_that_cannot_be_processed_costs_nobody_else_anything(
     grants = await asyncio.gather(*good, *bad)
     await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
     store = server.service.store
-    (aside,) = await store.batches(after_step=0, refused=True)
-    assert aside.episode_ids == [grants[2]["episode_id"]]
-    assert "RecursionError: too deep to merge" in aside.refused
-    assert f"1 of client {mallory}" in aside.refused
+    (quarantined,) = await store.batches(after_step=0, refused=True)
+    assert quarantined.episode_ids == [grants[2]["episode_id"]]
+    assert "RecursionError: too deep to merge" in quarantined.refused
+    assert f"1 of client {mallory}" in quarantined.refused
     assert [bool(await store.scores(grant["episode_id"])) for grant in grants] == [
         True,
         True,
@@ -98,12 +98,12 @@ async def test_an_episode_that_cannot_be_processed_costs_nobody_else_anything(
         True,
     ]
     (told,) = events(server, "refused")
-    assert (told["reason"], told["episodes"]) == (aside.refused, 1)
+    assert (told["reason"], told["episodes"]) == (quarantined.refused, 1)
     assert loop_of(server).rollouts.paused == ""
     await server.batch()
 
 
-async def test_an_episode_whose_record_is_damaged_is_set_aside_alone(server: Running) -> None:
+async def test_an_episode_whose_record_is_damaged_is_quarantined_alone(server: Running) -> None:
     await server.roll()
     damaged = await server.episode("b", 0.0)
     with contextlib.closing(sqlite3.connect(server.run_dir / "samples.sqlite3")) as database:
@@ -113,9 +113,9 @@ async def test_an_episode_whose_record_is_damaged_is_set_aside_alone(server: Run
         database.commit()
     await asyncio.gather(*(server.episode("a", r) for r in (0.0, 1.0)), server.episode("b", 1.0))
     await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
-    (aside,) = await server.service.store.batches(after_step=0, refused=True)
-    assert aside.episode_ids == [damaged["episode_id"]]
-    assert "contains a record that cannot be read" in aside.refused
+    (quarantined,) = await server.service.store.batches(after_step=0, refused=True)
+    assert quarantined.episode_ids == [damaged["episode_id"]]
+    assert "contains a record that cannot be read" in quarantined.refused
 
 
 async def test_batches_of_nothing_that_can_be_processed_pause_the_run_and_outlive_a_restart(
@@ -159,7 +159,7 @@ async def test_what_was_left_out_of_a_batch_is_not_trained_after_a_restart(
         assert len(batch.episode_ids) == 3
 
 
-async def test_a_step_that_fails_after_training_is_trained_again_and_then_set_aside(
+async def test_a_step_that_fails_after_training_is_trained_again_and_then_quarantined(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = 3

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from ajet_core.protocol import BatchProgress, Finding, ServerState, SetAside, TagProgress
+from ajet_core.protocol import BatchProgress, Finding, Quarantine, ServerState, TagProgress
 from ajet_server.observe.events import EventLog
 from ajet_server.observe.watchdog import OpenView, ServerView, Watchdog, diagnose
 from ajet_server.security.throttle import ThrottleMeter
 
-PROGRESS = BatchProgress(full_by="tasks", needed=8, ready=3, open_episodes=0, set_aside=0)
+PROGRESS = BatchProgress(full_by="tasks", needed=8, ready=3, open_episodes=0, quarantined=0)
 IDLE = ServerView(
     ServerState.ROLLING, in_state=100.0, still=70.0, batch=PROGRESS, episodes_per_task=8
 )
@@ -92,8 +92,8 @@ def test_a_long_step_is_told_where_rollouts_that_go_on_have_to_wait_for_it() -> 
     assert found.message.startswith("step 3 is being trained; 2 claims wait")
 
 
-def test_a_pause_throttling_and_set_aside_tasks_are_findings() -> None:
-    aside = SetAside(
+def test_a_pause_throttling_and_quarantined_tasks_are_findings() -> None:
+    entry = Quarantine(
         client_id="client", group="t1", task_id="t1", aborts=17, reason="ValueError: no"
     )
     view = replace(
@@ -101,7 +101,7 @@ def test_a_pause_throttling_and_set_aside_tasks_are_findings() -> None:
         state=ServerState.PAUSED,
         paused="by hand",
         throttled=(5, "too many"),
-        set_aside=[aside] * 4,
+        quarantined=[entry] * 4,
     )
     paused, throttled, tasks = diagnose(view, 60.0)
     assert (paused.code, paused.message) == ("paused", "the run is paused: by hand")

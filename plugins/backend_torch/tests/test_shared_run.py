@@ -35,7 +35,7 @@ async def episode(server: Running, headers: Headers, task: str, reward: float) -
 
 
 @pytest.mark.timeout(300)
-async def test_episodes_whose_gradients_are_refused_are_set_aside_and_the_others_trained(
+async def test_episodes_whose_gradients_are_refused_are_quarantined_and_the_others_trained(
     servers: ServerFactory,
 ) -> None:
     async with servers.running() as server:
@@ -65,10 +65,10 @@ async def test_episodes_whose_gradients_are_refused_are_set_aside_and_the_others
                 lambda step=step: coordinator.step >= step or bool(coordinator.paused)
             )
             assert (coordinator.error, coordinator.paused, coordinator.step) == (None, None, step)
-            (aside,) = await store.batches(after_step=step - 1, refused=True)
-            assert set(aside.episode_ids) <= set(grants[2:])
-            assert "grad_norm_limit" in aside.refused
-            assert f"of client {mallory}" in aside.refused
+            (quarantined,) = await store.batches(after_step=step - 1, refused=True)
+            assert set(quarantined.episode_ids) <= set(grants[2:])
+            assert "grad_norm_limit" in quarantined.refused
+            assert f"of client {mallory}" in quarantined.refused
             for grant in grants[:2]:
                 (score,) = (await store.scores(grant)).values()
                 assert score.advantage

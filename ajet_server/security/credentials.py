@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from ajet_core.errors import NotFoundError, StateError, StoreError, StoreFullError
 from ajet_core.files import write_whole
 from ajet_core.protocol import TokenGrant, TokenInfo, TokenQuotas, TokenRequest, TokenScope
-from ajet_server.security.auth import hash_secret
+from ajet_server.security.api_keys import hash_secret
 from ajet_server.store.file_lock import FileLock
 
 TOKEN_PREFIX = "ajet-tk-"  # noqa: S105 - the public part

@@ -10,8 +10,8 @@ import pytest
 
 from ajet_core.errors import NotFoundError, StateError, StoreError, StoreFullError
 from ajet_core.protocol import TokenRequest
-from ajet_server.security import tokens as tokens_module
-from ajet_server.security.tokens import TOKEN_PREFIX, TokenBook
+from ajet_server.security import credentials as credentials_module
+from ajet_server.security.credentials import TOKEN_PREFIX, TokenBook
 
 
 class Clock:
@@ -116,7 +116,7 @@ def test_on_a_full_disk_no_token_is_made_and_a_revoked_one_is_dead_all_the_same(
     def no_space(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokens_module, "write_whole", no_space)
+    monkeypatch.setattr(credentials_module, "write_whole", no_space)
     with pytest.raises(StoreFullError, match="repeat"):
         book.issue(request("bob"))
     assert [info.name for info in book.list()] == ["alice"]
@@ -152,7 +152,7 @@ def test_who_only_looks_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise AssertionError("something was written")
 
     with monkeypatch.context() as patched:
-        patched.setattr(tokens_module, "write_whole", refuse)
+        patched.setattr(credentials_module, "write_whole", refuse)
         book = opened(tmp_path)
         assert len(book.list()) == 1
         book.close()
