@@ -39,7 +39,7 @@ from ajet_installation.event_loop import loop_factory
 _Agent = Callable[[Task, Episode], Awaitable[EpisodeOutcome]]
 
 ROUNDS = 4
-# After a crash, the episodes of this client keep their places in the batch until their leases
+# After a crash, the episodes of this client keep their slots in the batch until their leases
 # expire, which delays continuing by this time. Heartbeats renew them while the client is alive.
 LEASE_SECONDS = 20.0
 # An evaluation costs as much as the rollouts of a step, so evaluate only when the success of

@@ -65,7 +65,7 @@ def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] 
         )
         with SwarmClient(url, token) as control:
             # Read all steps: the last one continues after its episodes have ended. If a program
-            # blocks the event loop's heartbeats, its places are freed, and batches have more
+            # blocks the event loop's heartbeats, its slots are freed, and batches have more
             # episodes.
             size, in_steps = TASKS * EPISODES, 0.0
             for event in control.events(since=0):

@@ -94,7 +94,7 @@ async def learn(
                 await asyncio.sleep(POLL_SECONDS)
             if status.step >= steps:
                 return
-            # If heartbeats are late, tasks lose their places and get more episodes than they need.
+            # If heartbeats are late, tasks lose their slots and get more episodes than they need.
             await roll_out(world.task_ids("train", seed, 1, start=extra))
 
     async def evaluate() -> float:

@@ -4,7 +4,7 @@ The demo's model learns GridWalk from the same weights, with the same tasks and 
 mode `sync` and in mode `async` with `rollout.max_staleness` = `--bound`; all else is the default.
 Each reply of the tool takes a time from a truncated Pareto distribution. The time is the same for
 the same move of the same rollout of a task in both modes (the world `slow-grid`). One client runs
-one stream of episodes, with more at a time than either mode has places for.
+one stream of episodes, with more at a time than either mode has slots for.
 
 Steps take as long as those of a large model. In sync the trainer (`waiting_trainer`) waits until
 each step has taken `--update-share` of its cycle: S / (1 - S) times the time of its batch's
@@ -163,7 +163,7 @@ async def train(
         more = itertools.count()
         while (status := await asyncio.to_thread(observer.status)).step < steps:
             if lacks_tasks(status):
-                # On a busy machine heartbeats are late, so tasks lose places and get more episodes
+                # On a busy machine heartbeats are late, so tasks lose slots and get more episodes
                 # than they need.
                 episodes += await roll_out([f"train-{seed}-more-{next(more)}"])
             await asyncio.sleep(POLL_SECONDS)
@@ -183,7 +183,7 @@ def run(
     directory: Path, seed: int, steps: int, rollout: Rollout, trainer: dict[str, float]
 ) -> Figures:
     """Train in one mode on a new server, in a directory that contains the model."""
-    # One batch that fills, in async one that is trained, and one that waits for places.
+    # One batch that fills, in async one that is trained, and one that waits for slots.
     concurrency = EPISODES_PER_STEP * (2 if rollout.bound is None else 3)
     with terminate_as_interrupt(), DemoServer(directory) as server:
         server.client.sync_train_config(
@@ -394,7 +394,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
-        place, seed, steps, rollout, trainer = json.loads(sys.argv[2])
-        print(json.dumps(run(Path(place), seed, steps, Rollout(**rollout), trainer)))
+        run_dir, seed, steps, rollout, trainer = json.loads(sys.argv[2])
+        print(json.dumps(run(Path(run_dir), seed, steps, Rollout(**rollout), trainer)))
     else:
         main()

@@ -97,7 +97,7 @@ async def round_of(
 
 
 def swarm_claim(client_token: str) -> Claim:
-    """Return a function that claims eval episodes, which need no place in a batch."""
+    """Return a function that claims eval episodes, which need no slot in a batch."""
     numbers = iter(range(10**9))
 
     async def claim(connection: Connection) -> tuple[str, Callable[[], Awaitable[None]]]:

@@ -289,7 +289,7 @@ def configured(model: Path, seed: int, fault: Fault | None, *, asynchronous: boo
 async def roll_out(
     url: str, token: str, agent: FaultyAgent, seed: int, ahead: int, done: asyncio.Event
 ) -> None:
-    """Roll out the tasks of all steps, as many at once as there are places, until the end."""
+    """Roll out the tasks of all steps, as many at once as there are slots, until the end."""
     async with AsyncSwarmClient(url, token) as client:
         for step in itertools.count(1, ahead):
             tasks = [task for i in range(ahead) for task in train_task_ids(seed, step + i)]

@@ -55,7 +55,7 @@ STUDENT = (
 )
 NORMAL = 1.96
 INTERRUPTED = 130
-# One batch that is trained, one that fills, and one that waits in the server for places.
+# One batch that is trained, one that fills, and one that waits in the server for slots.
 ASYNC_BATCHES = 3
 
 

@@ -1,8 +1,8 @@
 """Benchmark many open episodes and waiting claims: memory, claim latency, and the cost of a call.
 
 Two gateways run side by side, one with few open episodes and claims, one with many; their rounds
-alternate. All places of the batch are taken. In a round agents run episodes of 8 calls. After each,
-an episode that was already open is aborted, so that the first waiting claim gets its place and the
+alternate. All slots of the batch are taken. In a round agents run episodes of 8 calls. After each,
+an episode that was already open is aborted, so that the first waiting claim gets its slot and the
 next agent starts. The wait of a claim counts from the request that aborts an episode, including its
 write to disk, to the grant.
 """
@@ -34,12 +34,12 @@ ROUND_SECONDS = 5.0
 
 
 @dataclass
-class Place:
-    """A gateway whose batch has `size` places, and the agents that have them.
+class FullGateway:
+    """A gateway whose batch has `size` slots, and the agents that have them.
 
     :ivar idle: ids of open episodes that no agent works on.
-    :ivar given_up: times of aborts whose places are not claimed yet.
-    :ivar waits: seconds from a place's release to its next claim.
+    :ivar given_up: times of aborts whose slots are not claimed yet.
+    :ivar waits: seconds from a slot's release to its next claim.
     """
 
     child: Child
@@ -71,7 +71,7 @@ class Place:
         self.idle.append(grant["episode_id"])
 
     async def fill(self) -> None:
-        """Take all places; each episode makes its first calls."""
+        """Take all slots; each episode makes its first calls."""
         numbers = iter(range(self.size))
 
         async def work() -> None:
@@ -111,12 +111,12 @@ class Place:
         self.costs.append((self.child.cpu_seconds() - cpu) / (self.calls - calls) * 1e6)
 
 
-async def _waiting(place: Place, count: int) -> None:
+async def _waiting(gateway: FullGateway, count: int) -> None:
     """Wait until the server reports this many waiting claims."""
     import httpx
 
-    url = f"http://127.0.0.1:{place.child.port}/v1/status"
-    headers = {"authorization": f"Bearer {place.client}"}
+    url = f"http://127.0.0.1:{gateway.child.port}/v1/status"
+    headers = {"authorization": f"Bearer {gateway.client}"}
     async with httpx.AsyncClient(headers=headers) as http:
         while (await http.get(url)).json()["counters"]["waiting_claims"] < count:
             pass
@@ -128,7 +128,7 @@ async def measure_open(many: int, rounds: int, directory: Path) -> dict[str, Any
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     model = write_model(directory / "models" / "tiny", "qwen3")
     (model / "model.safetensors").write_bytes(b"")
-    places: list[Place] = []
+    gateways: list[FullGateway] = []
     with ExitStack() as servers:
         lines: list[asyncio.Task[None]] = []
         for size in (FEW, many):
@@ -138,13 +138,13 @@ async def measure_open(many: int, rounds: int, directory: Path) -> dict[str, Any
             assert tokens is not None
             batch = {"full_by": "episodes", "tasks": size // 10, "episodes_per_task": 10}
             await start_run(child.port, tokens.control, model, batch)
-            place = Place(child, tokens.client, size, run_dir, random.Random(size))
-            await place.fill()
+            busy = FullGateway(child, tokens.client, size, run_dir, random.Random(size))
+            await busy.fill()
             waiting = size // CLAIMS_SHARE
-            lines += [asyncio.create_task(place.wait_in_line()) for _ in range(waiting)]
-            await _waiting(place, waiting)
-            places.append(place)
-        few, full = places
+            lines += [asyncio.create_task(busy.wait_in_line()) for _ in range(waiting)]
+            await _waiting(busy, waiting)
+            gateways.append(busy)
+        few, full = gateways
         rss = full.child.rss_mib()
         for _ in range(rounds):
             await few.round()
@@ -163,7 +163,7 @@ async def measure_open(many: int, rounds: int, directory: Path) -> dict[str, Any
         "rss_mib": round(rss, 1),
         "claim_p99_ms": round(quantile(full.waits, 0.99) * 1e3, 2),
         "cost_ratio": round(statistics.median(ratios), 3),
-        "unaccounted": sum(p.calls - recorded_calls(p.run_dir) for p in places),
+        "unaccounted": sum(g.calls - recorded_calls(g.run_dir) for g in gateways),
         "claim_p50_ms": round(quantile(full.waits, 0.5) * 1e3, 2),
         "claim_p99_ms_few": round(quantile(few.waits, 0.99) * 1e3, 2),
         "cpu_us_per_call": round(statistics.median(full.costs), 1),

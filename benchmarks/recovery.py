@@ -30,7 +30,7 @@ so that a boot takes a second and more kills fit into a minute.
 `--mode` selects how rollouts and training alternate: `sync`; `async`; `spare` tasks with a drain,
 which drops late episodes; `mixture`, where clients have tags; `async_mixture`; `evaluation`, where
 clients evaluate as often as they train. For mixtures, `mixture_off` counts trained batches in which
-a tag is a whole place or more off its ratio, and `mixture_drift` is the largest such deviation of
+a tag is a whole slot or more off its ratio, and `mixture_drift` is the largest such deviation of
 all batches together up to any step. For evaluation episodes, `eval_trained` counts those that are
 in a batch, and `eval_miscounted` those by which the server's scores differ from the store.
 `staleness_max` is the highest of any step.
@@ -82,7 +82,7 @@ ROLLOUTS = {
     "async_mixture": ASYNC,
     "evaluation": RolloutConfig(),
 }
-# Neither ratio is a whole number of places. Clients must not lose their share while they restart.
+# Neither ratio is a whole number of slots. Clients must not lose their share while they restart.
 MIXTURE = MixtureConfig(ratios={"even": 0.6, "odd": 0.4}, grace_seconds=3600.0)
 TAGS = {"client-0": "even", "client-1": "odd", "client-2": "even"}
 # After the last kill clients get this long to complete calls and ends.

@@ -44,19 +44,19 @@ def restarts(swarm: Swarm, lines: list[dict[str, object]]) -> dict[str, object]:
     }
 
 
-def mixture(trained: list[Counter[str]], config: MixtureConfig, places: int) -> dict[str, object]:
+def mixture(trained: list[Counter[str]], config: MixtureConfig, slots: int) -> dict[str, object]:
     """Return how far batches are from their ratios.
 
     :param trained: tasks of each batch by tag, in order.
-    :param places: number of tasks in a batch.
+    :param slots: number of tasks in a batch.
     """
     sums: Counter[str] = Counter()
     off, drift = 0, 0.0
     for number, tasks in enumerate(trained, start=1):
         sums += tasks
         ratios = config.ratios.items()
-        off += any(abs(tasks[tag] - ratio * places) >= 1 for tag, ratio in ratios)
-        drift = max(drift, *(abs(sums[tag] - ratio * places * number) for tag, ratio in ratios))
+        off += any(abs(tasks[tag] - ratio * slots) >= 1 for tag, ratio in ratios)
+        drift = max(drift, *(abs(sums[tag] - ratio * slots * number) for tag, ratio in ratios))
     return {"mixture_off": off, "mixture_drift": round(drift, 3)}
 
 

@@ -141,7 +141,7 @@ async def measure(minutes: float, rate: float, directory: Path) -> dict[str, Any
         load = Load(server, tokens.client, rate, time.perf_counter() + 60 * minutes)
         agents = [asyncio.create_task(load.work()) for _ in range(AGENTS)]
         samples = await watch(load, run_dir)
-        # Some agents may still wait for places that no other agent will free.
+        # Some agents may still wait for slots that no other agent will free.
         done, waiting = await asyncio.wait(agents, timeout=SAMPLE_SECONDS)
         for agent in waiting:
             agent.cancel()

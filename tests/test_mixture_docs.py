@@ -40,7 +40,7 @@ def test_the_example_trains_a_mixture_and_changes_it(
         "1 {'math': 4.0, 'code': 3.0, 'terminal': 3.0}",
         "2 {'math': 4.0, 'code': 3.0, 'terminal': 3.0}",
     ]
-    # Parts of tasks of math that were begun before the change, and found no place to go on, are trained besides.
+    # Parts of tasks of math that were begun before the change, and found no slot to go on, are trained besides.
     found = re.fullmatch(r"3 \{'math': (\d)\.0, 'code': 2\.0, 'terminal': 6\.0\}", third)
     assert found is not None, third
     assert int(found.group(1)) >= 2
@@ -67,7 +67,7 @@ def test_the_shares_that_are_told_are_those_of_the_first_batches() -> None:
     shares, total, told = Shares({"math": 0.4, "code": 0.3, "terminal": 0.3}), Counter[str](), []
     for _ in range(20):
         quotas = shares.quotas(8)
-        told.append(" ".join(str(places) for places in quotas.values()))
+        told.append(" ".join(str(slots) for slots in quotas.values()))
         total.update(quotas)
         shares.commit(8)
     assert "{}, then {}, then {} and".format(*told) in TEXT

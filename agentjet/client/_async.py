@@ -181,7 +181,7 @@ class AsyncSwarmClient:
         heartbeat_seconds: float | None = None,
         timeout: float | None = None,
     ) -> Episode:
-        """Claim an episode, waiting until the server has a place for it.
+        """Claim an episode, waiting until the server has a slot for it.
 
         :param group: episodes of one group share a baseline; by default those of one task.
         :param kind: ``eval`` episodes are never trained on.
@@ -189,11 +189,11 @@ class AsyncSwarmClient:
         :param lease_seconds: the server aborts the episode after this time without a model call or
             heartbeat.
         :param heartbeat_seconds: a promise to make a model call or send a heartbeat at least this
-            often. If three in a row are missed, the place in the batch is freed long before the
+            often. If three in a row are missed, the slot in the batch is freed long before the
             lease ends.
-        :param timeout: seconds to wait for a place; None waits as long as the server says it may
+        :param timeout: seconds to wait for a slot; None waits as long as the server says it may
             help.
-        :raises DeadlineError: no place became free within `timeout`.
+        :raises DeadlineError: no slot became free within `timeout`.
         :raises NotRollingError: no run is active.
         :raises EpisodeError: the task is quarantined because all its episodes fail.
         """
@@ -328,7 +328,7 @@ class AsyncSwarmClient:
         final: bool = False,
         retries: int | None = None,
     ) -> EpisodeStatus:
-        """Give up an episode; its place in the batch becomes free.
+        """Give up an episode; its slot in the batch becomes free.
 
         :param cause: the kind of failure, by which failures are counted; ``cancelled`` does not
             count as one.
@@ -471,7 +471,7 @@ class AsyncSwarmClient:
         :param tasks: task ids, or `Task` objects where the agent needs more than the id.
         :param agent: an async function of the task and its episode; returns the reward or an
             `EpisodeOutcome`.
-        :param lease_seconds: how long the episodes stay open if this program dies; their places in
+        :param lease_seconds: how long the episodes stay open if this program dies; their slots in
             the batch are freed within two seconds.
         :param episode_timeout: seconds after which an agent that has not finished is given up,
             which counts as a failed attempt.

@@ -21,7 +21,7 @@ from ajet_core.errors import EpisodeError, RequestError
 # How long episodes stay open after their program has died.
 RUNNER_LEASE_SECONDS = 60.0
 # Frequent small requests show the server that a program is alive. After three missed heartbeats its
-# places are freed, for example for its successor.
+# slots are freed, for example for its successor.
 _HEARTBEAT_SECONDS = 0.5
 _BEATS_PER_LEASE = 3
 

@@ -145,7 +145,7 @@ def run_episodes(
             pending -= 1
     finally:
         # After an exception (KeyboardInterrupt included) episodes are still open. Abort them, so
-        # that their places are not taken until their leases expire.
+        # that their slots are not taken until their leases expire.
         runner.stop()
     return ledger.report(clock() - began)
 

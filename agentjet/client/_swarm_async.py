@@ -182,7 +182,7 @@ class AsyncSwarm:
         heartbeat_seconds: float | None = None,
         timeout: float | None = None,
     ) -> SwarmEpisode:
-        """Claim a part on each server, waiting until all have a place.
+        """Claim a part on each server, waiting until all have a slot.
 
         Parameters are as for `AsyncSwarmClient.begin_episode`.
 

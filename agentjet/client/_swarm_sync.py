@@ -181,7 +181,7 @@ class Swarm:
         heartbeat_seconds: float | None = None,
         timeout: float | None = None,
     ) -> SwarmEpisode:
-        """Claim a part on each server, waiting until all have a place.
+        """Claim a part on each server, waiting until all have a slot.
 
         Parameters are as for `SwarmClient.begin_episode`.
 

@@ -56,7 +56,7 @@ def _parsed(ratios: Sequence[str]) -> dict[str, float]:
 
 def _table(status: MixtureStatus) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("tag", "ratio", "of the next batch", "places", "ready", "under way", ""):
+    for name in ("tag", "ratio", "of the next batch", "slots", "ready", "under way", ""):
         table.add_column(name, justify="left" if name in {"tag", ""} else "right")
     # If no batch is being filled, the next one is the first.
     following = status.step + bool(status.tags)
@@ -77,4 +77,4 @@ def _numbers(*values: float | None) -> list[str]:
 
 def _progress(now: TagProgress) -> list[str]:
     blocked = "no client is working on it; the other tags share its slots" if now.blocked else ""
-    return [str(now.places), str(now.ready), str(now.under_way), blocked]
+    return [str(now.slots), str(now.ready), str(now.under_way), blocked]

@@ -198,7 +198,7 @@ def _rollout(rollout: RolloutStatus) -> str:
 
 
 def _tag(progress: TagProgress) -> str:
-    text = f"{progress.ready} of {progress.places} slots ready, {progress.under_way} started"
+    text = f"{progress.ready} of {progress.slots} slots ready, {progress.under_way} started"
     text += f" (ratio {progress.ratio:g})"
     return text + (", no client is working on it" if progress.blocked else "")
 

@@ -91,7 +91,7 @@ class BatchRecord:
     :param refused: why the batch could not be trained, "" if it can; refused batches are kept but
         never trained.
     :param aborted_ids: episodes that were aborted while the batch was filled; they are not trained.
-    :param credit: by tag of the mixture, the fraction of a place that rounding owes it after this
+    :param credit: by tag of the mixture, the fraction of a slot that rounding owes it after this
         batch.
     """
 
@@ -237,7 +237,7 @@ class SampleStore(Generic[SettingsT_co], ABC):
         A record replaces the one with the same id or step:
 
         - `RunRecord`: there is only one.
-        - `EpisodeRecord`: the fields of the claim never change, and an episode keeps its place in
+        - `EpisodeRecord`: the fields of the claim never change, and an episode keeps its slot in
           the order of claims, and its batch. `batch_id` is ignored. An open episode must be new.
         - `Call`: always new. The store may keep the prompt as the difference to its base.
         - `BatchRecord`: takes its episodes from the batches that had them, and releases those that

@@ -27,7 +27,7 @@ class TokenQuotas(Message):
     """What a token's holder may use at once; None leaves it to the limits of the server.
 
     :param open_episodes: episodes claimed and not ended.
-    :param waiting_claims: claims that wait for a place.
+    :param waiting_claims: claims that wait for a slot.
     :param calls_at_once: model calls being answered, of all its episodes together.
     :param requests_per_minute: requests with the token itself; model calls, which have an episode's key, do not count.
     :param event_streams: open readers of ``GET /v1/events``.

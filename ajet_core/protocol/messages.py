@@ -55,8 +55,8 @@ class ClaimRequest(Message):
     :param kind: ``eval`` episodes are never trained on.
     :param lease_seconds: without a model call or heartbeat for so long the episode is aborted.
     :param heartbeat_seconds: the longest time between two calls or heartbeats that the client
-        promises. After three times as long, the episode stays open but loses its place in the
-        batch, long before the lease ends. With None it keeps the place until the lease ends.
+        promises. After three times as long, the episode stays open but loses its slot in the
+        batch, long before the lease ends. With None it keeps the slot until the lease ends.
     :param wait_seconds: how long the server may hold the request until an episode can be claimed.
     :param claim_id: at least 128 random bits as text. The same claim again, after an answer that was lost, gets the
         same episode with the same key, also from a server that was started again in between. A secret: the

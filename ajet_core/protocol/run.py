@@ -157,7 +157,7 @@ class BatchConfig(Message):
     :param full_by: ``tasks``: `tasks` tasks have `episodes_per_task` ended episodes each;
         ``episodes``: `tasks` x `episodes_per_task` episodes ended, of whatever tasks;
         ``differing_tasks``: as ``tasks``, but a task whose rewards are all equal does not count.
-    :param max_aborts_per_task: a task with more failed episodes in one batch is given no more places: the batch goes
+    :param max_aborts_per_task: a task with more failed episodes in one batch is given no more slots: the batch goes
         on with those of its episodes that ended, if they are two or more. One of which none ended is quarantined
         until the run is resumed or started again.
     """
@@ -266,13 +266,13 @@ class MixtureStage(Message):
 class MixtureConfig(Message):
     """Of which tags a batch is made, also the body of ``PUT /v1/mixture``.
 
-    Places are shared out batch by batch: the tasks of a batch, or its episodes if it is full by episodes. A batch
+    Slots are shared out batch by batch: the tasks of a batch, or its episodes if it is full by episodes. A batch
     waits for its slowest tag.
 
     :param ratios: by tag of the episodes; they sum to 1. Episodes of other tags are refused.
     :param schedule: ratios that take their place from certain steps on, in order.
     :param grace_seconds: if no client has claimed a tag or waited for it for so long, other tags
-        get its places, until a client claims it.
+        get its slots, until a client claims it.
     """
 
     ratios: Ratios
@@ -505,14 +505,14 @@ class RunConfig(Message):
     @model_validator(mode="after")
     def _batches_may_be_as_old_as_async_makes_them(self) -> Self:
         by_episodes = self.batch.full_by == "episodes"
-        places, unit = self.batch.tasks, "tasks"
+        slots, unit = self.batch.tasks, "tasks"
         if by_episodes:
-            places, unit = self.batch.episodes, "episodes"
+            slots, unit = self.batch.episodes, "episodes"
         mean = self.rollout.max_mean_staleness
-        if self.rollout.mode == "async" and mean is not None and mean * places < 1:
+        if self.rollout.mode == "async" and mean is not None and mean * slots < 1:
             raise ValueError(
                 f"rollout.max_mean_staleness {mean:g} is below the minimum of "
-                f"{1 / places:.3g} for mode async, where at least one of the {places} {unit} "
+                f"{1 / slots:.3g} for mode async, where at least one of the {slots} {unit} "
                 "of a batch begins while the batch before it is trained. Raise "
                 "max_mean_staleness, make batches larger, or use mode sync"
             )

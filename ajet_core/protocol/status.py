@@ -127,14 +127,14 @@ class TagProgress(Message):
     """A tag of the mixture in the batch that is being filled, in tasks (or episodes, as its `full_by` says).
 
     :param ratio: what the batch asks of it.
-    :param places: its share of the batch.
+    :param slots: its share of the batch.
     :param ready: what is complete.
     :param under_way: what is begun, those that are ready included.
-    :param blocked: no client works on it, and other tags have its places.
+    :param blocked: no client works on it, and other tags have its slots.
     """
 
     ratio: float
-    places: int
+    slots: int
     ready: int
     under_way: int
     blocked: bool

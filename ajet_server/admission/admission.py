@@ -37,8 +37,8 @@ class EpisodeLimits:
 class Admission:
     """Decides which claims get an episode, and when.
 
-    Claims wait here until the batch being filled has a place for them. `EpisodeRegistry` reports
-    the outcome of each admitted episode, because outcomes free places.
+    Claims wait here until the batch being filled has a slot for them. `EpisodeRegistry` reports
+    the outcome of each admitted episode, because outcomes free slots.
 
     :param open_episodes: the episodes that are durable; read, never changed.
     :param wall_clock: Unix time in seconds, for records.
@@ -71,7 +71,7 @@ class Admission:
 
     @property
     def waiting_count(self) -> int:
-        """The number of claims that wait for a place."""
+        """The number of claims that wait for a slot."""
         return len(self._waiting)
 
     def wanted_tags(self) -> set[str]:
@@ -82,9 +82,9 @@ class Admission:
     # --- Claims -----------------------------------------------------------------------------------
 
     async def wait_for_place(self, request: ClaimRequest, client_id: str) -> Granted:
-        """Wait for a place and return the new episode; its record is not stored yet.
+        """Wait for a slot and return the new episode; its record is not stored yet.
 
-        :raises NotRollingError: no run is active, or no place became free within
+        :raises NotRollingError: no run is active, or no slot became free within
             `request.wait_seconds`.
         :raises BusyError: a limit on open episodes or waiting claims is reached.
         :raises EpisodeError: the task is quarantined, or its tag is not in the mixture.
@@ -101,7 +101,7 @@ class Admission:
         self.admit()
 
     def admit(self) -> None:
-        """Give free places to waiting claims, in order of arrival."""
+        """Give free slots to waiting claims, in order of arrival."""
         if self._board.state is ServerState.OFFLINE:
             for waiting in list(self._waiting):
                 self._refuse(waiting, self._board.not_running())
@@ -160,7 +160,7 @@ class Admission:
         self._tenants.reopen(record)
 
     def silent(self, records: Iterable[EpisodeRecord]) -> None:
-        """Give the places of episodes with silent clients to other claims, until `heard`."""
+        """Give the slots of episodes with silent clients to other claims, until `heard`."""
         freed = False
         for record in records:
             freed = True
@@ -208,9 +208,9 @@ class Admission:
             self._builder.change_mixture(mixture)
 
     def settle(self) -> None:
-        """Freeze the mixture of the batch, as `Places.settle` does."""
+        """Freeze the mixture of the batch, as `Slots.settle` does."""
         if self._builder is not None:
-            self._builder.places.settle()
+            self._builder.slots.settle()
 
     # --- Inside -----------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Admission:
         return self._builder if record.kind == "train" else None
 
     def _moved(self) -> None:
-        """Record progress and admit claims: a place may be free now."""
+        """Record progress and admit claims: a slot may be free now."""
         self._board.touch()
         self.admit()
 
@@ -239,11 +239,11 @@ class Admission:
 
     async def _wait(self, request: ClaimRequest, client_id: str) -> Granted:
         builder = self._builder
-        # Check the group name of evaluation episodes too, now instead of when a place is free.
+        # Check the group name of evaluation episodes too, now instead of when a slot is free.
         stored = _group(request, client_id)
         group = stored if request.kind == "train" else None
         if group and builder is not None:
-            why = builder.places.refusal(request.tag)
+            why = builder.slots.refusal(request.tag)
             if why := why or builder.refuses(client_id, request.task_id):
                 raise EpisodeError(why)
         ticket = Ticket(request, client_id, group, asyncio.get_running_loop().create_future())
@@ -275,7 +275,7 @@ class Admission:
         progress = builder.progress()
         unit = "episodes" if progress.full_by == "episodes" else "tasks"
         return (
-            f"{state} and the batch has no place for it: {progress.ready} of "
+            f"{state} and the batch has no slot for it: {progress.ready} of "
             f"{progress.needed} {unit} are complete, {progress.open_episodes} episodes are "
             "open"
         )
@@ -283,7 +283,7 @@ class Admission:
     def _refuse_tags(self, builder: BatchBuilder) -> None:
         """Reject the claims for tags that are no longer in the mixture."""
         for tag in list(self._waiting.tags):
-            if why := builder.places.refusal(tag):
+            if why := builder.slots.refusal(tag):
                 for ticket in self._waiting.of_tag(tag):
                     self._refuse(ticket, EpisodeError(why))
 
@@ -292,7 +292,7 @@ class Admission:
         ticket.granted.set_exception(error)
 
     def _give(self, ticket: Ticket, builder: BatchBuilder) -> None:
-        """Resolve a claim that has a place."""
+        """Resolve a claim that has a slot."""
         try:
             granted = self._grant(ticket, builder)
         except (BusyError, AuthError) as error:
@@ -301,7 +301,7 @@ class Admission:
             ticket.granted.set_result(granted)
 
     def _grant(self, ticket: Ticket, builder: BatchBuilder) -> Granted:
-        """Create the episode of a claim that has a place."""
+        """Create the episode of a claim that has a slot."""
         request = ticket.request
         episode_id = secrets.token_hex(12)
         key = new_episode_key(episode_id, request.claim_id)

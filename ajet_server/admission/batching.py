@@ -14,7 +14,7 @@ from ajet_core.protocol import (
     RolloutConfig,
     TagProgress,
 )
-from ajet_server.admission.places import Places
+from ajet_server.admission.slots import Slots
 from ajet_server.admission.task_group import BatchCounts, TaskGroup
 from ajet_server.episodes.quarantine import TaskFailures
 
@@ -33,30 +33,30 @@ class Taken(NamedTuple):
 class BatchBuilder:
     """Fills one batch after the other with ended train episodes.
 
-    An episode is admitted only if there is a place for it (`Places`). So no episode samples with
+    An episode is admitted only if there is a slot for it (`Slots`). So no episode samples with
     weights that are about to change, or that will be too old when it is trained.
 
-    An exact batch fills its places with the complete tasks that have the oldest samples. Other
+    An exact batch fills its slots with the complete tasks that have the oldest samples. Other
     batches take every complete task. A task with open episodes is not split: all of it goes into
     a later batch. A batch waits for tasks that would be too old for the next one
-    (`Places.last_chance`), so no task loses its slow episodes. Without a mixture, the batch takes
-    all of these tasks, even beyond its places: silent clients that return may have more under way.
+    (`Slots.last_chance`), so no task loses its slow episodes. Without a mixture, the batch takes
+    all of these tasks, even beyond its slots: silent clients that return may have more under way.
 
     :param failures: the recorded failures of tasks in earlier batches.
-    :param places: the places of the batches; by default one batch at a time, without a mixture.
+    :param slots: the slots of the batches; by default one batch at a time, without a mixture.
     """
 
     def __init__(
         self,
         config: BatchConfig,
         failures: TaskFailures | None = None,
-        places: Places | None = None,
+        slots: Slots | None = None,
     ) -> None:
         self._config = config
         self._failures = TaskFailures(config.max_aborts_per_task) if failures is None else failures
-        self.places = Places(config, RolloutConfig(), None) if places is None else places
+        self.slots = Slots(config, RolloutConfig(), None) if slots is None else slots
         self._groups: dict[str, TaskGroup] = {}
-        # The sums of all groups by lane, updated with each change: adding up thousands of groups
+        # The sums of all groups by pool, updated with each change: adding up thousands of groups
         # at each end would be slow.
         self._sums: dict[str, BatchCounts] = {}
         self._decided: set[str] = set()
@@ -64,13 +64,13 @@ class BatchBuilder:
 
     @property
     def decided(self) -> Set[str]:
-        """Groups that hold a place and have room for more episodes."""
+        """Groups that hold a slot and have room for more episodes."""
         return frozenset() if self._draining else self._decided
 
     def takes(self, tag: str) -> bool:
-        """Return whether a new group of `tag` can get a place."""
-        lane = self.places.lane(tag)
-        return not self._draining and self._under_way(lane) < self.places.limits.get(lane, 0)
+        """Return whether a new group of `tag` can get a slot."""
+        pool = self.slots.pool(tag)
+        return not self._draining and self._under_way(pool) < self.slots.limits.get(pool, 0)
 
     def refuses(self, client_id: str, task_id: str) -> str | None:
         """Return why a client's task gets no more episodes, None unless it is quarantined."""
@@ -87,12 +87,12 @@ class BatchBuilder:
         return self.takes(tag)
 
     def starves(self, tag: str) -> bool:
-        """Return whether the batch lacks episodes of the lane of `tag` while none is open."""
-        lane = self.places.lane(tag)
-        counts = self._sums.get(lane, BatchCounts())
-        needed = self.places.quotas.get(lane, 0)
-        busy = self._draining or counts.open or self.places.training
-        return not busy and self._ready(lane) < needed
+        """Return whether the batch lacks episodes of the pool of `tag` while none is open."""
+        pool = self.slots.pool(tag)
+        counts = self._sums.get(pool, BatchCounts())
+        needed = self.slots.quotas.get(pool, 0)
+        busy = self._draining or counts.open or self.slots.training
+        return not busy and self._ready(pool) < needed
 
     def drain(self) -> None:
         """Admit no more episodes until `take`."""
@@ -137,7 +137,7 @@ class BatchBuilder:
             self._count(episode.group)
 
     def silent(self, episode: EpisodeRecord) -> None:
-        """Record that the client of an open episode is silent: its place is free for others.
+        """Record that the client of an open episode is silent: its slot is free for others.
 
         At most `episodes_per_task` episodes of a group are silent. Otherwise clients that start
         episodes and never end them would make a batch grow.
@@ -195,7 +195,7 @@ class BatchBuilder:
 
     def is_complete(self) -> bool:
         """Return whether the batch has all it needs; old tasks may still delay it."""
-        return all(self._ready(lane) >= quota for lane, quota in self.places.quotas.items())
+        return all(self._ready(pool) >= quota for pool, quota in self.slots.quotas.items())
 
     def awaited(self) -> list[str]:
         """Return the ids of the open episodes that a complete batch waits for."""
@@ -203,38 +203,38 @@ class BatchBuilder:
 
     def take(self) -> Taken:
         """Return the episodes of the full batch, and start the next one."""
-        taken = self._take_places() if self.places.exact else self._take_all()
-        self.places.next()
+        taken = self._take_slots() if self.slots.exact else self._take_all()
+        self.slots.next()
         self._draining = False
         self._count_anew()
         return taken
 
     def trained(self) -> None:
         """Record that the batch taken last is trained."""
-        self.places.trained()
+        self.slots.trained()
 
     def block(self, tags: Set[str]) -> None:
-        """Give the places of tags that no client rolls out to the other tags."""
-        self.places.block(tags, {lane: self._ready(lane) for lane in self._sums})
+        """Give the slots of tags that no client rolls out to the other tags."""
+        self.slots.block(tags, {pool: self._ready(pool) for pool in self._sums})
 
     def hand_over(self, wanted: Set[str]) -> bool:
-        """Give the rest of the batch to waiting tags, as `Places.hand_over` does."""
-        return self.places.hand_over(wanted, {lane: self._ready(lane) for lane in self._sums})
+        """Give the rest of the batch to waiting tags, as `Slots.hand_over` does."""
+        return self.slots.hand_over(wanted, {pool: self._ready(pool) for pool in self._sums})
 
     def change_mixture(self, mixture: MixtureConfig) -> None:
         """Use another mixture from the next batch on."""
-        self.places.change(mixture)
-        # If there was no mixture and the next batch is still empty, the lanes change now.
+        self.slots.change(mixture)
+        # If there was no mixture and the next batch is still empty, the pools change now.
         self._count_anew()
 
     def _awaited(self) -> Iterator[TaskGroup]:
         """Return the groups that would be trained too late if the batch were made now."""
-        if not self.places.waits:
+        if not self.slots.waits:
             return
         size = self._config.episodes_per_task
-        for lane in self.places.quotas:
-            claimed = range(self.places.last_chance, self._cannot_stay(lane) + 1)
-            for _, group in self._of_lane(lane) if claimed else ():
+        for pool in self.slots.quotas:
+            claimed = range(self.slots.last_chance, self._cannot_stay(pool) + 1)
+            for _, group in self._of_pool(pool) if claimed else ():
                 if self._config.full_by == "episodes":
                     waits = any(version in claimed for version in group.open.values())
                 else:
@@ -243,50 +243,50 @@ class BatchBuilder:
                 if waits:
                     yield group
 
-    def _cannot_stay(self, lane: str) -> int:
+    def _cannot_stay(self, pool: str) -> int:
         """Return the newest version up to which later batches cannot train all that would be left.
 
-        A tag does not have places in every batch, so this can be newer than `Places.last_chance`.
+        A tag does not have slots in every batch, so this can be newer than `Slots.last_chance`.
         If all of it can be trained later, the result is `last_chance - 1`.
         """
-        last_chance, later = self.places.last_chance, self.places.later(lane)
+        last_chance, later = self.slots.last_chance, self.slots.later(pool)
         found = last_chance - 1
-        left = sorted(version for version in self._left(lane) if version >= last_chance)
+        left = sorted(version for version in self._left(pool) if version >= last_chance)
         for count, version in enumerate(left, 1):
             if version - last_chance < len(later) and count > later[version - last_chance]:
                 found = version
         return found
 
-    def _left(self, lane: str) -> Iterator[int]:
-        """Yield the versions of what the batch would leave in `lane` if it were made now."""
+    def _left(self, pool: str) -> Iterator[int]:
+        """Yield the versions of what the batch would leave in `pool` if it were made now."""
         if self._config.full_by == "episodes":
-            ended = [e.claim_version for _, g in self._of_lane(lane) for e in g.ended.values()]
-            yield from sorted(ended)[self.places.quotas[lane] :]
-            for _, group in self._of_lane(lane):
+            ended = [e.claim_version for _, g in self._of_pool(pool) for e in g.ended.values()]
+            yield from sorted(ended)[self.slots.quotas[pool] :]
+            for _, group in self._of_pool(pool):
                 yield from group.open.values()
             return
-        taken = self._in_places(lane)
-        for name, group in self._of_lane(lane):
+        taken = self._in_slots(pool)
+        for name, group in self._of_pool(pool):
             if group.counted.active and name not in taken:
                 # Samples that are too old already do not count for the rest of the group.
-                young = [v for v in group.versions() if v >= self.places.last_chance]
+                young = [v for v in group.versions() if v >= self.slots.last_chance]
                 yield from [min(young)] if young else ()
 
-    def _in_places(self, lane: str) -> set[str]:
-        """Return the groups that take the places of `lane`: complete, with the oldest samples.
+    def _in_slots(self, pool: str) -> set[str]:
+        """Return the groups that take the slots of `pool`: complete, with the oldest samples.
 
         These are mostly the groups that started first, but an early task may have been retried.
         """
         ready = [
             (min(group.versions()), name)
-            for name, group in self._of_lane(lane)
+            for name, group in self._of_pool(pool)
             if group.counted.ready
         ]
         ready.sort(key=lambda one: one[0])
-        return {name for _, name in ready[: self.places.quotas.get(lane, 0)]}
+        return {name for _, name in ready[: self.slots.quotas.get(pool, 0)]}
 
-    def _of_lane(self, lane: str) -> Iterator[tuple[str, TaskGroup]]:
-        return (item for item in self._groups.items() if self.places.lane(item[1].tag) == lane)
+    def _of_pool(self, pool: str) -> Iterator[tuple[str, TaskGroup]]:
+        return (item for item in self._groups.items() if self.slots.pool(item[1].tag) == pool)
 
     def _take_all(self) -> Taken:
         taken = Taken([], [])
@@ -300,16 +300,16 @@ class BatchBuilder:
         return Taken(taken.ended, sorted(taken.aborted))
 
     def _take_episodes(self) -> Taken:
-        """Take the ended episodes of each lane that were claimed with the oldest weights."""
+        """Take the ended episodes of each pool that were claimed with the oldest weights."""
         taken = Taken([], [])
-        left = dict(self.places.quotas)
+        left = dict(self.slots.quotas)
         ended = [episode for group in self._groups.values() for episode in group.ended.values()]
         for episode in sorted(ended, key=lambda episode: episode.claim_version):
-            lane = self.places.lane(self._groups[episode.group].tag)
-            if left.get(lane, 0) > 0 or (
-                self.places.mixture is None and episode.claim_version <= self.places.last_chance
+            pool = self.slots.pool(self._groups[episode.group].tag)
+            if left.get(pool, 0) > 0 or (
+                self.slots.mixture is None and episode.claim_version <= self.slots.last_chance
             ):
-                left[lane] = left.get(lane, 0) - 1
+                left[pool] = left.get(pool, 0) - 1
                 taken.ended.append(episode.episode_id)
         some = set(taken.ended)
         rest: dict[str, TaskGroup] = {}
@@ -321,8 +321,8 @@ class BatchBuilder:
         self._groups = rest
         return Taken(taken.ended, sorted(taken.aborted))
 
-    def _take_places(self) -> Taken:
-        """Take the groups in each lane's places, and those that would never be complete.
+    def _take_slots(self) -> Taken:
+        """Take the groups in each pool's slots, and those that would never be complete.
 
         Ended episodes of a tag that has left the mixture are not trained. They are kept in case
         the tag returns. Their number is bounded by what was under way when the mixture changed,
@@ -331,19 +331,19 @@ class BatchBuilder:
         if self._config.full_by == "episodes":
             return self._take_episodes()
         taken = Taken([], [])
-        in_places = {name for lane in self.places.quotas for name in self._in_places(lane)}
+        in_slots = {name for pool in self.slots.quotas for name in self._in_slots(pool)}
         rest: dict[str, TaskGroup] = {}
         for name, group in self._groups.items():
-            lane = self.places.lane(group.tag)
-            due = self.places.mixture is None and group.due(self.places.last_chance)
-            if name in in_places or (group.counted.ready and due):
+            pool = self.slots.pool(group.tag)
+            due = self.slots.mixture is None and group.due(self.slots.last_chance)
+            if name in in_slots or (group.counted.ready and due):
                 after = self._take_group(group, taken)
-            elif lane not in self.places.quotas:
+            elif pool not in self.slots.quotas:
                 after = group
             elif group.counted.ready or group.counted.active:
                 group.idle = False
                 after = group
-            elif self.places.rolls_on and not group.idle and not due:
+            elif self.slots.rolls_on and not group.idle and not due:
                 # The client may be between two episodes.
                 group.idle = True
                 after = group
@@ -364,11 +364,11 @@ class BatchBuilder:
         """Return how full the batch is."""
         return BatchProgress(
             full_by=self._config.full_by,
-            needed=sum(self.places.quotas.values()),
+            needed=sum(self.slots.quotas.values()),
             ready=sum(
-                # Report at most the quota of each lane.
-                min(self._ready(lane), quota) if self.places.exact else self._ready(lane)
-                for lane, quota in self.places.quotas.items()
+                # Report at most the quota of each pool.
+                min(self._ready(pool), quota) if self.slots.exact else self._ready(pool)
+                for pool, quota in self.slots.quotas.items()
             ),
             open_episodes=sum(counts.open for counts in self._sums.values()),
             quarantined=len(self._failures),
@@ -395,24 +395,24 @@ class BatchBuilder:
         return [
             (name, len(group.ended), len(group.open))
             for name, group in self._groups.items()
-            if self.places.lane(group.tag) in self.places.quotas
+            if self.slots.pool(group.tag) in self.slots.quotas
             and not (group.complete(size) and group.worth(size))
             and (group.ended or group.open or group.given_up)
         ]
 
     def tags(self) -> dict[str, TagProgress] | None:
         """Return how full the batch is by tag of the mixture; None without a mixture."""
-        if self.places.mixture is None:
+        if self.slots.mixture is None:
             return None
         return {
             tag: TagProgress(
                 ratio=ratio,
-                places=self.places.quotas.get(tag, 0),
+                slots=self.slots.quotas.get(tag, 0),
                 ready=self._ready(tag),
                 under_way=self._under_way(tag),
-                blocked=tag in self.places.blocked,
+                blocked=tag in self.slots.blocked,
             )
-            for tag, ratio in self.places.ratios.items()
+            for tag, ratio in self.slots.ratios.items()
         }
 
     def _group(self, episode: EpisodeRecord) -> TaskGroup:
@@ -432,9 +432,9 @@ class BatchBuilder:
 
     def _add_up(self, name: str, group: TaskGroup) -> None:
         counts = group.counts(self._config)
-        lane = self.places.lane(group.tag)
-        before = self._sums.get(lane, BatchCounts())
-        self._sums[lane] = BatchCounts(
+        pool = self.slots.pool(group.tag)
+        before = self._sums.get(pool, BatchCounts())
+        self._sums[pool] = BatchCounts(
             *(old + new - was for old, new, was in zip(before, counts, group.counted, strict=True))
         )
         group.counted = counts
@@ -446,12 +446,12 @@ class BatchBuilder:
         else:
             self._decided.discard(name)
 
-    def _ready(self, lane: str) -> int:
-        counts = self._sums.get(lane, BatchCounts())
+    def _ready(self, pool: str) -> int:
+        counts = self._sums.get(pool, BatchCounts())
         return counts.ended if self._config.full_by == "episodes" else counts.ready
 
-    def _under_way(self, lane: str) -> int:
-        counts = self._sums.get(lane, BatchCounts())
+    def _under_way(self, pool: str) -> int:
+        counts = self._sums.get(pool, BatchCounts())
         if self._config.full_by == "episodes":
             return counts.open + counts.ended
         return counts.active

@@ -15,7 +15,7 @@ from ajet_server.store.run_store import RunStore
 
 
 class ClaimDesk:
-    """Answers claims with episodes that `Admission` has a place for, each claim once."""
+    """Answers claims with episodes that `Admission` has a slot for, each claim once."""
 
     def __init__(self, store: RunStore, episodes: EpisodeRegistry, admission: Admission) -> None:
         self._store = store
@@ -26,12 +26,12 @@ class ClaimDesk:
         self._abandoned: set[asyncio.Future[None]] = set()
 
     async def claim(self, request: ClaimRequest, client_id: str) -> Granted:
-        """Claim an episode; wait for a place for up to `request.wait_seconds`.
+        """Claim an episode; wait for a slot for up to `request.wait_seconds`.
 
         A repeated claim returns the same episode, in case the first response was lost.
 
         :raises EpisodeClosedError: the claim was granted before, and its episode is over.
-        :raises NotRollingError: no run is active, or no place became free in time.
+        :raises NotRollingError: no run is active, or no slot became free in time.
         :raises BusyError: a limit on open episodes or waiting claims is reached.
         :raises EpisodeError: the task is quarantined, or its tag is not in the mixture.
         """

@@ -1,4 +1,4 @@
-"""Detect tags of a mixture that no client rolls out, and give their places to others."""
+"""Detect tags of a mixture that no client rolls out, and give their slots to others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHORTEST_PAUSE = 0.05
 
 @dataclass(slots=True)
 class TagWatch:
-    """Decides which tags give their places to the others.
+    """Decides which tags give their slots to the others.
 
     Only time in which clients could roll out counts. A tag that was absent when a batch was made
     is still absent when the next one starts, so its grace time is waited for only once.
@@ -43,13 +43,13 @@ class TagWatch:
         grace_seconds: float,
         blocked: Set[str] = frozenset(),
     ) -> Set[str]:
-        """Return the tags whose places go to the others.
+        """Return the tags whose slots go to the others.
 
-        :param tags: the tags that have places in the batch.
+        :param tags: the tags that have slots in the batch.
         :param wanted: the tags that clients roll out or wait to roll out.
         :param now: seconds, monotonic.
         :param blocked: the result of the last look at this batch. A tag in it that returns waits
-            for the next batch: its places are given away already.
+            for the next batch: its slots are given away already.
         """
         passed = now - self._looked_at
         self._looked_at = now
@@ -70,7 +70,7 @@ class TagWatch:
 
 
 class TagKeeper:
-    """Gives the places of tags that no client rolls out to the others.
+    """Gives the slots of tags that no client rolls out to the others.
 
     :param clock: seconds, monotonic.
     """
@@ -103,15 +103,15 @@ class TagKeeper:
 
     def look(self) -> None:
         """Block the tags that no client has wanted for the grace time."""
-        builder, places = self._builder, self._builder.places
-        rolling = places.mixture is not None and self._board.state is ServerState.ROLLING
-        # Do not divide the places of a full batch again: rounding might require a task that is not
+        builder, slots = self._builder, self._builder.slots
+        rolling = slots.mixture is not None and self._board.state is ServerState.ROLLING
+        # Do not divide the slots of a full batch again: rounding might require a task that is not
         # ready, when no episode can start any more.
         if not rolling or builder.is_full():
             self._watch.rest(self._clock())
             return
-        before, wanted = places.blocked, self._admission.wanted_tags()
-        tags = {tag for tag, ratio in places.ratios.items() if ratio > 0}
+        before, wanted = slots.blocked, self._admission.wanted_tags()
+        tags = {tag for tag, ratio in slots.ratios.items() if ratio > 0}
         blocked = self._watch.look(
             tags, wanted, self._clock(), grace_seconds=self._grace, blocked=before
         )
@@ -124,7 +124,7 @@ class TagKeeper:
         self._known = (self._known | blocked) - wanted
 
     def _tell(self, tags: Set[str], heirs: str) -> None:
-        """Report that the places of some tags are given away."""
+        """Report that the slots of some tags are given away."""
         # Warn once, not for every batch in which the tags are absent.
         if not tags <= self._known:
             _log.warning(
@@ -132,12 +132,12 @@ class TagKeeper:
                 sorted(tags),
                 heirs,
             )
-        told = {"what": "blocked", "tags": sorted(tags), "places": self._builder.places.quotas}
+        told = {"what": "blocked", "tags": sorted(tags), "slots": self._builder.slots.quotas}
         self._events.emit("mixture", told)
         self._admission.admit()
         self._board.touch()
 
     @property
     def _grace(self) -> float:
-        mixture = self._builder.places.mixture
+        mixture = self._builder.slots.mixture
         return mixture.grace_seconds if mixture is not None else _LONGEST_PAUSE

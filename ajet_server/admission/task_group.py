@@ -19,7 +19,7 @@ class BatchCounts(NamedTuple):
     """The counts of a group, or their sums over groups.
 
     :param ready: complete groups that count towards a full batch.
-    :param active: groups that hold one of the batch's places for tasks.
+    :param active: groups that hold one of the batch's slots for tasks.
     """
 
     open: int = 0
@@ -91,11 +91,11 @@ class TaskGroup:
         return max(0, size - len(self.given_up) - len(self.open) - len(self.ended))
 
     def holds_place(self, size: int) -> bool:
-        """Return whether the group occupies one of the batch's places.
+        """Return whether the group occupies one of the batch's slots.
 
         An incomplete task without open episodes does not: its client may be gone and must not keep
-        the batch from filling. It gets a place again when its next episode starts. A complete task
-        with too few ended episodes does not occupy a place either.
+        the batch from filling. It gets a slot again when its next episode starts. A complete task
+        with too few ended episodes does not occupy a slot either.
         """
         return self.worth(size) if self.complete(size) else bool(self.open)
 

@@ -1,4 +1,4 @@
-"""Claims that wait for a place, in order of arrival, indexed by group."""
+"""Claims that wait for a slot, in order of arrival, indexed by group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Granted:
 class Ticket:
     """A waiting claim.
 
-    :param group: None for an episode that needs no place in a batch.
+    :param group: None for an episode that needs no slot in a batch.
     :param number: increases in order of arrival.
     """
 
@@ -42,14 +42,14 @@ class Ticket:
 class WaitingLine:
     """The queue of waiting claims.
 
-    The cost of finding the next one does not depend on how many cannot have a place.
+    The cost of finding the next one does not depend on how many cannot have a slot.
     """
 
     def __init__(self) -> None:
         # A plain dict becomes slow when the first of many entries is removed repeatedly.
         self._tickets: OrderedDict[int, Ticket] = OrderedDict()
         self._groups: dict[str | None, OrderedDict[int, Ticket]] = {}
-        # Tickets that need a place, by tag.
+        # Tickets that need a slot, by tag.
         self._tags: dict[str, OrderedDict[int, Ticket]] = {}
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class WaitingLine:
 
     @property
     def tags(self) -> Set[str]:
-        """The tags of the claims that need a place."""
+        """The tags of the claims that need a slot."""
         return self._tags.keys()
 
     def of_tag(self, tag: str) -> list[Ticket]:
@@ -94,7 +94,7 @@ class WaitingLine:
         return min(firsts, key=lambda ticket: ticket.number, default=None)
 
     def _decided(self, builder: BatchBuilder) -> Iterator[str | None]:
-        """Yield the waiting groups that can start an episode without a new place."""
+        """Yield the waiting groups that can start an episode without a new slot."""
         if None in self._groups:
             yield None
         if len(builder.decided) < len(self._groups):

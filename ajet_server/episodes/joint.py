@@ -109,7 +109,7 @@ class JointDesk:
             )
             return await self._store.prepare_episode(outcome)
 
-        # If the client was silent, this gives the episode its place in the batch back.
+        # If the client was silent, this gives the episode its slot in the batch back.
         self._episodes.renew(episode_id)
         stored, done = await self._episodes.shut(episode_id, write)
         if done:

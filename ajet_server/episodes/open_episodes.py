@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 BEATS_MISSED = 3.0
 # A client that returns after a silence may be silent for this many times as long from then on, up
-# to a limit: its machine is slow, and would otherwise lose its places repeatedly.
+# to a limit: its machine is slow, and would otherwise lose its slots repeatedly.
 _PATIENCE, _MOST_PATIENCE = 2.0, 30.0
 # The maximum interval: a new episode may have a shorter lease than the earlier ones.
 _LOOK_SECONDS = 0.25
@@ -33,7 +33,7 @@ class OpenEpisode:
     :ivar seen_at: clock time of the last sign of life, which renews the lease.
     :ivar called_at: clock time of the last model call, or of the claim.
     :ivar ends_at: clock time at which the episode is aborted, whatever its client does.
-    :ivar silent: whether its client missed its heartbeats, so that its place was given away.
+    :ivar silent: whether its client missed its heartbeats, so that its slot was given away.
     """
 
     record: EpisodeRecord

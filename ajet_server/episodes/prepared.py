@@ -14,7 +14,7 @@ class PreparedEpisode:
     """A part that makes no more calls, has no lease, and is not trained yet.
 
     :ivar since: clock time at which it was prepared, or restored by a restarted server.
-    :ivar silent: whether it has waited so long that its place in the batch was given away.
+    :ivar silent: whether it has waited so long that its slot in the batch was given away.
     :ivar doubt: why the arbiter's decision is unknown.
     """
 
@@ -31,7 +31,7 @@ class PreparedEpisode:
 
     @property
     def silent_at(self) -> float:
-        """Clock time after which its place is given away: an active client would have decided."""
+        """Clock time after which its slot is given away: an active client would have decided."""
         promised = self.record.heartbeat_seconds
         patience = self.record.lease_seconds if promised is None else BEATS_MISSED * promised
         return self.since + patience

@@ -130,7 +130,7 @@ class EpisodeRegistry:
         try:
             await self._store.add_episode(record)
         except BaseException:
-            # Without a durable record the episode did not start: free its place.
+            # Without a durable record the episode did not start: free its slot.
             self._admission.withdraw(record)
             raise
         self._add(episode)

@@ -126,7 +126,7 @@ def _mixture(status: ServerStatus) -> Iterator[Metric]:
         return
     for field, text in (
         ("ratio", "Share of a tag in the mixture."),
-        ("places", "Number of slots of a tag in the batch."),
+        ("slots", "Number of slots of a tag in the batch."),
         ("ready", "Number of complete slots of a tag."),
         ("under_way", "Number of started slots of a tag that are not complete."),
         ("blocked", "1 for a tag that no client is working on."),

@@ -229,9 +229,7 @@ def _incomplete(view: ServerView) -> str:
             "batch"
         )
         if short := [
-            f"{tag!r} ({p.ready} of {p.places})"
-            for tag, p in view.tags.items()
-            if p.ready < p.places
+            f"{tag!r} ({p.ready} of {p.slots})" for tag, p in view.tags.items() if p.ready < p.slots
         ]:
             asked += (
                 f", or for tags whose slots in it are filled; it still needs {', '.join(short)}"

@@ -218,7 +218,7 @@ class Coordinator:
             raise StateError("no run is configured: PUT /v1/run first")
         builder = self._parts.admission.builder if self.running else None
         tags = builder.tags() if builder is not None else None
-        step = builder.places.step if builder is not None else self.step + 1
+        step = builder.slots.step if builder is not None else self.step + 1
         return MixtureStatus(config=config.mixture, step=step, tags=tags or {})
 
     def rollout_status(self) -> RolloutStatus | None:

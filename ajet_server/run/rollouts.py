@@ -12,7 +12,7 @@ from typing import Any
 from ajet_core.interfaces import BatchRecord, EpisodeRecord
 from ajet_core.protocol import MixtureConfig, Quarantine, RunConfig, ServerState
 from ajet_server.admission.batching import BatchBuilder
-from ajet_server.admission.places import Places
+from ajet_server.admission.slots import Slots
 from ajet_server.admission.tag_watch import TagKeeper
 from ajet_server.batches.sharing import Sharing
 from ajet_server.episodes.quarantine import TaskFailures
@@ -156,8 +156,8 @@ class Rollouts:
         :param credit: of the mixture's tags, as it was after the previous batch.
         """
         config = self._config
-        places = Places(config.batch, config.rollout, self._mixture, step=step, credit=credit)
-        builder = BatchBuilder(config.batch, self._task_failures, places)
+        slots = Slots(config.batch, config.rollout, self._mixture, step=step, credit=credit)
+        builder = BatchBuilder(config.batch, self._task_failures, slots)
         self._episodes.begin(builder)
         if self._mixture is not None:
             # The mixture may have changed while the builder was restored.
@@ -176,7 +176,7 @@ class Rollouts:
 
     async def fill(self, builder: BatchBuilder, step: int) -> BatchRecord | None:
         """Run episodes until the batch of `step` is full; store it. None if the run is to stop."""
-        builder.places.begin(step)
+        builder.slots.begin(step)
         self._supervisor.begin_rolling()
         if self.rolls_on:
             # Set the state even if there is a full batch already.
@@ -202,13 +202,13 @@ class Rollouts:
             taken.ended,
             self._parts.wall_clock(),
             aborted_ids=taken.aborted,
-            credit=builder.places.credit,
+            credit=builder.slots.credit,
         )
         await self._parts.store.add_batch(record)
         return record
 
     async def trained(self, builder: BatchBuilder, step: int) -> None:
-        """Record that `step` was trained: free its places, and abort episodes that are too old."""
+        """Record that `step` was trained: free its slots, and abort episodes that are too old."""
         builder.trained()
         most = self._config.rollout.max_staleness
         await self._episodes.drop_late(
@@ -259,7 +259,7 @@ class Rollouts:
         # Drain first, or the same tasks would start again and be waited for again.
         builder.drain()
         reason = (
-            f"it was late: the batch of step {builder.places.step} was complete and waited "
+            f"it was late: the batch of step {builder.slots.step} was complete and waited "
             f"{seconds:g} s for its task, which would be too old for the next batch (setting "
             "rollout.late_seconds)"
         )

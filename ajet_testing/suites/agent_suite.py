@@ -129,7 +129,7 @@ class AgentSuite:
     @pytest.fixture(scope="class")
     @classmethod
     def swarm(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedSwarm]:
-        """Run a server with a place for every episode."""
+        """Run a server with a slot for every episode."""
         directory = tmp_path_factory.mktemp("swarm")
         batch = {"tasks": MANY // 4, "episodes_per_task": 4}
         with ScriptedSwarm(directory, cls.replies, batch=batch) as swarm:

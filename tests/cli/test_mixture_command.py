@@ -20,8 +20,8 @@ STATUS = {
     },
     "step": 3,
     "tags": {
-        "math": {"ratio": 0.5, "places": 4, "ready": 1, "under_way": 2, "blocked": False},
-        "code": {"ratio": 0.5, "places": 4, "ready": 0, "under_way": 0, "blocked": True},
+        "math": {"ratio": 0.5, "slots": 4, "ready": 1, "under_way": 2, "blocked": False},
+        "code": {"ratio": 0.5, "slots": 4, "ready": 0, "under_way": 0, "blocked": True},
     },
 }
 NONE = {"config": None, "step": 1}

@@ -103,7 +103,7 @@ async def test_parts_keep_their_leases_while_another_one_waits_for_a_place(
     two: Servers, kind: str
 ) -> None:
     await start(kind, two)
-    # The planner's places for this task are taken, so that the second joint episode waits there.
+    # The planner's slots for this task are taken, so that the second joint episode waits there.
     taken = [await two["planner"].claim("a") for _ in range(2)]
 
     def work(swarm: Any) -> Any:

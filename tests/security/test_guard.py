@@ -11,7 +11,7 @@ from ajet_core.credentials import ServerTokens
 from ajet_core.errors import AuthError
 from ajet_core.protocol import TokenRequest
 from ajet_server.security import guard as guard_module
-from ajet_server.security import tokens as tokens_module
+from ajet_server.security import credentials as credentials_module
 from ajet_server.security.credentials import TokenBook
 from ajet_server.security.guard import TokenGuard
 from ajet_testing.servers import bearer
@@ -40,7 +40,7 @@ def test_a_wrong_secret_is_compared_as_often_as_any_other(
 
     real = hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    assert vars(tokens_module)["hmac"] is vars(guard_module)["hmac"] is hmac
+    assert vars(credentials_module)["hmac"] is vars(guard_module)["hmac"] is hmac
     seen = set()
     for wrong in ("x", OWN.control[:-1], named[:-1], f"{public}.", "ajet-tk-unknown.secret", "é"):
         compared.clear()

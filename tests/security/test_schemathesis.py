@@ -85,7 +85,7 @@ CHECKS = [
     unsupported_method,
     valid_data_is_accepted,
 ]
-# Batches that never are full and bear any number of failures, so that every claim finds a place.
+# Batches that never are full and bear any number of failures, so that every claim finds a slot.
 ENDLESS = {
     "full_by": "episodes",
     "tasks": 100_000,

@@ -187,7 +187,7 @@ async def test_how_far_another_tenant_is_with_its_tag_is_not_seen(server: Runnin
         url = f"/v1/episodes/{grant['episode_id']}/end"
         await server.http.post(url, headers=bob, json={"reward": number / 4})
     await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
-    blocked = {"what": "blocked", "tags": ["bobs"], "places": {"bobs": 2}}
+    blocked = {"what": "blocked", "tags": ["bobs"], "slots": {"bobs": 2}}
     log.emit("mixture", blocked)
     marker = (await claim_as(server, alice, "last", kind="eval")).json()
     seen = await events_until(server, alice, marker["episode_id"], first)

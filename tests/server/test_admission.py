@@ -84,7 +84,7 @@ async def test_a_claim_without_a_place_gets_that_of_an_episode_that_never_began(
 async def test_a_claim_waits_no_longer_than_it_says(server: Server) -> None:
     await server.open("a")
     await server.open("a")
-    with pytest.raises(NotRollingError, match="the batch has no place for it"):
+    with pytest.raises(NotRollingError, match="the batch has no slot for it"):
         await (await server.ask("a", wait_seconds=0.0))
 
 

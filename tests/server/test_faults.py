@@ -313,7 +313,7 @@ async def test_a_task_that_always_fails_is_quarantined_and_shown(server: Running
         await asyncio.sleep(0)
     await abort(server, third, reason="ValueError: always")
     answers = [await other for other in others]
-    # One had a place by then, the other is sent away.
+    # One had a slot by then, the other is sent away.
     assert sorted(a.status_code for a in answers) == [200, 409]
     refused = await server.http.post("/v1/episodes", headers=CLIENT, json={"task_id": "a"})
     assert refused.status_code == 409

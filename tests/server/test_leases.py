@@ -118,7 +118,7 @@ def silent(episodes: OpenEpisodes) -> set[str]:
 
 
 def test_a_client_that_came_back_may_be_silent_for_twice_as_long_from_then_on() -> None:
-    """Or the places of a client on a slow machine would be given away again and again."""
+    """Or the slots of a client on a slow machine would be given away again and again."""
     clock = Clock()
     episodes = OpenEpisodes(clock, clock.wall)
     slow = [opened(episodes, clock.wall(), f"slow-{n}", "slow") for n in range(2)]

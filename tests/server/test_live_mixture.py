@@ -115,7 +115,7 @@ async def test_open_episodes_of_a_tag_that_is_removed_end_as_ever_and_are_not_tr
     late = [await server.claim("late", tag="y") for _ in range(2)]
     half = await server.claim("half", tag="y")
     await put(server, all_of("x"))
-    # This batch still has its place for y.
+    # This batch still has its slot for y.
     await task(server, "a", "x")
     for reward, grant in enumerate(late):
         await server.chat(grant)
@@ -151,7 +151,7 @@ async def test_who_waits_for_a_tag_that_is_removed_is_sent_away(server: Running)
     while not server.service.admission.waiting_count:
         await asyncio.sleep(0)
     await put(server, all_of("y"))
-    # The batch that is being filled may still have a place for it.
+    # The batch that is being filled may still have a slot for it.
     assert not waiting.done()
     for reward, grant in enumerate(first):
         await server.chat(grant)
@@ -228,9 +228,9 @@ async def test_as_many_tags_as_there_may_be(server: Running) -> None:
     many = {f"tag-{n:03}": 1 / 256 for n in range(256)}
     await server.roll(mixture={"ratios": many, "grace_seconds": PATIENT})
     for step in (1, 2):
-        places = {tag: now["places"] for tag, now in (await shown(server))["tags"].items()}
-        assert len(places) == 256
-        chosen = [tag for tag, count in places.items() if count]
+        slots = {tag: now["slots"] for tag, now in (await shown(server))["tags"].items()}
+        assert len(slots) == 256
+        chosen = [tag for tag, count in slots.items() if count]
         # What was rounded off in the first batch comes in the second.
         assert chosen == [f"tag-{n:03}" for n in (2 * step - 2, 2 * step - 1)]
         await batch_of(server, step, *chosen)
@@ -276,5 +276,5 @@ async def test_who_waits_for_a_later_mixture_does_not_wait_for_those_who_are_gon
         await put(server, later)
     await task(server, "b", "y")
     await until_step(server, 1)
-    # What was ready is trained, and counts for its places.
+    # What was ready is trained, and counts for its slots.
     assert await trained(server) == [{"x": 2, "y": 2}]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import AbortCause, BatchConfig, MixtureConfig, RolloutConfig
 from ajet_server.admission.batching import BatchBuilder
-from ajet_server.admission.places import Places
+from ajet_server.admission.slots import Slots
 
 TAGS = {"a": "x", "b": "x", "c": "x", "d": "y", "e": "y"}
 CAUSES: tuple[AbortCause, ...] = ("error", "cancelled", "lease_expired")
@@ -54,16 +54,16 @@ class World:
 
     def crash(self) -> None:
         """A server that is started again knows what is stored."""
-        places = Places(self.batch, self.rollout, self.mixture, step=self.step)
-        self.builder = BatchBuilder(self.batch, None, places)
+        slots = Slots(self.batch, self.rollout, self.mixture, step=self.step)
+        self.builder = BatchBuilder(self.batch, None, slots)
         self.builder.restore([*self.over.values(), *self.open.values()])
         for episode_id in self.silent:
             self.builder.silent(self.open[episode_id])
         self.training = False
-        places.begin(self.step)
+        slots.begin(self.step)
 
     def claim(self, group: str, tag: str) -> EpisodeRecord | None:
-        """An episode, if there is a place for it."""
+        """An episode, if there is a slot for it."""
         tag = tag if self.mixture is not None else ""
         if not self.builder.may_begin(group, tag):
             return None
@@ -117,7 +117,7 @@ class World:
             del self.over[episode_id]
         self.step += 1
         self.training = True
-        self.builder.places.begin(self.step)
+        self.builder.slots.begin(self.step)
 
     def trained(self) -> None:
         """The batch that was taken is trained."""
@@ -167,7 +167,7 @@ def test_new_tasks_always_fill_the_batch(
         world.trained()
     names = (f"new-{number}" for number in itertools.count())
     for _ in range(3):
-        # Every lane has places for the tasks that its part of the batch lacks.
+        # Every pool has slots for the tasks that its part of the batch lacks.
         for _ in range(2 * batch.tasks * batch.episodes_per_task + 2):
             if world.builder.is_full():
                 break

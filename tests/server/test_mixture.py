@@ -1,4 +1,4 @@
-"""Places of a batch, shared out by the ratios of tags."""
+"""Slots of a batch, shared out by the ratios of tags."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_no_batch_is_a_whole_place_off_and_no_tag_is_owed_a_whole_one(
     assume(sum(weights))
     ratios = {str(i): weight / sum(weights) for i, weight in enumerate(weights)}
     shares = Shares(ratios)
-    for places, blocked in batches:
+    for slots, blocked in batches:
         without = {str(i) for i in blocked}
         left = fsum(ratio for tag, ratio in ratios.items() if tag not in without)
-        quotas = shares.quotas(places, without)
-        shares.commit(places, without)
-        assert sum(quotas.values()) == (places if left else 0)
+        quotas = shares.quotas(slots, without)
+        shares.commit(slots, without)
+        assert sum(quotas.values()) == (slots if left else 0)
         for tag, ratio in ratios.items():
-            wanted = places * ratio / left if left and tag not in without else 0.0
+            wanted = slots * ratio / left if left and tag not in without else 0.0
             assert abs(quotas[tag] - wanted) < 1
     assert abs(fsum(shares.credit.values())) < 1e-5
 
@@ -64,16 +64,16 @@ def test_no_batch_is_a_whole_place_off_and_no_tag_is_owed_a_whole_one(
     st.lists(st.integers(1, 50), min_size=2, max_size=6), st.integers(1, 20), st.integers(1, 200)
 )
 def test_over_many_batches_the_sums_follow_the_ratios(
-    weights: list[int], places: int, batches: int
+    weights: list[int], slots: int, batches: int
 ) -> None:
     ratios = {str(i): weight / sum(weights) for i, weight in enumerate(weights)}
     shares, total = Shares(ratios), dict.fromkeys(ratios, 0)
     for _ in range(batches):
-        for tag, quota in shares.quotas(places).items():
+        for tag, quota in shares.quotas(slots).items():
             total[tag] += quota
-        shares.commit(places)
+        shares.commit(slots)
     for tag, ratio in ratios.items():
-        assert abs(total[tag] - ratio * places * batches) < 1 + 1e-4
+        assert abs(total[tag] - ratio * slots * batches) < 1 + 1e-4
 
 
 @pytest.mark.parametrize(

@@ -390,7 +390,7 @@ async def test_batches_have_the_mixture_and_a_change_holds_from_the_next_one_on(
         "/v1/mixture", headers=CONTROL, json={"ratios": {"x": 1.0}, "grace_seconds": 3600.0}
     )
     assert changed.status_code == 200
-    assert changed.json()["tags"]["y"]["places"] == 1
+    assert changed.json()["tags"]["y"]["slots"] == 1
     assert not claim.done()
     await task(server, "c", "y")
     await until_step(server, 1)
@@ -440,7 +440,7 @@ async def test_the_mixture_and_what_it_owes_survive_a_restart(servers: ServerFac
         found = (await server.http.get("/v1/mixture", headers=CONTROL)).json()
         assert found["config"]["ratios"] == HALVES["ratios"]
         # x had the one place of the batch before.
-        assert {tag: now["places"] for tag, now in found["tags"].items()} == {"x": 0, "y": 1}
+        assert {tag: now["slots"] for tag, now in found["tags"].items()} == {"x": 0, "y": 1}
 
 
 @pytest.mark.parametrize(

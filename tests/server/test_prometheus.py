@@ -46,7 +46,7 @@ def test_everything_a_status_says_in_numbers_is_there() -> None:
 
 def test_names_that_clients_give_cannot_break_the_format() -> None:
     tag = 'a"b\\c\nd'
-    progress = {"ratio": 1.0, "places": 8, "ready": 0, "under_way": 0, "blocked": False}
+    progress = {"ratio": 1.0, "slots": 8, "ready": 0, "under_way": 0, "blocked": False}
     found = scraped(mixture={tag: progress})
     assert found["ajet_mixture_places", (("tag", tag.replace("\n", "?")),)] == 8
 

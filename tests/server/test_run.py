@@ -101,7 +101,7 @@ async def test_a_claim_that_was_granted_is_granted_again(server: Running) -> Non
     assert again == first
     assert (await server.chat(again)).status_code == 200
     assert len(server.service.episodes.open) == 1
-    # It holds one of the two places of its task.
+    # It holds one of the two slots of its task.
     await server.claim("a", claim_id="d" * 32)
     await server.end(first, 1.0)
     body = {"task_id": "a", "claim_id": "c" * 32}
@@ -120,7 +120,7 @@ async def test_two_of_the_same_claim_at_once_are_one_episode(server: Running) ->
     grants = [answer.json() for answer in answers]
     assert all(grant == grants[0] for grant in grants)
     assert len(server.service.episodes.open) == 1
-    # The others hold no place.
+    # The others hold no slot.
     assert (await server.claim("a"))["episode_id"] != grants[0]["episode_id"]
 
 

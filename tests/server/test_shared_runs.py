@@ -112,7 +112,7 @@ async def test_a_trainer_that_fails_for_once_costs_its_batch(server: Running) ->
 async def test_a_client_whose_episodes_cannot_be_trained_is_quarantined_and_the_others_go_on(
     server: Running,
 ) -> None:
-    # With a place to spare, an episode may be open while a batch is trained.
+    # With a slot to spare, an episode may be open while a batch is trained.
     await server.roll(trainer={"memory": MEMORY}, preflight=UNTRIED, rollout={"spare_tasks": 1})
     mallory, headers = await new_token(server, "mallory")
     late = (await claim_as(server, headers, "late")).json()

@@ -1,4 +1,4 @@
-"""Which tags give their places to the others, and when."""
+"""Which tags give their slots to the others, and when."""
 
 from __future__ import annotations
 

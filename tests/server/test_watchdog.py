@@ -60,7 +60,7 @@ def test_claims_for_complete_tasks_alone_are_explained() -> None:
 
 
 def test_a_tag_that_others_wait_for_is_named() -> None:
-    slow = TagProgress(ratio=0.5, places=4, ready=1, under_way=1, blocked=False)
+    slow = TagProgress(ratio=0.5, slots=4, ready=1, under_way=1, blocked=False)
     quick = slow.model_copy(update={"ready": 4, "under_way": 4})
     found = only(replace(IDLE, waiting_claims=4, tags={"slow": slow, "quick": quick}))
     assert found.message.endswith("it still needs 'slow' (1 of 4); 3 of 8 complete")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import BatchConfig, MixtureConfig, RolloutConfig
 from ajet_server.admission.batching import BatchBuilder
-from ajet_server.admission.places import ANY, Places
+from ajet_server.admission.slots import ANY, Slots
 from ajet_testing.suites.samples import make_episode
 
 ASYNC = RolloutConfig(mode="async", max_staleness=2, max_mean_staleness=None)
@@ -37,7 +37,7 @@ def batches(
         {"tasks": tasks, "episodes_per_task": size, "full_by": full_by}
     )
     mixed = MixtureConfig(ratios=mixture) if mixture else None
-    return BatchBuilder(config, places=Places(config, rollout or RolloutConfig(), mixed, **more))
+    return BatchBuilder(config, slots=Slots(config, rollout or RolloutConfig(), mixed, **more))
 
 
 def start(batch: BatchBuilder, group: str, tag: str = "") -> EpisodeRecord:
@@ -79,35 +79,35 @@ def test_a_tag_that_nobody_rolls_out_gives_its_places_to_the_others_for_this_bat
     mine.append(roll_out(batch, "u", "b"))
     batch.block({"b"})
     # What there is of the blocked tag stays part of the batch.
-    assert batch.places.quotas == {"a": 3, "b": 1}
+    assert batch.slots.quotas == {"a": 3, "b": 1}
     assert not batch.may_begin("v", "b")
     mine.append(roll_out(batch, "z", "a"))
     assert batch.is_full()
     assert set(batch.take().ended) == ids(*mine)
-    assert batch.places.quotas == {"a": 2, "b": 2}
+    assert batch.slots.quotas == {"a": 2, "b": 2}
 
 
 def test_whoever_comes_first_is_welcome_when_all_tags_are_blocked() -> None:
     batch = batches(mixture=HALVES)
     batch.block({"a", "b"})
-    assert batch.places.quotas == {"a": 2, "b": 2}
+    assert batch.slots.quotas == {"a": 2, "b": 2}
 
 
 def test_a_change_holds_from_the_next_batch_on() -> None:
     batch = batches(mixture=HALVES)
-    batch.places.change(MixtureConfig(ratios={"a": 0.25, "b": 0.5, "c": 0.25}))
-    assert batch.places.quotas == {"a": 2, "b": 2}
-    assert batch.places.refusal("c") is None
+    batch.slots.change(MixtureConfig(ratios={"a": 0.25, "b": 0.5, "c": 0.25}))
+    assert batch.slots.quotas == {"a": 2, "b": 2}
+    assert batch.slots.refusal("c") is None
     for name, tag in zip("wxyz", "aabb", strict=True):
         roll_out(batch, name, tag)
     batch.take()
-    assert batch.places.quotas == {"a": 1, "b": 2, "c": 1}
+    assert batch.slots.quotas == {"a": 1, "b": 2, "c": 1}
 
 
 def test_episodes_of_a_tag_that_the_mixture_never_has_are_refused() -> None:
     batch = batches(mixture=HALVES)
-    assert "no tag 'c', only 'a', 'b'" in (batch.places.refusal("c") or "")
-    assert batches().places.refusal("c") is None
+    assert "no tag 'c', only 'a', 'b'" in (batch.slots.refusal("c") or "")
+    assert batches().slots.refusal("c") is None
 
 
 def test_what_is_ready_besides_is_part_of_the_next_batch() -> None:
@@ -156,12 +156,12 @@ def test_a_tag_has_its_places_while_the_last_batch_that_is_only_of_it_is_trained
     mixture = MixtureConfig.model_validate(
         {"ratios": {"a": 1}, "schedule": [{"from_step": 3, "ratios": {"b": 1}}]}
     )
-    places = Places(config, RolloutConfig(mode="async", max_staleness=1), mixture)
-    assert places.limits == {"a": 4}
-    places.next()
-    assert places.limits == {"a": 2}
-    places.trained()
-    assert places.limits == {"a": 2, "b": 2}
+    slots = Slots(config, RolloutConfig(mode="async", max_staleness=1), mixture)
+    assert slots.limits == {"a": 4}
+    slots.next()
+    assert slots.limits == {"a": 2}
+    slots.trained()
+    assert slots.limits == {"a": 2, "b": 2}
 
 
 def test_a_slow_task_does_not_hold_up_an_asynchronous_batch() -> None:
@@ -209,18 +209,18 @@ def test_a_full_batch_that_is_drained_is_filled_again_if_tasks_get_another_chanc
 
 def test_what_a_mixture_begins_with_takes_any_tag_until_the_next_batch() -> None:
     batch = batches(tasks=1)
-    batch.places.change(MixtureConfig(ratios=HALVES))
-    assert batch.places.refusal("c") is None
+    batch.slots.change(MixtureConfig(ratios=HALVES))
+    assert batch.slots.refusal("c") is None
     roll_out(batch, "x", "c")
     batch.take()
-    assert "no tag 'c'" in (batch.places.refusal("c") or "")
+    assert "no tag 'c'" in (batch.slots.refusal("c") or "")
 
 
 def test_what_ended_of_a_tag_that_is_removed_is_kept_for_its_return_and_hinders_nobody() -> None:
     batch = batches(tasks=2, mixture=HALVES, rollout=ASYNC)
     whole, later = roll_out(batch, "b1", "b"), roll_out(batch, "b2", "b")
     half = start(batch, "b3", "b")
-    batch.places.change(MixtureConfig(ratios={"a": 1}))
+    batch.slots.change(MixtureConfig(ratios={"a": 1}))
     mine = roll_out(batch, "a1", "a")
     assert set(batch.take().ended) == ids(mine, whole)
     end(batch, half)
@@ -228,7 +228,7 @@ def test_what_ended_of_a_tag_that_is_removed_is_kept_for_its_return_and_hinders_
     for number in range(3):
         both = [roll_out(batch, f"{number}-{n}", "a") for n in range(2)]
         assert set(batch.take().ended) == ids(*both)
-    batch.places.change(MixtureConfig(ratios={"b": 1}))
+    batch.slots.change(MixtureConfig(ratios={"b": 1}))
     for n in range(2):
         roll_out(batch, f"last-{n}", "a")
     batch.take()
@@ -243,22 +243,22 @@ def test_of_a_tag_that_is_removed_as_much_begins_as_the_batch_needs(rollout: Rol
     batch.change_mixture(MixtureConfig(ratios={"a": 1}))
     mine = [roll_out(batch, "a1", "a")]
     assert not batch.is_full()
-    assert batch.places.refusal("b") is None
+    assert batch.slots.refusal("b") is None
     mine.append(roll_out(batch, "b1", "b"))
     assert batch.is_full()
     # It is not refused yet: the batch would need it if it were not full.
-    assert batch.places.refusal("b") is None
+    assert batch.slots.refusal("b") is None
     assert not batch.may_begin("b2", "b")
     assert set(batch.take().ended) == ids(*mine)
-    assert "no tag 'b', only 'a'" in (batch.places.refusal("b") or "")
+    assert "no tag 'b', only 'a'" in (batch.slots.refusal("b") or "")
 
 
 def test_a_tag_that_is_removed_and_has_no_places_in_the_batch_is_refused_at_once() -> None:
     batch = batches(tasks=1, mixture=HALVES)
-    assert batch.places.quotas == {"a": 1, "b": 0}
+    assert batch.slots.quotas == {"a": 1, "b": 0}
     batch.change_mixture(MixtureConfig(ratios={"c": 1}))
-    assert batch.places.refusal("a") is None
-    assert "no tag 'b', only 'c'" in (batch.places.refusal("b") or "")
+    assert batch.slots.refusal("a") is None
+    assert "no tag 'b', only 'c'" in (batch.slots.refusal("b") or "")
 
 
 def test_by_episodes_a_batch_takes_those_that_came_first() -> None:
@@ -279,10 +279,10 @@ def test_a_change_holds_at_once_if_nobody_fills_the_batch() -> None:
         roll_out(batch, name, "a")
     batch.take()
     batch.change_mixture(MixtureConfig(ratios=HALVES))
-    assert batch.places.quotas == {"a": 1, "b": 1}
-    batch.places.settle()
+    assert batch.slots.quotas == {"a": 1, "b": 1}
+    batch.slots.settle()
     batch.change_mixture(MixtureConfig(ratios={"b": 1}))
-    assert batch.places.quotas == {"a": 1, "b": 1}
+    assert batch.slots.quotas == {"a": 1, "b": 1}
 
 
 def test_whoever_waits_for_a_later_batch_gets_what_is_left_of_one_that_nobody_fills() -> None:
@@ -291,37 +291,37 @@ def test_whoever_waits_for_a_later_batch_gets_what_is_left_of_one_that_nobody_fi
     assert not batch.hand_over({"c"})
     batch.change_mixture(MixtureConfig(ratios={"b": 0.5, "c": 0.5}))
     assert not batch.hand_over({"d"})
-    assert batch.places.quotas == {"a": 2, "b": 2}
+    assert batch.slots.quotas == {"a": 2, "b": 2}
     assert batch.hand_over({"c"})
-    # What is ready of a is kept, and what is of b counts for its new places.
-    assert batch.places.quotas == {"a": 1, "b": 2, "c": 1}
-    assert "no tag 'a'" in (batch.places.refusal("a") or "")
+    # What is ready of a is kept, and what is of b counts for its new slots.
+    assert batch.slots.quotas == {"a": 1, "b": 2, "c": 1}
+    assert "no tag 'a'" in (batch.slots.refusal("a") or "")
     assert not batch.may_begin("a2", "a")
     mine.append(roll_out(batch, "c1", "c"))
     assert set(batch.take().ended) == ids(*mine)
-    assert batch.places.quotas == {"b": 2, "c": 2}
+    assert batch.slots.quotas == {"b": 2, "c": 2}
 
 
 def test_a_batch_that_nobody_fills_has_the_ratios_of_the_stage_that_somebody_waits_for() -> None:
     config = BatchConfig(tasks=2, episodes_per_task=2)
     stages = [{"from_step": 5, "ratios": {"b": 1}}, {"from_step": 9, "ratios": {"c": 1}}]
     mixture = MixtureConfig.model_validate({"ratios": {"a": 1}, "schedule": stages})
-    places = Places(config, RolloutConfig(mode="async", max_staleness=1), mixture)
-    assert places.hand_over({"c"}, {"a": 1})
-    assert places.quotas == {"a": 1, "c": 1}
-    assert places.ratios == {"c": 1}
-    assert places.limits == {"a": 1 + 2, "c": 1}
-    places.next()
-    assert places.quotas == {"a": 2}
+    slots = Slots(config, RolloutConfig(mode="async", max_staleness=1), mixture)
+    assert slots.hand_over({"c"}, {"a": 1})
+    assert slots.quotas == {"a": 1, "c": 1}
+    assert slots.ratios == {"c": 1}
+    assert slots.limits == {"a": 1 + 2, "c": 1}
+    slots.next()
+    assert slots.quotas == {"a": 2}
 
 
 def test_credit_goes_on_in_the_next_process() -> None:
     first = batches(tasks=1, mixture=HALVES)
-    assert first.places.quotas == {"a": 1, "b": 0}
+    assert first.slots.quotas == {"a": 1, "b": 0}
     roll_out(first, "x", "a")
     first.take()
-    again = batches(tasks=1, mixture=HALVES, step=2, credit=first.places.credit)
-    assert again.places.quotas == first.places.quotas == {"a": 0, "b": 1}
+    again = batches(tasks=1, mixture=HALVES, step=2, credit=first.slots.credit)
+    assert again.slots.quotas == first.slots.quotas == {"a": 0, "b": 1}
 
 
 def test_a_schedule_changes_the_ratios_at_its_step() -> None:
@@ -329,14 +329,14 @@ def test_a_schedule_changes_the_ratios_at_its_step() -> None:
     mixture = MixtureConfig.model_validate(
         {"ratios": {"a": 1}, "schedule": [{"from_step": 2, "ratios": {"b": 1}}]}
     )
-    places = Places(config, RolloutConfig(), mixture)
-    assert places.quotas == {"a": 2}
-    places.next()
-    assert places.quotas == {"b": 2}
+    slots = Slots(config, RolloutConfig(), mixture)
+    assert slots.quotas == {"a": 2}
+    slots.next()
+    assert slots.quotas == {"b": 2}
     # The batch of the first step was refused: its step is given again.
-    places.begin(1)
-    assert places.quotas == {"a": 2}
-    assert Places(config, RolloutConfig(), None).quotas == {ANY: 2}
+    slots.begin(1)
+    assert slots.quotas == {"a": 2}
+    assert Slots(config, RolloutConfig(), None).quotas == {ANY: 2}
 
 
 @st.composite
@@ -380,7 +380,7 @@ def test_every_batch_has_the_ratios_whatever_the_clients_do(
             batch.trained()
             training = False
         if not training and batch.is_full():
-            needed, quotas = batch.places.needed, batch.places.quotas
+            needed, quotas = batch.slots.needed, batch.slots.quotas
             taken = Counter(ended.pop(e) for e in batch.take().ended)
             whole = Counter(group[0] for group, size in taken.items() if size == 2)
             assert dict(whole) == {tag: quota for tag, quota in quotas.items() if quota}
@@ -419,7 +419,7 @@ def swarms(draw: st.DrawFn) -> tuple[BatchBuilder, list[str], st.DataObject]:
 def test_whatever_clients_do_there_is_a_way_to_the_next_batch(
     swarm: tuple[BatchBuilder, list[str], st.DataObject],
 ) -> None:
-    """Clients begin, end, fail, give up, fall silent and come back; a batch that is not full has places or open episodes."""
+    """Clients begin, end, fail, give up, fall silent and come back; a batch that is not full has slots or open episodes."""
     batch, tags, data = swarm
     opened: list[EpisodeRecord] = []
     silent: list[EpisodeRecord] = []
@@ -522,7 +522,7 @@ def test_whatever_is_slow_no_batch_has_an_episode_that_is_older_than_the_bound(
             version, training = version + 1, False
             batch.trained()
         if batch.is_full() and not training:
-            weights = batch.places.step - 1
+            weights = batch.slots.step - 1
             ages = [weights - born.pop(episode) for episode in batch.take().ended]
             assert max(ages) <= rollout.max_staleness
             training = True
@@ -530,7 +530,7 @@ def test_whatever_is_slow_no_batch_has_an_episode_that_is_older_than_the_bound(
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_episode_is_older_than_the_bound_though_its_tag_has_few_places(seed: int) -> None:
-    """Most episodes end soon, some very late; which batches have places of a tag is up to its ratio."""
+    """Most episodes end soon, some very late; which batches have slots of a tag is up to its ratio."""
     chance = random.Random(seed)
     tags = chance.choice([["a", "b"], ["a", "b", "c"]])
     first, *others = [chance.randint(1, 20) for _ in tags]
@@ -572,7 +572,7 @@ def test_no_episode_is_older_than_the_bound_though_its_tag_has_few_places(seed: 
             version, training = version + 1, False
             batch.trained()
         if batch.is_full() and not training:
-            weights = batch.places.step - 1
+            weights = batch.slots.step - 1
             ages = [weights - born[episode] for episode in batch.take().ended]
             assert max(ages) <= rollout.max_staleness
             training = True
@@ -583,9 +583,9 @@ def test_no_episode_is_older_than_the_bound_though_its_tag_has_few_places(seed: 
 def test_clients_that_fall_silent_and_come_back_make_no_episode_too_old(
     run: tuple[BatchBuilder, RolloutConfig, list[str], st.DataObject],
 ) -> None:
-    """Their places are given away meanwhile, so that more is under way than a batch has places for."""
+    """Their slots are given away meanwhile, so that more is under way than a batch has slots for."""
     batch, rollout, _, data = run
-    assume(batch.places.mixture is None)
+    assume(batch.slots.mixture is None)
     version, training = 0, False
     opened: list[EpisodeRecord] = []
     silent: list[EpisodeRecord] = []
@@ -622,7 +622,7 @@ def test_clients_that_fall_silent_and_come_back_make_no_episode_too_old(
                         batch.aborted(replace(episode, state="aborted", cause="late"))
         if batch.is_full() and not training:
             missed |= {episode.episode_id for episode in silent}
-            weights = batch.places.step - 1
+            weights = batch.slots.step - 1
             ages = {e: weights - born[e] for e in batch.take().ended}
             assert all(age <= rollout.max_staleness or e in missed for e, age in ages.items())
             training = True

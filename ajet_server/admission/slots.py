@@ -10,20 +10,20 @@ from ajet_core.protocol import BatchConfig, MixtureConfig, RolloutConfig
 from ajet_server.admission.mixture import Shares
 
 ANY = ""
-"""The lane of all episodes if there is no mixture. Tags of a mixture are never empty."""
+"""The pool of all episodes if there is no mixture. Tags of a mixture are never empty."""
 
 
-class Places:
-    """The places of the batch being filled, and of later batches that start early.
+class Slots:
+    """The slots of the batch being filled, and of later batches that start early.
 
-    Places count tasks, or episodes if a batch is full by episodes.
+    Slots count tasks, or episodes if a batch is full by episodes.
 
-    A lane is a set of episodes that is counted separately: a tag of the mixture, or `ANY`.
+    A pool is a set of episodes that is counted separately: a tag of the mixture, or `ANY`.
 
     :param step: the 1-based step that will train the first batch.
     :param credit: as `Shares.credit`.
-    :ivar quotas: by lane, the places that make the batch full.
-    :ivar limits: by lane, the most that may be under way, including the batch being filled.
+    :ivar quotas: by pool, the slots that make the batch full.
+    :ivar limits: by pool, the most that may be under way, including the batch being filled.
     :ivar waits: whether a batch waits for late episodes that would be too old for the next one.
     :ivar ratios: of the batch being filled.
     """
@@ -40,7 +40,7 @@ class Places:
         by_episodes = batch.full_by == "episodes"
         self.needed = batch.episodes if by_episodes else batch.tasks
         self._spare = rollout.spare_tasks * (batch.episodes_per_task if by_episodes else 1)
-        self._ahead = _places_ahead(rollout, self.needed)
+        self._ahead = _slots_ahead(rollout, self.needed)
         self._max_staleness = rollout.max_staleness
         self.waits = rollout.late == "carry"
         self.mixture = mixture
@@ -67,7 +67,7 @@ class Places:
 
     @property
     def exact(self) -> bool:
-        """Whether a batch takes only its places and leaves other ready tasks for the next one."""
+        """Whether a batch takes only its slots and leaves other ready tasks for the next one."""
         return self.mixture is not None or self._ahead > 0
 
     @property
@@ -80,13 +80,13 @@ class Places:
         """The version whose samples only this batch can still train: they expire after it."""
         return self.step - 1 - self._max_staleness
 
-    def later(self, lane: str) -> list[int]:
-        """Return the sums of the lane's places in the k batches after this one, k = 0 to the bound.
+    def later(self, pool: str) -> list[int]:
+        """Return the sums of the pool's slots in the k batches after this one, k = 0 to the bound.
 
         These batches can train what was claimed with version `last_chance + k`. The result is
-        empty if the lane has no places in them.
+        empty if the pool has no slots in them.
         """
-        return self._later.get(lane, [])
+        return self._later.get(pool, [])
 
     @property
     def ratios(self) -> Mapping[str, float]:
@@ -95,7 +95,7 @@ class Places:
 
     @property
     def blocked(self) -> Set[str]:
-        """Tags whose places are given to the others."""
+        """Tags whose slots are given to the others."""
         return self._blocked
 
     @property
@@ -103,17 +103,17 @@ class Places:
         """A copy of `Shares.credit`, with which another process can continue."""
         return dict(self._credit)
 
-    def lane(self, tag: str) -> str:
-        """Return the lane of an episode with this tag."""
+    def pool(self, tag: str) -> str:
+        """Return the pool of an episode with this tag."""
         return tag if self.mixture is not None else ANY
 
     def refusal(self, tag: str) -> str | None:
         """Return why episodes of a tag are not trained, None if they are."""
-        mixture, lane = self._next_mixture, self.lane(tag)
+        mixture, pool = self._next_mixture, self.pool(tag)
         if mixture is None or tag in mixture.tags:
             return None
-        # Tags with places in this batch are still needed to fill it.
-        if self.quotas.get(lane, 0) > 0 and lane not in self._inherited:
+        # Tags with slots in this batch are still needed to fill it.
+        if self.quotas.get(pool, 0) > 0 and pool not in self._inherited:
             return None
         known = ", ".join(map(repr, sorted(mixture.tags)))
         return (
@@ -143,9 +143,9 @@ class Places:
             self._plan()
 
     def block(self, tags: Set[str], kept: Mapping[str, int]) -> None:
-        """Give the places of `tags` to the other tags for this batch.
+        """Give the slots of `tags` to the other tags for this batch.
 
-        :param kept: by lane, what is ready; for `tags` it stays part of the batch.
+        :param kept: by pool, what is ready; for `tags` it stays part of the batch.
         """
         if tags == self._blocked:
             return
@@ -218,8 +218,8 @@ class Places:
         self.quotas = shares.quotas(left, without) | kept | self._inherited
         self.limits = dict(self.quotas)
         if self._spare:
-            for tag, places in shares.quotas(left + self._spare, without).items():
-                self.limits[tag] = max(self.limits[tag], places)
+            for tag, slots in shares.quotas(left + self._spare, without).items():
+                self.limits[tag] = max(self.limits[tag], slots)
         if ahead < 0:
             batch = shares.quotas(left, without)
             self.limits |= shares.first_of(max(0, left + ahead), batch) | kept | self._inherited
@@ -234,25 +234,25 @@ class Places:
             for tag in self.quotas.keys() & self._next_mixture.tags
         }
 
-    def _add_later(self, places: int) -> None:
-        """Add places of the batches after this one to the limits."""
-        for quotas in self._batches_after(places):
+    def _add_later(self, slots: int) -> None:
+        """Add slots of the batches after this one to the limits."""
+        for quotas in self._batches_after(slots):
             for tag, more in quotas.items():
                 self.limits[tag] = self.limits.get(tag, 0) + more
 
-    def _batches_after(self, places: int) -> Iterator[dict[str, int]]:
-        """Yield the places by tag of each later batch, `places` in all; the last may be partial."""
+    def _batches_after(self, slots: int) -> Iterator[dict[str, int]]:
+        """Yield the slots by tag of each later batch, `slots` in all; the last may be partial."""
         without = self._without()
         credit = dict(self._credit)
         step = self.step
-        while places > 0:
+        while slots > 0:
             of_this = self._own if step == self.step else self.needed
             self._shares(step, credit).commit(of_this, without)
             step += 1
             shares = self._shares(step, credit)
             batch = shares.quotas(self.needed, without)
-            yield batch if places >= self.needed else shares.first_of(places, batch)
-            places -= self.needed
+            yield batch if slots >= self.needed else shares.first_of(slots, batch)
+            slots -= self.needed
 
     def _shares(self, step: int, credit: dict[str, float] | None = None) -> Shares:
         return Shares(self._ratios(step), self._credit if credit is None else credit)
@@ -264,7 +264,7 @@ class Places:
 
     @property
     def _own(self) -> int:
-        """The places that are divided by the ratios."""
+        """The slots that are divided by the ratios."""
         return self.needed - sum(self._inherited.values())
 
     def _without(self) -> Set[str]:
@@ -281,10 +281,10 @@ class Places:
         }
 
 
-def _places_ahead(rollout: RolloutConfig, needed: int) -> int:
+def _slots_ahead(rollout: RolloutConfig, needed: int) -> int:
     """Return how many places may be under way beyond those of one batch.
 
-    If n places of other batches are under way while a batch of m is filled, the batch is trained
+    If n slots of other batches are under way while a batch of m is filled, the batch is trained
     with weights that are n / m steps newer on average.
     """
     if rollout.mode == "sync":
