@@ -10,8 +10,8 @@ import pytest
 from ajet_core.credentials import ServerTokens
 from ajet_core.errors import AuthError
 from ajet_core.protocol import TokenRequest
-from ajet_server.security import guard as guard_module
 from ajet_server.security import credentials as credentials_module
+from ajet_server.security import guard as guard_module
 from ajet_server.security.credentials import TokenBook
 from ajet_server.security.guard import TokenGuard
 from ajet_testing.servers import bearer
