@@ -37,7 +37,7 @@ MASK = "**********"
 """Displayed instead of a secret."""
 
 Seconds = Annotated[float, Field(gt=0)]
-FastPath = Literal["router", "words", "collector"]
+FastPath = Literal["words", "collector"]
 
 
 class _Section(BaseModel):
@@ -138,7 +138,7 @@ class ServerSettings(_Section):
     engine_stall_seconds: Seconds = 180.0
     stuck_seconds: Seconds = 60.0
     orphan_seconds: Annotated[float, Field(ge=0, le=3600)] = 15.0
-    fast_paths: tuple[FastPath, ...] = ("router", "words", "collector")
+    fast_paths: tuple[FastPath, ...] = ("words", "collector")
     worker_restarts: Annotated[int, Field(ge=0)] = 3
     peers: dict[str, PeerSettings] = Field(default_factory=dict)
     log_level: Literal["debug", "info", "warning", "error"] = "info"

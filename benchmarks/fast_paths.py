@@ -1,8 +1,9 @@
 """Benchmark what each fast path of the gateway saves, in CPU time of a call.
 
 One gateway has all of them, and one each is without one of them. They take turns with the requests
-of `gateway`, so that other load of the machine affects all alike. A figure is the CPU time of the
-gateway without the fast path over that of the one with all, of each round: median, least, most.
+of `gateway`, in many short rounds, so that other load of the machine affects all alike. A figure is
+the CPU time of the gateway without the fast path over that of the one with all, of each round:
+median, lower and upper quartile.
 
 The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
@@ -19,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
-from gateway import CONNECTIONS, Measured, round_of, swarm_claim
+from gateway import Measured, round_of, swarm_claim
 from load import start_run
 from options import at_least
 from reporting import report
@@ -53,7 +54,7 @@ async def measure(rounds: int, episodes: int, directory: Path) -> dict[str, Any]
             turn = number % len(servers)
             for off in [*servers, *servers][turn : turn + len(servers)]:
                 seed = 100 + number
-                found = await round_of(*servers[off], CONNECTIONS, episodes, seed, group=1)
+                found = await round_of(*servers[off], episodes, episodes, seed, group=1)
                 measured[off].append(found)
     with_all = measured.pop("none")
     figures: dict[str, Any] = {
@@ -61,17 +62,17 @@ async def measure(rounds: int, episodes: int, directory: Path) -> dict[str, Any]
         "cpu_us_per_call": round(statistics.median(m.cpu / m.calls for m in with_all) * 1e6, 1),
     }
     for off, without in measured.items():
-        ratios = sorted(m.cpu / base.cpu for m, base in zip(without, with_all, strict=True))
-        median = statistics.median(ratios)
-        figures[f"without_{off}"] = [round(one, 3) for one in (median, ratios[0], ratios[-1])]
+        ratios = [m.cpu / base.cpu for m, base in zip(without, with_all, strict=True)]
+        lower, median, upper = statistics.quantiles(ratios, n=4)
+        figures[f"without_{off}"] = [round(one, 3) for one in (median, lower, upper)]
     return figures
 
 
 def main() -> None:
     """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=at_least(1), default=8)
-    parser.add_argument("--episodes", type=at_least(1), default=96, help="of a round")
+    parser.add_argument("--rounds", type=at_least(2), default=40)
+    parser.add_argument("--episodes", type=at_least(1), default=8, help="of a round")
     parser.add_argument(
         "--output", type=Path, help="also write the JSON line, with date and hardware"
     )

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +21,6 @@ from ajet_installation.settings import Settings
 from ajet_server.serve import serve
 from ajet_testing.plugins import scripted_plugins
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-
 
 @dataclass(frozen=True)
 class Child:
@@ -31,10 +30,9 @@ class Child:
     port: int
 
     def cpu_seconds(self) -> float:
-        """Return its CPU seconds, user and system."""
-        text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
-        fields = text.rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        """Return its CPU seconds, user and system, with a resolution of nanoseconds."""
+        # What clock_getcpuclockid(3) returns on Linux.
+        return time.clock_gettime((~self.pid << 3) | 2)
 
     def rss_mib(self) -> float:
         """Return its resident memory in MiB."""

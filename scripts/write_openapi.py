@@ -12,6 +12,7 @@ from ajet_core.plugin import PluginManager
 from ajet_installation.settings import Settings
 from ajet_server.build import build_service
 from ajet_server.http.app import create_app
+from ajet_server.http.documented import openapi_document
 from ajet_server.security.guard import TokenGuard
 
 
@@ -19,7 +20,7 @@ def openapi(run_dir: Path) -> dict[str, Any]:
     """Return the OpenAPI document of a server."""
     service = build_service(Settings(server={"run_dir": run_dir}), PluginManager())
     guard = TokenGuard(ServerTokens(control="unused", client="unused too"), service.tokens)
-    document: dict[str, Any] = create_app(service, guard).openapi()
+    document: dict[str, Any] = openapi_document(create_app(service, guard).routes)
     return document
 
 

@@ -5,25 +5,25 @@ The services that the routes call hold the logic.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Body, Depends, FastAPI, Header, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response, StreamingResponse
-from fastapi.routing import APIRoute
+from fastapi import APIRouter, Body, Header, Request
 from pydantic import WithJsonSchema
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from ajet_core import __version__
-from ajet_core.errors import AjetError, VersionError
+from ajet_core.errors import AjetError
 from ajet_core.protocol import (
-    PROTOCOL_HEADER,
     SUPPORTED_VERSIONS,
     AbortRequest,
     ClaimRequest,
@@ -44,10 +44,7 @@ from ajet_core.protocol import (
     RunStatus,
     ServerStatus,
     StartRequest,
-    negotiate,
 )
-from ajet_server.fastpath.router import JsonEndpoint, ShortCut
-from ajet_server.gateway.formats.table import is_llm_path
 from ajet_server.http import (
     credential_routes,
     http_errors,
@@ -56,9 +53,10 @@ from ajet_server.http import (
     timeline_routes,
 )
 from ajet_server.http.access import Client, Control, Looker, peer_of
-from ajet_server.http.auth_middleware import METRICS_PATH, OPEN_PATHS, AuthMiddleware
+from ajet_server.http.auth_middleware import METRICS_PATH, AuthMiddleware
 from ajet_server.http.disconnect import until_disconnect
-from ajet_server.http.documented import ENDED, ERRORS, REFUSED
+from ajet_server.http.documented import ENDED, ERRORS, REFUSED, openapi_document
+from ajet_server.http.json_route import JsonRoute
 from ajet_server.http.limits import BodyLimit
 from ajet_server.security.audit import AuditLog
 from ajet_server.security.credentials import Token
@@ -78,104 +76,49 @@ _KEEPALIVE_SECONDS = 15.0
 # Keeps null out of the OpenAPI schema: a header is an integer or is absent.
 _NO_NULL = WithJsonSchema({"type": "integer", "minimum": 0})
 
-_SECRETS = {
-    "token": "A control, client or view token; docs/security.md lists what each may access.",
-    "episode_key": "The api_key of an episode.",
-}
 
-
-async def _check_version(request: Request) -> None:
-    """Check the protocol version of a request, if its header states one.
-
-    :raises VersionError: the server does not support the version.
-    """
-    spoken = request.headers.get(PROTOCOL_HEADER)
-    if spoken is None:
-        return
-    try:
-        common = negotiate([spoken])
-    except ValueError as error:
-        raise VersionError(str(error), param=PROTOCOL_HEADER) from error
-    if common is None:
-        raise VersionError(
-            f"the server supports protocol {', '.join(SUPPORTED_VERSIONS)}, but the client "
-            f"sent {spoken}: install a client of the same major version",
-            param=PROTOCOL_HEADER,
-        )
-
-
-def create_app(service: SwarmService, guard: TokenGuard) -> FastAPI:
+def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
     """Create the application of one server."""
     settings = service.settings.server
-    app = FastAPI(
-        title="agentjet swarm server",
-        version=__version__,
-        description="The swarm protocol, version 1.",
-        docs_url=None,
-        redoc_url=None,
-        # OpenTelemetry looks for a provider on every request, which cost 17 % of a call. agentjet
-        # has its own metrics and events.
-        telemetry={"tracing": False, "metrics": False, "logs": False},
-        # A missing content type means JSON: every body of this protocol is JSON.
-        strict_content_type=False,
-        dependencies=[Depends(_check_version)],
-        responses=ERRORS,
+    audit = AuditLog(settings.run_dir.resolve())
+    router = APIRouter(route_class=JsonRoute, responses=ERRORS)
+    # They are compared in this order: first those with most of the requests.
+    llm_routes.add_routes(router, service)
+    _add_episode_routes(router, service, settings.public_url)
+    _add_run_routes(router, service, audit)
+    _add_view_routes(router, service)
+    joint_routes.add_routes(router, service)
+    timeline_routes.add_routes(router, service)
+    credential_routes.add_routes(router, service, audit)
+    described = functools.cache(lambda: openapi_document(router.routes))
+
+    async def document(_: Request) -> JSONResponse:
+        return JSONResponse(described())
+
+    app = Starlette(
+        routes=[*router.routes, Route("/openapi.json", document)],
+        middleware=[
+            Middleware(AuthMiddleware, guard=guard, tenants=service.tenants, audit=audit),
+            Middleware(
+                BodyLimit,
+                max_bytes=settings.max_body_bytes,
+                max_in_flight=settings.max_bytes_in_flight,
+            ),
+        ],
+        exception_handlers={
+            AjetError: http_errors.on_ajet_error,
+            ClientDisconnect: http_errors.on_client_gone,
+            HTTPException: http_errors.on_http_exception,
+            Exception: http_errors.on_unexpected,
+        },
     )
     app.state.service = service
-    audit = AuditLog(settings.run_dir.resolve())
     app.state.audit = audit
-    app.add_exception_handler(AjetError, http_errors.on_ajet_error)
-    app.add_exception_handler(RequestValidationError, http_errors.on_validation_error)
-    app.add_exception_handler(ClientDisconnect, http_errors.on_client_gone)
-    app.add_exception_handler(HTTPException, http_errors.on_http_exception)
-    app.add_exception_handler(Exception, http_errors.on_unexpected)
-    chat = llm_routes.add_routes(app, service)
-    claim_and_end = _add_episode_routes(app, service, settings.public_url)
-    _add_run_routes(app, service, audit)
-    _add_view_routes(app, service)
-    joint_routes.add_routes(app, service)
-    timeline_routes.add_routes(app, service)
-    credential_routes.add_routes(app, service, audit)
-    # The middleware that is added last runs first.
-    if "router" in settings.fast_paths:
-        app.add_middleware(ShortCut, routes=[chat, *claim_and_end])
-    app.add_middleware(
-        BodyLimit,
-        max_bytes=settings.max_body_bytes,
-        max_in_flight=settings.max_bytes_in_flight,
-    )
-    app.add_middleware(AuthMiddleware, guard=guard, tenants=service.tenants, audit=audit)
-    _complete_document(app)
     return app
 
 
-def _complete_document(app: FastAPI) -> None:
-    """Add routes unknown to FastAPI, and the security of each route, to the OpenAPI document."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = generate()
-        document["paths"].update(llm_routes.OPENAPI_PATHS)
-        document["components"]["securitySchemes"] = {
-            name: {"type": "http", "scheme": "bearer", "description": description}
-            for name, description in _SECRETS.items()
-        }
-        for path, operations in document["paths"].items():
-            opened_by = "episode_key" if is_llm_path(path) else "token"
-            for operation in operations.values():
-                operation["security"] = [] if path in OPEN_PATHS else [{opened_by: []}]
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | None) -> list[Route]:
-    """Add the routes of episodes.
-
-    :return: the routes that `ShortCut` serves.
-    """
-
-    @app.post(
+def _add_episode_routes(router: APIRouter, service: SwarmService, public_url: str | None) -> None:
+    @router.post(
         "/v1/episodes",
         summary="Claim an episode",
         tags=["episodes"],
@@ -185,17 +128,19 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
         base = (public_url or str(request.base_url)).rstrip("/")
         return await until_disconnect(request, service.claim(body, who.token_id, f"{base}/v1"))
 
-    @app.post("/v1/heartbeats", summary="Renew the leases of several episodes", tags=["episodes"])
+    @router.post(
+        "/v1/heartbeats", summary="Renew the leases of several episodes", tags=["episodes"]
+    )
     async def heartbeats(body: HeartbeatsRequest, who: Client) -> Heartbeats:
         return await service.heartbeats(body, who.token_id)
 
-    @app.post(
+    @router.post(
         "/v1/groups", summary="Count the episodes of groups", tags=["episodes"], responses=REFUSED
     )
     async def groups(body: GroupCountsRequest, who: Client) -> GroupCountsAnswer:
         return await service.group_counts(body, who.token_id)
 
-    @app.post(
+    @router.post(
         "/v1/episodes/{episode_id}/end",
         summary="End an episode with its reward",
         tags=["episodes"],
@@ -205,7 +150,7 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
         await service.check_owner(episode_id, who)
         return await service.end(episode_id, body)
 
-    @app.post(
+    @router.post(
         "/v1/episodes/{episode_id}/abort",
         summary="Abort an episode",
         tags=["episodes"],
@@ -215,7 +160,7 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
         await service.check_owner(episode_id, who)
         return await service.abort(episode_id, body)
 
-    @app.post(
+    @router.post(
         "/v1/episodes/{episode_id}/heartbeat",
         summary="Renew the lease of an episode",
         tags=["episodes"],
@@ -225,21 +170,16 @@ def _add_episode_routes(app: FastAPI, service: SwarmService, public_url: str | N
         await service.check_owner(episode_id, who)
         return await service.heartbeat(episode_id)
 
-    @app.get("/v1/episodes/{episode_id}", summary="Get the status of an episode", tags=["episodes"])
+    @router.get(
+        "/v1/episodes/{episode_id}", summary="Get the status of an episode", tags=["episodes"]
+    )
     async def episode(episode_id: str, who: Looker) -> EpisodeStatus:
         await service.check_owner(episode_id, who)
         return await service.episode(episode_id)
 
-    called_often = [
-        route
-        for route in app.routes
-        if isinstance(route, APIRoute) and route.endpoint in (claim, end)
-    ]
-    return [JsonEndpoint(route).quick for route in called_often]
 
-
-def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> None:
-    @app.put("/v1/run", summary="Configure the run", tags=["run"], responses=REFUSED)
+def _add_run_routes(router: APIRouter, service: SwarmService, audit: AuditLog) -> None:
+    @router.put("/v1/run", summary="Configure the run", tags=["run"], responses=REFUSED)
     async def configure(request: Request, body: RunConfig, who: Control) -> RunStatus:
         async with audit.action(
             "run.configure",
@@ -251,25 +191,25 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
         ):
             return await service.coordinator.configure(body)
 
-    @app.get("/v1/run", summary="Get the configured run", tags=["run"])
+    @router.get("/v1/run", summary="Get the configured run", tags=["run"])
     async def run(who: Looker) -> RunStatus:
         return run_for(who, service.coordinator.run_status())
 
-    @app.post("/v1/run/start", summary="Start it", tags=["run"])
+    @router.post("/v1/run/start", summary="Start it", tags=["run"])
     async def start(
         request: Request, who: Control, body: Annotated[StartRequest | None, Body()] = None
     ) -> RunStatus:
         async with audit.action("run.start", who.token_id, peer_of(request)):
             return await service.coordinator.start((body or StartRequest()).wait_seconds)
 
-    @app.post("/v1/run/pause", summary="Pause the run: open no more episodes", tags=["run"])
+    @router.post("/v1/run/pause", summary="Pause the run: open no more episodes", tags=["run"])
     async def pause(
         request: Request, who: Control, body: Annotated[PauseRequest | None, Body()] = None
     ) -> RunStatus:
         async with audit.action("run.pause", who.token_id, peer_of(request)):
             return await service.coordinator.pause((body or PauseRequest()).reason)
 
-    @app.post(
+    @router.post(
         "/v1/run/resume", summary="Resume the run after a pause", tags=["run"], responses=REFUSED
     )
     async def resume(
@@ -280,25 +220,25 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
         async with audit.action("run.resume", who.token_id, peer_of(request), **back):
             return await service.coordinator.resume(asked)
 
-    @app.post(
+    @router.post(
         "/v1/run/preflight", summary="Check the next batch before it is trained", tags=["run"]
     )
     async def preflight(request: Request, who: Control) -> RunStatus:
         async with audit.action("run.preflight", who.token_id, peer_of(request)):
             return await service.coordinator.preflight()
 
-    @app.post(
+    @router.post(
         "/v1/run/stop", summary="Stop the run: save a checkpoint and export the model", tags=["run"]
     )
     async def stop(request: Request, who: Control) -> RunStatus:
         async with audit.action("run.stop", who.token_id, peer_of(request)):
             return await service.coordinator.stop()
 
-    @app.get("/v1/mixture", summary="Get the mixture of tags", tags=["run"])
+    @router.get("/v1/mixture", summary="Get the mixture of tags", tags=["run"])
     async def mixture(who: Looker) -> MixtureStatus:
         return mixture_for(who, service.coordinator.mixture_status())
 
-    @app.put(
+    @router.put(
         "/v1/mixture",
         summary="Change the mixture from the next batch on",
         tags=["run"],
@@ -309,20 +249,20 @@ def _add_run_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> Non
             return await service.coordinator.change_mixture(body)
 
 
-def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
-    @app.get("/v1/protocol", summary="Get the protocol and server versions", tags=["server"])
+def _add_view_routes(router: APIRouter, service: SwarmService) -> None:
+    @router.get("/v1/protocol", summary="Get the protocol and server versions", tags=["server"])
     async def protocol() -> ProtocolInfo:
         return ProtocolInfo(versions=list(SUPPORTED_VERSIONS), server_version=__version__)
 
-    @app.get("/v1/status", summary="Get the status of the server", tags=["server"])
+    @router.get("/v1/status", summary="Get the status of the server", tags=["server"])
     async def status(who: Looker) -> ServerStatus:
         return status_for(who, await service.status())
 
-    @app.get("/v1/evaluations", summary="Get the results of evaluations", tags=["server"])
+    @router.get("/v1/evaluations", summary="Get the results of evaluations", tags=["server"])
     async def evaluations(who: Looker) -> EvaluationList:
         return EvaluationList(evaluations=evaluations_for(who, service.evaluations.all()))
 
-    @app.get(
+    @router.get(
         METRICS_PATH,
         summary="Get the status and the engine's metrics for Prometheus",
         tags=["server"],
@@ -337,7 +277,7 @@ def _add_view_routes(app: FastAPI, service: SwarmService) -> None:
         engine = engine_metrics_for(who, await service.engine_metrics())
         return Response(text + engine.encode(), media_type=CONTENT_TYPE)
 
-    @app.get(
+    @router.get(
         "/v1/events",
         summary="Stream events as they happen",
         tags=["server"],

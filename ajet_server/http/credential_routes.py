@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Request
 
 from ajet_core.protocol import TokenGrant, TokenInfo, TokenList, TokenRequest
 from ajet_server.http.access import Control, peer_of
@@ -10,10 +10,10 @@ from ajet_server.security.audit import AuditLog
 from ajet_server.service import SwarmService
 
 
-def add_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> None:
+def add_routes(router: APIRouter, service: SwarmService, audit: AuditLog) -> None:
     """Add ``/v1/tokens``."""
 
-    @app.post("/v1/tokens", summary="Create a token", tags=["tokens"])
+    @router.post("/v1/tokens", summary="Create a token", tags=["tokens"])
     async def create(request: Request, body: TokenRequest, who: Control) -> TokenGrant:
         async with audit.action(
             "token.create", who.token_id, peer_of(request), name=body.name, scope=body.scope
@@ -22,11 +22,11 @@ def add_routes(app: FastAPI, service: SwarmService, audit: AuditLog) -> None:
             details["id"] = grant.info.token_id
             return grant
 
-    @app.get("/v1/tokens", summary="List all tokens, without secrets", tags=["tokens"])
+    @router.get("/v1/tokens", summary="List all tokens, without secrets", tags=["tokens"])
     async def tokens(_: Control) -> TokenList:
         return TokenList(tokens=service.tokens.list())
 
-    @app.delete(
+    @router.delete(
         "/v1/tokens/{token_id}", summary="Revoke a token and end its episodes", tags=["tokens"]
     )
     async def revoke(request: Request, token_id: str, who: Control) -> TokenInfo:

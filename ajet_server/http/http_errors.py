@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from ajet_core.errors import AjetError, BodyTooLargeError, BusyError, NotFoundError, RequestError
+from ajet_core.errors import AjetError, BusyError, NotFoundError, RequestError
 from ajet_core.protocol import ErrorBody, ErrorDetail
 from ajet_server.gateway.formats.table import dialect_of, is_llm_path
 
@@ -50,25 +49,12 @@ async def on_ajet_error(request: Request, error: Exception) -> JSONResponse:
     return error_response(error, request.url.path)
 
 
-async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
-    """Handle bodies and parameters that do not match the protocol."""
-    assert isinstance(error, RequestValidationError)
-    return error_response(request_error(error.errors()), request.url.path)
-
-
 async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
-    """Handle unknown routes and methods, and HTTP errors of the framework and of middleware."""
+    """Handle unknown routes and methods, and HTTP errors of the framework."""
     assert isinstance(error, HTTPException)
     described: AjetError
-    if error.status_code == BodyTooLargeError.status:
-        described = BodyTooLargeError(error.detail)
-    elif error.status_code == BusyError.status:
-        described = BusyError(error.detail, retry_after=1.0)
-    elif error.status_code in (404, 405):
+    if error.status_code in (404, 405):
         described = NotFoundError(f"{request.method} {request.url.path}: {error.detail}")
-    elif error.status_code == 400:
-        # FastAPI's response to a body that its JSON parser rejects, such as a deeply nested one.
-        described = RequestError("the body is not valid JSON")
     else:
         described = RequestError(error.detail)
     answer = error_response(described, request.url.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import APIRouter
 
 from ajet_core.protocol import (
     EndRequest,
@@ -16,10 +16,10 @@ from ajet_server.http.documented import ENDED, REFUSED
 from ajet_server.service import SwarmService
 
 
-def add_routes(app: FastAPI, service: SwarmService) -> None:
+def add_routes(router: APIRouter, service: SwarmService) -> None:
     """Add the routes of joint episodes."""
 
-    @app.post(
+    @router.post(
         "/v1/episodes/{episode_id}/prepare",
         summary="Prepare a part of a joint episode with its reward",
         tags=["joint"],
@@ -29,7 +29,7 @@ def add_routes(app: FastAPI, service: SwarmService) -> None:
         await service.check_owner(episode_id, who)
         return await service.prepare(episode_id, body)
 
-    @app.post(
+    @router.post(
         "/v1/episodes/{episode_id}/commit",
         summary="Commit a prepared part after its arbiter has ended",
         tags=["joint"],
@@ -39,10 +39,10 @@ def add_routes(app: FastAPI, service: SwarmService) -> None:
         await service.check_owner(episode_id, who)
         return await service.commit(episode_id)
 
-    @app.get("/v1/joint", summary="List the prepared parts of this token", tags=["joint"])
+    @router.get("/v1/joint", summary="List the prepared parts of this token", tags=["joint"])
     async def prepared(who: Client) -> PreparedParts:
         return service.joint.prepared(who.token_id)
 
-    @app.post("/v1/joint/outcomes", summary="Get the outcomes of joint episodes", tags=["joint"])
+    @router.post("/v1/joint/outcomes", summary="Get the outcomes of joint episodes", tags=["joint"])
     async def outcomes(body: JointOutcomesRequest, who: Looker) -> JointOutcomes:  # noqa: ARG001 - any valid token
         return await service.joint.outcomes(body.joint_ids, service.coordinator.run_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet_core.errors import BodyTooLargeError, BusyError
@@ -45,15 +44,13 @@ class BodyLimit:
                 size = len(message.get("body", b""))
                 seen += size
                 self._in_flight += size
-                # While FastAPI reads a body, HTTPException is the only exception that it does not
-                # convert.
                 if seen > self._max_bytes:
-                    raise HTTPException(BodyTooLargeError.status, self._text)
+                    raise BodyTooLargeError(self._text)
                 if self._in_flight > self._max_in_flight:
-                    raise HTTPException(
-                        BusyError.status,
+                    raise BusyError(
                         f"the requests in progress already hold {self._max_in_flight} bytes, "
                         "the limit of this server (setting server.max_bytes_in_flight)",
+                        retry_after=1.0,
                     )
             return message
 

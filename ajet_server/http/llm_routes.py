@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -38,13 +38,11 @@ _KEY_IN_PATH = f"{KEY_PREFIX}{{episode_key}}"
 _MAX_AGENT_NAME = 256
 
 
-def add_routes(app: FastAPI, service: SwarmService) -> Route:
+def add_routes(router: APIRouter, service: SwarmService) -> None:
     """Add the routes of all dialects.
 
     They are plain Starlette routes: the dialect parses their bodies, because it defines which
     deviations to accept. `OPENAPI_PATHS` describes them.
-
-    :return: the route that `ShortCut` serves.
     """
 
     async def models(request: Request) -> Response:
@@ -75,11 +73,10 @@ def add_routes(app: FastAPI, service: SwarmService) -> Route:
             "embeddings are not supported by this server: its model generates text"
         )
 
-    routes = []
     for path, dialect in DIALECTS.items():
         for prefix in ("", _KEY_IN_PATH):
-            routes.append(Route(prefix + path, CallRoute(service, dialect), methods=["POST"]))
-    app.router.routes += routes
+            call = CallRoute(service, dialect)
+            router.routes.append(Route(prefix + path, call, methods=["POST"]))
     for prefix in ("", _KEY_IN_PATH):
         for path, method, answer in (
             (MODELS_PATH, "GET", models),
@@ -87,8 +84,7 @@ def add_routes(app: FastAPI, service: SwarmService) -> Route:
             (COUNT_PATH, "POST", count_tokens),
             (EMBEDDINGS_PATH, "POST", embeddings),
         ):
-            app.add_route(prefix + path, answer, methods=[method], include_in_schema=False)
-    return routes[0]
+            router.routes.append(Route(prefix + path, answer, methods=[method]))
 
 
 def episode_key(request: Request) -> str:

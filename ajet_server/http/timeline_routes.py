@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import FastAPI
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from ajet_core.errors import EpisodeNotFoundError
@@ -15,10 +15,10 @@ from ajet_server.observe.timeline_view import episode_timelines, merge_episode
 from ajet_server.service import SwarmService
 
 
-def add_routes(app: FastAPI, service: SwarmService) -> None:
+def add_routes(router: APIRouter, service: SwarmService) -> None:
     """Add ``GET /v1/timelines/{episode_id}``; its tree holds everything that agents sent."""
 
-    @app.get(
+    @router.get(
         "/v1/timelines/{episode_id}",
         summary="Get the calls of an episode as a tree of tokens",
         tags=["episodes"],
