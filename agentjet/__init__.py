@@ -27,7 +27,15 @@ from ajet_core.errors import AjetError
 from ajet_core.protocol import RunConfig
 
 if TYPE_CHECKING:
-    from agentjet.agents import agent_name, passthrough, train, train_async, trainable
+    from agentjet.agents import (
+        agent_name,
+        load_judge,
+        passthrough,
+        read_tasks,
+        train,
+        train_async,
+        trainable,
+    )
 
 __all__ = [
     "AjetError",
@@ -41,7 +49,9 @@ __all__ = [
     "Task",
     "__version__",
     "agent_name",
+    "load_judge",
     "passthrough",
+    "read_tasks",
     "train",
     "train_async",
     "trainable",

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from ajet_core.plugin.components import (
     AdvantageSpec,
     CommandSpec,
+    JudgeSpec,
     LoggerSpec,
     MergerSpec,
+    ReaderSpec,
     StoreSpec,
     WorldSpec,
 )
@@ -116,6 +118,44 @@ def ajet_register_worlds() -> Sequence[WorldSpec]:
             settings="ajet_worlds.grid:SlowGridSettings",
             summary="The grid with a tool that is usually quick and sometimes very slow",
             ability="the same, with few slow episodes holding up many",
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_readers() -> Sequence[ReaderSpec]:
+    """The dataset readers ``csv`` and ``jsonl``."""
+    return (
+        ReaderSpec(
+            name="csv",
+            target="agentjet.agents.readers:CsvReader",
+            settings="agentjet.agents.readers:CsvReaderSettings",
+            summary="Rows of a CSV file whose first row has the names of the columns",
+        ),
+        ReaderSpec(
+            name="jsonl",
+            target="agentjet.agents.readers:JsonlReader",
+            settings="agentjet.agents.readers:JsonlReaderSettings",
+            summary="A file with a JSON object on each line",
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_judges() -> Sequence[JudgeSpec]:
+    """The judges ``exact`` and ``number``."""
+    return (
+        JudgeSpec(
+            name="exact",
+            target="agentjet.agents.judges:ExactJudge",
+            settings="agentjet.agents.judges:ExactJudgeSettings",
+            summary="1 if the result is the text of the task's answer",
+        ),
+        JudgeSpec(
+            name="number",
+            target="agentjet.agents.judges:NumberJudge",
+            settings="agentjet.agents.judges:NumberJudgeSettings",
+            summary="1 if the last number of the result is that of the task's answer",
         ),
     )
 

@@ -243,7 +243,8 @@ class Settings(BaseSettings):
         ``[servers.vllm]``.
     :param loggers: metrics loggers by name, with their settings, as in ``[loggers.wandb]``;
         ``jsonl`` is always enabled.
-    :param agents: settings of agent adapters by name, as in ``[agents.langchain]``.
+    :param agents: settings of agent adapters by name, as in ``[agents.langchain]``; those of
+        worlds, dataset readers and judges are in `worlds`, `readers` and `judges`.
     :raises ConfigError: there is an unknown key, an invalid value, or an unreadable file.
     """
 
@@ -262,6 +263,9 @@ class Settings(BaseSettings):
     servers: dict[str, ModelServerSettings] = Field(default_factory=dict)
     loggers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     agents: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    worlds: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    readers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    judges: dict[str, dict[str, Any]] = Field(default_factory=dict)
     plugins: PluginSettings = Field(default_factory=PluginSettings)
     client: ClientSettings = Field(default_factory=ClientSettings)
 

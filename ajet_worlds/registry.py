@@ -7,6 +7,7 @@ from typing import Any
 
 from ajet_core.interfaces import World
 from ajet_core.plugin import PluginManager, WorldSpec
+from ajet_installation.component_settings import component_settings
 from ajet_installation.interpreters import default_manager
 
 
@@ -15,17 +16,16 @@ def load_world(
 ) -> World:
     """Load the world registered as `name`.
 
-    :param settings: settings of the world, validated by its settings class.
+    :param settings: override those of ``[worlds.NAME]`` in ``ajet.toml``.
     :param plugins: the plugin manager to use; None uses that of this process.
     :raises UnknownComponentError: no installed plugin has it; the message lists the existing ones.
     :raises PluginError: its plugin cannot be used, or several plugins register the name.
-    :raises ConfigError: `settings` are invalid.
+    :raises ConfigError: its settings are invalid.
     """
     manager = plugins or default_manager()
     spec = manager.world(name)
-    checked = manager.validate_settings(spec, settings or {})
-    world = manager.load_target(spec)(checked)
-    return world
+    checked = component_settings(manager, spec, settings)
+    return manager.load_target(spec)(checked)
 
 
 def world_specs(plugins: PluginManager | None = None) -> list[WorldSpec]:

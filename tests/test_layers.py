@@ -38,18 +38,48 @@ ALLOWED: dict[str, set[str]] = {
 }
 """By package, those that it may import besides itself, also in functions and for types alone."""
 
+_ADAPTER = {"ajet_core", "agentjet"}
+_ENGINE = {"ajet_core", "ajet_engines"}
+_TRAINER = {"ajet_core", "ajet_engines", "ajet_training", "ajet_torch"}
+PLUGINS: dict[str, set[str]] = {
+    "agents_agentscope": _ADAPTER,
+    "agents_autogen": _ADAPTER,
+    "agents_crewai": _ADAPTER,
+    "agents_langchain": _ADAPTER,
+    "agents_llamaindex": _ADAPTER,
+    "agents_openai": _ADAPTER,
+    "agents_pydantic_ai": _ADAPTER,
+    "agents_smolagents": _ADAPTER,
+    "backend_torch": _TRAINER,
+    "backend_trl": _TRAINER,
+    "backend_verl": _TRAINER,
+    "engine_sglang": _ENGINE,
+    "engine_vllm": _ENGINE,
+}
+"""By folder of `plugins`, the packages that it may import besides its own."""
 
-def modules() -> dict[str, Path]:
-    """All modules of the packages, by dotted name."""
+
+def modules(source: Path, package: str) -> dict[str, Path]:
+    """All modules of a package in a folder, by dotted name."""
     found: dict[str, Path] = {}
-    for package in ALLOWED:
-        for path in (ROOT / package).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for path in (source / package).rglob("*.py"):
+        parts = path.relative_to(source).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
-MODULES = modules()
+def modules_of_plugin(plugin: str) -> dict[str, Path]:
+    """All modules of a plugin, by dotted name."""
+    source = ROOT / "plugins" / plugin / "src"
+    (package,) = [path.name for path in source.iterdir() if path.is_dir()]
+    return modules(source, package)
+
+
+MODULES = {name: path for package in ALLOWED for name, path in modules(ROOT, package).items()}
+PLUGIN_MODULES = {plugin: modules_of_plugin(plugin) for plugin in PLUGINS}
+EVERY_MODULE = MODULES | {n: p for own in PLUGIN_MODULES.values() for n, p in own.items()}
+# What is put on the path of model servers is imported there by its bare name.
+IN_SERVER = {name.rpartition(".")[2]: name for name in EVERY_MODULE if ".in_server." in name}
 
 
 @functools.cache
@@ -66,10 +96,11 @@ def imported(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in MODULES else str(node.module) for name in inside]
+            names = [name if name in EVERY_MODULE else str(node.module) for name in inside]
         else:
             continue
-        yield from (name for name in names if name in MODULES)
+        names = [IN_SERVER.get(name, name) for name in names]
+        yield from (name for name in names if name in EVERY_MODULE)
 
 
 @pytest.mark.parametrize("package", ALLOWED)
@@ -84,12 +115,38 @@ def test_packages_import_only_what_they_may(package: str) -> None:
     assert arrows == set()
 
 
+def test_every_plugin_has_its_arrows() -> None:
+    assert {path.parents[0].name for path in (ROOT / "plugins").glob("*/src")} == set(PLUGINS)
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_plugins_import_only_what_they_may(plugin: str) -> None:
+    own = PLUGIN_MODULES[plugin]
+    arrows = {
+        f"{module} -> {name}"
+        for module, path in own.items()
+        for name in imported(path)
+        if name not in own and name.partition(".")[0] not in PLUGINS[plugin]
+    }
+    assert arrows == set()
+
+
+def test_what_is_on_the_path_of_model_servers_imports_nothing_else_of_ours() -> None:
+    arrows = {
+        f"{module} -> {name}"
+        for module in IN_SERVER.values()
+        for name in imported(EVERY_MODULE[module])
+        if name not in IN_SERVER.values()
+    }
+    assert arrows == set()
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     # A package's __init__ gathers what its modules offer.
     graph = {
-        module: {name for name in imported(MODULES[module]) if name != module}
-        for module in MODULES
-        if MODULES[module].name != "__init__.py"
+        module: {name for name in imported(path) if name != module}
+        for module, path in EVERY_MODULE.items()
+        if path.name != "__init__.py"
     }
     graphlib.TopologicalSorter(graph).prepare()
 
@@ -111,7 +168,7 @@ def test_no_folder_is_crowded() -> None:
 
 def test_no_small_module_serves_a_single_other() -> None:
     importers: dict[str, set[str]] = {}
-    for path in [*MODULES.values(), *(ROOT / "plugins").glob("*/src/**/*.py")]:
+    for path in EVERY_MODULE.values():
         for name in imported(path):
             importers.setdefault(name, set()).add(str(path.relative_to(ROOT)))
     needless = {

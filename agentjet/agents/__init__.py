@@ -19,6 +19,7 @@ from agentjet.agents.adapters import Adapters, current_agent, installed_adapters
 from agentjet.agents.decorator import trainable
 from agentjet.agents.overriding import derived_classes, override_method
 from agentjet.agents.programs import AsyncTrainable, EpisodeRun, SyncTrainable, Trainable
+from agentjet.agents.registered import load_judge, read_tasks
 from agentjet.agents.route import Route, agent_name, current_route, passthrough, routed
 from agentjet.agents.sending import RoutedTransports, instrument, routed_transports
 from agentjet.agents.tasks import task_of, text_of_task
@@ -40,8 +41,10 @@ __all__ = [
     "derived_classes",
     "installed_adapters",
     "instrument",
+    "load_judge",
     "override_method",
     "passthrough",
+    "read_tasks",
     "routed",
     "routed_transports",
     "task_of",

@@ -89,15 +89,15 @@ class Adapters:
 
         :raises ConfigError: the adapter's settings are invalid.
         """
+        from ajet_installation.component_settings import component_settings
         from ajet_installation.settings import Settings
 
         assert self._plugins is not None, "specs come from them"
-        given = Settings().agents.get(spec.name)
-        if given is not None:
-            self._plugins.validate_settings(spec, given)
+        if spec.name in Settings().agents:
+            component_settings(self._plugins, spec)
         try:
             adapter = self._plugins.load_target(spec)
-            made = adapter(self._plugins.validate_settings(spec, given or {}))
+            made = adapter(component_settings(self._plugins, spec))
             # The program may have imported the framework in the middle of an episode.
             made.prepare()
             return made

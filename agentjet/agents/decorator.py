@@ -16,6 +16,7 @@ from agentjet.agents.programs import (
     SyncTrainable,
     Trainable,
 )
+from agentjet.agents.registered import load_judge
 from agentjet.agents.tasks import TaskId
 from agentjet.agents.terms import Reward, Terms
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient
@@ -29,7 +30,7 @@ def trainable(
     target: Any = None,
     client: Client | None = None,
     *,
-    reward: Reward | None = None,
+    reward: Reward | str | None = None,
     models: Models | None = None,
     roles: Mapping[str, str] | None = None,
     passthrough: Collection[str] = (),
@@ -59,8 +60,8 @@ def trainable(
     :param client: `AsyncSwarmClient` or `AsyncSwarm` for async functions, `SwarmClient` or `Swarm`
         for other functions. An agent runs in the mode of its client.
     :param reward: called with the task and the program's return value; returns the reward, an
-        `EpisodeOutcome`, or, with several models, a mapping of these by role. None if the program
-        itself returns the reward. Model calls that `reward` makes are not part of the episode.
+        `EpisodeOutcome`, or, with several models, a mapping of these by role. Or the name of a
+        judge; see `load_judge`. None if the program itself returns the reward. Model calls that `reward` makes are not part of the episode.
     :param models: servers by role (their URLs, or clients of them), instead of a client, if several
         models are trained together.
     :param roles: the role of each model call, by the name of the calling agent or of the requested
@@ -79,7 +80,8 @@ def trainable(
     :return: a decorator if `target` is None or a client, else an `AsyncTrainable` or a
         `SyncTrainable`.
     :raises TypeError: client and program do not match.
-    :raises ConfigError: no adapter accepts the agent.
+    :raises ConfigError: no adapter accepts the agent, or the settings of the judge are invalid.
+    :raises PluginError: no usable plugin has the judge.
     """
     if target is None or isinstance(target, Client):
         if target is not None and client is not None:
@@ -98,6 +100,8 @@ def trainable(
             lease_seconds=lease_seconds,
             timeout=timeout,
         )
+    if isinstance(reward, str):
+        reward = load_judge(reward)
     if models is not None and client is not None:
         raise TypeError("models= already names the servers: do not pass a client as well")
     terms = Terms(

@@ -1,4 +1,4 @@
-"""The interfaces that plugins implement: one abstract base class per module."""
+"""The interfaces that plugins implement: abstract base classes."""
 
 from ajet_core.interfaces.advantage import AdvantageEstimator
 from ajet_core.interfaces.agent import AgentAdapter, ModelEndpoint
@@ -43,6 +43,7 @@ from ajet_core.interfaces.store import (
     SampleStore,
     StepRecord,
 )
+from ajet_core.interfaces.task import DatasetReader, Judge
 from ajet_core.interfaces.trainer import StepReport, Trainer, TrainerCapabilities, TrainerInfo
 from ajet_core.interfaces.world import (
     Chat,
@@ -64,6 +65,7 @@ __all__ = [
     "CallTotals",
     "Chat",
     "ComponentSettings",
+    "DatasetReader",
     "Engine",
     "EngineCapabilities",
     "EngineInfo",
@@ -76,6 +78,7 @@ __all__ = [
     "GenerateChunk",
     "GenerateRequest",
     "JointRecord",
+    "Judge",
     "Merger",
     "MergerPromises",
     "MetricsLogger",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ajet_core.errors import ChannelError
 from ajet_core.plugin.components import EngineSpec, TrainerSpec
 
-HOOK_API: tuple[int, int] = (1, 1)
+HOOK_API: tuple[int, int] = (1, 2)
 """(major, minor) of the hook specifications in `ajet_core.plugin.spec`.
 
 The minor version increases when a hook, a hook argument or a spec field is added, the major version

@@ -91,8 +91,18 @@ class WorldSpec(ComponentSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderSpec(ComponentSpec):
+    """An `ajet_core.interfaces.DatasetReader`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeSpec(ComponentSpec):
+    """An `ajet_core.interfaces.Judge`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec(ComponentSpec):
-    """A subcommand of ``ajet``: `target` is a `click.Command`."""
+    """A subcommand of ``ajet``: `target` is a `click.Command`, whose options are its settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,9 @@ from typing import Literal
 from ajet_core.interfaces import (
     AdvantageEstimator,
     AgentAdapter,
+    DatasetReader,
     Engine,
+    Judge,
     Merger,
     MetricsLogger,
     SampleStore,
@@ -21,15 +23,27 @@ from ajet_core.plugin.components import (
     CommandSpec,
     ComponentSpec,
     EngineSpec,
+    JudgeSpec,
     LoggerSpec,
     MergerSpec,
+    ReaderSpec,
     StoreSpec,
     TrainerSpec,
     WorldSpec,
 )
 
 KindName = Literal[
-    "engine", "trainer", "store", "merger", "advantage", "agent", "logger", "world", "command"
+    "engine",
+    "trainer",
+    "store",
+    "merger",
+    "advantage",
+    "agent",
+    "logger",
+    "world",
+    "reader",
+    "judge",
+    "command",
 ]
 
 RESERVED_COMMANDS = frozenset(
@@ -58,8 +72,9 @@ class Kind:
     :param hook: the hook that registers components of this kind.
     :param spec: the type of the specs that the hook returns.
     :param interface: the base class of targets; None for commands, whose target is an object.
-    :param chosen_by: the configuration field that names the component; "" for ``NAME.name``.
-    :param set_by: the field with its settings; "" for ``NAME.settings``.
+    :param chosen_by: the configuration field that names the component; "" for ``KIND.name``. Here
+        and in `set_by`, ``{}`` is the component's name.
+    :param set_by: the field with its settings; "" for ``KIND.settings``.
     """
 
     name: KindName
@@ -83,9 +98,18 @@ KINDS: tuple[Kind, ...] = (
         chosen_by="algorithm.advantage",
         set_by="algorithm.advantage_settings",
     ),
-    Kind("agent", "ajet_register_agents", AgentSpec, AgentAdapter),
-    Kind("logger", "ajet_register_loggers", LoggerSpec, MetricsLogger),
-    Kind("world", "ajet_register_worlds", WorldSpec, World),
+    Kind("agent", "ajet_register_agents", AgentSpec, AgentAdapter, set_by="agents.{}"),
+    Kind(
+        "logger",
+        "ajet_register_loggers",
+        LoggerSpec,
+        MetricsLogger,
+        chosen_by="loggers.{}",
+        set_by="loggers.{}",
+    ),
+    Kind("world", "ajet_register_worlds", WorldSpec, World, set_by="worlds.{}"),
+    Kind("reader", "ajet_register_readers", ReaderSpec, DatasetReader, set_by="readers.{}"),
+    Kind("judge", "ajet_register_judges", JudgeSpec, Judge, set_by="judges.{}"),
     Kind("command", "ajet_register_commands", CommandSpec, None),
 )
 

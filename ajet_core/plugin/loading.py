@@ -18,7 +18,7 @@ import pluggy
 from ajet_core.errors import PluginLoadError
 from ajet_core.plugin import compat
 from ajet_core.plugin import spec as hook_specs
-from ajet_core.plugin.components import ComponentSpec, PluginInfo
+from ajet_core.plugin.components import NO_SETTINGS, ComponentSpec, PluginInfo
 from ajet_core.plugin.discovery import FoundPlugin, describe, way_out
 from ajet_core.plugin.kinds import KINDS, Kind
 
@@ -140,6 +140,12 @@ def _checked(info: PluginInfo, kind: Kind, item: Any) -> ComponentSpec:
                 f"hook {kind.hook} set {field} of {kind.name} {item.name!r} to {value!r}, "
                 'which is not of the form "package.module:Name"',
             )
+    if kind.interface is None and item.settings != NO_SETTINGS:
+        raise _broken(
+            info,
+            f"hook {kind.hook} set settings of {kind.name} {item.name!r}, which has none: make them "
+            "options of the command",
+        )
     return item
 
 

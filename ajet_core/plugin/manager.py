@@ -23,7 +23,9 @@ from ajet_core.interfaces import (
     AdvantageEstimator,
     AgentAdapter,
     ComponentSettings,
+    DatasetReader,
     Engine,
+    Judge,
     Merger,
     MetricsLogger,
     SampleStore,
@@ -37,9 +39,11 @@ from ajet_core.plugin.components import (
     CommandSpec,
     ComponentSpec,
     EngineSpec,
+    JudgeSpec,
     LoggerSpec,
     MergerSpec,
     PluginInfo,
+    ReaderSpec,
     StoreSpec,
     TrainerSpec,
     WorldSpec,
@@ -137,6 +141,14 @@ class PluginManager:
         """Return the world registered as `name`; errors as in `component`."""
         return self._component("world", name, WorldSpec)
 
+    def reader(self, name: str) -> ReaderSpec:
+        """Return the dataset reader registered as `name`; errors as in `component`."""
+        return self._component("reader", name, ReaderSpec)
+
+    def judge(self, name: str) -> JudgeSpec:
+        """Return the judge registered as `name`; errors as in `component`."""
+        return self._component("judge", name, JudgeSpec)
+
     def command(self, name: str) -> CommandSpec:
         """Return the subcommand registered as `name`; errors as in `component`."""
         return self._component("command", name, CommandSpec)
@@ -176,6 +188,10 @@ class PluginManager:
     def load_target(self, spec: LoggerSpec) -> type[MetricsLogger]: ...
     @overload
     def load_target(self, spec: WorldSpec) -> type[World]: ...
+    @overload
+    def load_target(self, spec: ReaderSpec) -> type[DatasetReader]: ...
+    @overload
+    def load_target(self, spec: JudgeSpec) -> type[Judge]: ...
     def load_target(self, spec: ComponentSpec) -> type:
         """Import a component's class.
 
@@ -249,9 +265,8 @@ class PluginManager:
                 raise type(problem)(
                     f"cannot use {kind} {name!r}: {problem.message}", param=problem.param
                 )
-        raise UnknownComponentError(
-            self._unknown(kind, name), param=BY_NAME[kind].chosen_by or f"{kind}.name"
-        )
+        param = (BY_NAME[kind].chosen_by or f"{kind}.name").format(name)
+        raise UnknownComponentError(self._unknown(kind, name), param=param)
 
     def _unknown(self, kind: KindName, name: str) -> str:
         known = self.names(kind)

@@ -1,9 +1,14 @@
 """The hook specifications of agentjet, and nothing else.
 
 A plugin is a light module behind an entry point of the group ``agentjet`` that implements any of these
-with `ajet_core.plugin.hookimpl`. Registering hooks are called once, when the plugin is loaded;
-observers are called from the server's event loop and must return quickly. Tokens and batches never
-travel through hooks.
+with `ajet_core.plugin.hookimpl`. ``docs/plugins.md`` has an example of each.
+
+Registering hooks are called once, when the plugin is loaded. They return specs with unique names: if
+two plugins register the same name, using it raises PluginConflictError. They import nothing heavy,
+because a server loads the hooks of every installed plugin.
+
+Observers are called from the server's event loop and must return quickly. An exception is reported
+with the plugin's name and ignored. Tokens and batches never travel through hooks.
 """
 
 from __future__ import annotations
@@ -20,8 +25,10 @@ if TYPE_CHECKING:
         AgentSpec,
         CommandSpec,
         EngineSpec,
+        JudgeSpec,
         LoggerSpec,
         MergerSpec,
+        ReaderSpec,
         StoreSpec,
         TrainerSpec,
         WorldSpec,
@@ -38,13 +45,9 @@ hookimpl = pluggy.HookimplMarker(HOOK_NAMESPACE)
 def ajet_register_engines() -> Sequence[EngineSpec]:  # type: ignore[empty-body]
     """Register the inference engines of this plugin.
 
-    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
-    nothing heavy, because a server loads the hooks of every installed plugin. A run selects an
-    engine by `engine.name`, and `engine.settings` configures it.
+    A run selects an engine by `engine.name`, and `engine.settings` configures it.
 
     .. versionadded:: 1.0
-
-    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
@@ -52,13 +55,9 @@ def ajet_register_engines() -> Sequence[EngineSpec]:  # type: ignore[empty-body]
 def ajet_register_trainers() -> Sequence[TrainerSpec]:  # type: ignore[empty-body]
     """Register the trainers of this plugin.
 
-    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
-    nothing heavy, because a server loads the hooks of every installed plugin. A run selects a
-    trainer by `trainer.name`, and `trainer.settings` configures it.
+    A run selects a trainer by `trainer.name`, and `trainer.settings` configures it.
 
     .. versionadded:: 1.0
-
-    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
@@ -66,13 +65,9 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:  # type: ignore[empty-bod
 def ajet_register_stores() -> Sequence[StoreSpec]:  # type: ignore[empty-body]
     """Register the sample stores of this plugin.
 
-    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
-    nothing heavy, because a server loads the hooks of every installed plugin. The setting
-    `store.name` selects the store of a server, and `store.settings` configures it.
+    The setting `store.name` selects the store of a server, and `store.settings` configures it.
 
     .. versionadded:: 1.0
-
-    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
@@ -80,13 +75,9 @@ def ajet_register_stores() -> Sequence[StoreSpec]:  # type: ignore[empty-body]
 def ajet_register_mergers() -> Sequence[MergerSpec]:  # type: ignore[empty-body]
     """Register the mergers of this plugin.
 
-    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
-    nothing heavy, because a server loads the hooks of every installed plugin. A run selects a
-    merger by `merger.name`, and `merger.settings` configures it.
+    A run selects a merger by `merger.name`, and `merger.settings` configures it.
 
     .. versionadded:: 1.0
-
-    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
@@ -94,13 +85,10 @@ def ajet_register_mergers() -> Sequence[MergerSpec]:  # type: ignore[empty-body]
 def ajet_register_advantages() -> Sequence[AdvantageSpec]:  # type: ignore[empty-body]
     """Register the advantage estimators of this plugin.
 
-    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
-    nothing heavy, because a server loads the hooks of every installed plugin. A run selects an
-    estimator by `algorithm.advantage`, and `algorithm.advantage_settings` configures it.
+    A run selects an estimator by `algorithm.advantage`, and `algorithm.advantage_settings`
+    configures it.
 
     .. versionadded:: 1.1
-
-    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
@@ -108,27 +96,10 @@ def ajet_register_advantages() -> Sequence[AdvantageSpec]:  # type: ignore[empty
 def ajet_register_agents() -> Sequence[AgentSpec]:  # type: ignore[empty-body]
     """Register the agent adapters of this plugin.
 
-    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
-    nothing heavy, because a server loads the hooks of every installed plugin. Programs that import
-    the framework of an adapter use it. `[agents.NAME]` in `ajet.toml` configures it.
+    Programs that import the framework of an adapter use it. `[agents.NAME]` in `ajet.toml`
+    configures it.
 
     .. versionadded:: 1.0
-
-    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
-    """
-
-
-@hookspec
-def ajet_register_commands() -> Sequence[CommandSpec]:  # type: ignore[empty-body]
-    """Register the subcommands of `ajet` of this plugin.
-
-    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
-    nothing heavy, because a server loads the hooks of every installed plugin. `ajet NAME` runs the
-    command. The name of a built-in command is refused.
-
-    .. versionadded:: 1.0
-
-    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
@@ -136,13 +107,9 @@ def ajet_register_commands() -> Sequence[CommandSpec]:  # type: ignore[empty-bod
 def ajet_register_loggers() -> Sequence[LoggerSpec]:  # type: ignore[empty-body]
     """Register the metrics loggers of this plugin.
 
-    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
-    nothing heavy, because a server loads the hooks of every installed plugin. `[loggers.NAME]` in
-    `ajet.toml` turns a logger on and configures it.
+    `[loggers.NAME]` in `ajet.toml` turns a logger on and configures it.
 
     .. versionadded:: 1.0
-
-    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
     """
 
 
@@ -150,13 +117,43 @@ def ajet_register_loggers() -> Sequence[LoggerSpec]:  # type: ignore[empty-body]
 def ajet_register_worlds() -> Sequence[WorldSpec]:  # type: ignore[empty-body]
     """Register the worlds of this plugin.
 
-    agentjet calls this hook once, when it loads the plugin. The hook returns specs and imports
-    nothing heavy, because a server loads the hooks of every installed plugin. Benchmarks, health
-    checks and studies select a world by its name.
+    Benchmarks, health checks and studies select a world by its name. `[worlds.NAME]` in
+    `ajet.toml` configures it.
 
     .. versionadded:: 1.1
+    """
 
-    :return: specs with unique names. If two plugins register the same name, using it raises PluginConflictError.
+
+@hookspec
+def ajet_register_readers() -> Sequence[ReaderSpec]:  # type: ignore[empty-body]
+    """Register the dataset readers of this plugin.
+
+    `agentjet.read_tasks` selects a reader by its name. `[readers.NAME]` in `ajet.toml` configures
+    it.
+
+    .. versionadded:: 1.2
+    """
+
+
+@hookspec
+def ajet_register_judges() -> Sequence[JudgeSpec]:  # type: ignore[empty-body]
+    """Register the judges of this plugin.
+
+    `trainable(reward=NAME)` and `agentjet.load_judge` select a judge by its name. `[judges.NAME]` in
+    `ajet.toml` configures it.
+
+    .. versionadded:: 1.2
+    """
+
+
+@hookspec
+def ajet_register_commands() -> Sequence[CommandSpec]:  # type: ignore[empty-body]
+    """Register the subcommands of `ajet` of this plugin.
+
+    `ajet NAME` runs the command, which is a `click.Command`. The name of a built-in command is
+    refused. A command has no settings but its options.
+
+    .. versionadded:: 1.0
     """
 
 
@@ -164,7 +161,7 @@ def ajet_register_worlds() -> Sequence[WorldSpec]:  # type: ignore[empty-body]
 def ajet_state_changed(state: ServerState) -> None:
     """Observe the server's state.
 
-    Called after every change of state. An exception is reported with the plugin's name and ignored.
+    Called after every change of state.
 
     .. versionadded:: 1.0
 

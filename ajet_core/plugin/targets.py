@@ -116,7 +116,7 @@ def check_settings(
     try:
         return settings_type.model_validate(dict(values))
     except ValidationError as error:
-        prefix = kind.set_by or f"{kind.name}.settings"
+        prefix = (kind.set_by or f"{kind.name}.settings").format(spec.name)
         known = ", ".join(settings_type.model_fields) or "none"
         problems = []
         paths = []

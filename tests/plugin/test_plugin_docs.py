@@ -24,10 +24,15 @@ def signature(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", HOOK_NAMES)
-def test_every_hook_has_a_docstring(name: str) -> None:
+def test_every_hook_has_a_summary_and_one_paragraph_which_the_page_repeats(name: str) -> None:
     text = inspect.getdoc(getattr(spec, name)) or ""
-    assert text.splitlines()[0].endswith(".")
-    assert ":return:" in text or ":param" in text
+    summary, paragraph, since, *params = text.split("\n\n")
+    assert summary.endswith(".")
+    assert since.startswith(".. versionadded::")
+    assert [block.startswith(":param") for block in params] == [True] * (name in OBSERVERS)
+    section = DOCS.partition(f"### `{name}(")[2].partition("\n### ")[0]
+    assert summary in section
+    assert " ".join(paragraph.split()) in " ".join(section.split())
 
 
 @pytest.mark.parametrize("name", HOOK_NAMES)

@@ -86,6 +86,13 @@ BROKEN = {
         ),
         "returned store 'x' twice",
     ),
+    "command-with-settings": (
+        (
+            "@hookimpl\ndef ajet_register_commands():\n"
+            "    return [CommandSpec(name='x', target='a:B', settings='a:C')]"
+        ),
+        "set settings of command 'x', which has none: make them options of the command",
+    ),
     "unknown-hook": (
         "@hookimpl\ndef ajet_register_rockets():\n    return []",
         "ajet_register_rockets",
@@ -150,13 +157,13 @@ def test_another_missing_component_mentions_the_broken_plugin_and_the_known_name
 
 
 REFUSED = {
-    "other major": (("2.0",), "needs hook API 2.0, but this agentjet offers 1.1: upgrade agentjet"),
+    "other major": (("2.0",), "needs hook API 2.0, but this agentjet offers 1.2: upgrade agentjet"),
     "older major": (
         ("0.9",),
-        "was written for hook API 0.9, but this agentjet offers 1.1: upgrade the",
+        "was written for hook API 0.9, but this agentjet offers 1.2: upgrade the",
     ),
-    "newer minor": (("1.2",), "needs hook API 1.2, but this agentjet offers 1.1: upgrade agentjet"),
-    "undeclared": ((), '"1.1" = "ajet_odd_hooks"'),
+    "newer minor": (("1.3",), "needs hook API 1.3, but this agentjet offers 1.2: upgrade agentjet"),
+    "undeclared": ((), '"1.2" = "ajet_odd_hooks"'),
     "not a version": (("one",), "'one' is not a hook API version"),
 }
 
@@ -165,7 +172,7 @@ REFUSED = {
 def test_a_plugin_for_another_hook_api_is_refused_before_import(
     site: Site, imported: Callable[[], set[str]], declared: tuple[str, ...], reason: str
 ) -> None:
-    assert HOOK_API == (1, 1)
+    assert HOOK_API == (1, 2)
     site.install("ajet-odd", ONE_ENGINE.format("odd"), name="odd", hook_api=declared)
     manager = PluginManager()
     assert reason in info_of(manager, "odd").problem

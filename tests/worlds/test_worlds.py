@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -94,8 +95,21 @@ def test_an_unknown_world_is_refused_with_the_names_of_the_known_ones() -> None:
 
 
 def test_wrong_settings_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"world\.settings\.speed: unknown key.*shortest"):
+    with pytest.raises(ConfigError, match=r"worlds\.slow-grid\.speed: unknown key.*shortest"):
         load_world("slow-grid", {"speed": 3})
+
+
+def test_settings_are_those_of_the_file_and_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ajet.toml").write_text("[worlds.slow-grid]\nshortest = 2\nlongest = 4\n")
+    assert load_world("slow-grid").settings == SlowGridSettings(shortest=2, longest=4)
+    world = load_world("slow-grid", {"longest": 5})
+    assert world.settings == SlowGridSettings(shortest=2, longest=5)
+    (tmp_path / "ajet.toml").write_text("[worlds.slow-grid]\nshortest = 'short'\n")
+    with pytest.raises(ConfigError, match=r"worlds\.slow-grid\.shortest: Input should be a"):
+        load_world("slow-grid")
 
 
 def test_a_slow_grid_waits_the_same_for_the_same_rollout_of_a_task() -> None:

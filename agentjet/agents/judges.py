@@ -1,0 +1,100 @@
+"""The judges of agentjet, which compare a result with the task's answer."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ajet_core.errors import ConfigError
+from ajet_core.interfaces import ComponentSettings, Judge
+
+_NUMBER = re.compile(r"(?:(?<!\d)-)?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+
+
+class ExactJudgeSettings(ComponentSettings):
+    """:param answer: the field of a task with its answer.
+
+    :param ignore_case: whether letters match in either case.
+    """
+
+    answer: Annotated[str, Field(min_length=1)] = "answer"
+    ignore_case: bool = False
+
+
+class ExactJudge(Judge[ExactJudgeSettings]):
+    """1 if the result is the task's answer, 0 if not. The amount of white space is ignored."""
+
+    def __call__(self, task: Any, result: Any) -> float:
+        """Compare the texts."""
+        expected = _words(_answer(task, self.settings.answer, "exact"))
+        found = _words(_text(result))
+        if self.settings.ignore_case:
+            expected, found = expected.casefold(), found.casefold()
+        return float(found == expected)
+
+
+class NumberJudgeSettings(ComponentSettings):
+    """:param answer: the field of a task with its answer.
+
+    :param tolerance: the largest difference that counts as equal.
+    """
+
+    answer: Annotated[str, Field(min_length=1)] = "answer"
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+
+class NumberJudge(Judge[NumberJudgeSettings]):
+    """1 if the last number of the result is that of the task's answer, 0 if not.
+
+    The answer may be a solution whose last number counts, as in GSM8K.
+    """
+
+    def __call__(self, task: Any, result: Any) -> float:
+        """Compare the last numbers."""
+        key = self.settings.answer
+        expected = _last_number(_answer(task, key, "number"))
+        if expected is None:
+            raise ConfigError(
+                f"the field {key!r} of a task has no number, which the judge 'number' needs",
+                param="judges.number.answer",
+            )
+        found = _last_number(_text(result))
+        close = found is not None and abs(found - expected) <= self.settings.tolerance
+        return float(close)
+
+
+def _answer(task: Any, key: str, judge: str) -> str:
+    """:raises ConfigError: the task has no answer."""
+    found = task.get(key) if isinstance(task, Mapping) else getattr(task, key, None)
+    if found is None:
+        raise ConfigError(
+            f"a task has no field {key!r}: set judges.{judge}.answer to the field with the answer",
+            param=f"judges.{judge}.answer",
+        )
+    return str(found)
+
+
+def _text(result: Any) -> str:
+    """:raises TypeError: a text cannot be had from the result."""
+    if result is None:
+        return ""
+    if isinstance(result, str | int | float):
+        return str(result)
+    raise TypeError(
+        f"the program returned {type(result).__name__}, but its judge compares texts: return the "
+        "text of the answer"
+    )
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _last_number(text: str) -> float | None:
+    found = _NUMBER.findall(text)
+    value = float(found[-1].replace(",", "")) if found else math.nan
+    return value if math.isfinite(value) else None

@@ -1,0 +1,227 @@
+"""Each hook has an example in the documentation, which is a plugin that works."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import random
+import re
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from agentjet import load_judge, read_tasks
+from agentjet.agents.adapters import Adapters
+from ajet_core.interfaces import GenerateRequest, SamplingParams, WeightUpdate, WorkerContext
+from ajet_core.plugin import PluginManager
+from ajet_core.plugin.loading import HOOK_NAMES
+from ajet_core.protocol import AlgorithmConfig, ModelConfig, ServerState, StepSummary
+from ajet_core.timeline import TrainBatch, TrainEpisode
+from ajet_testing.plugins import plugins_with
+from ajet_testing.suites.advantage_suite import AdvantageSuite
+from ajet_testing.suites.samples import conversation, make_episode
+from ajet_worlds import load_world
+from ajet_worlds.rehearsal import rehearse
+
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCKS = [
+    block
+    for page in ("plugins.md", "worlds.md")
+    for block in re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.S | re.M)
+]
+
+
+class Example:
+    """The example of a hook, as an installed plugin."""
+
+    def __init__(self, hook: str, directory: Path) -> None:
+        sources = [block for block in BLOCKS if f"\n@hookimpl\ndef {hook}(" in block]
+        assert len(sources) == 1, f"docs/plugins.md must have one example of {hook}"
+        (module,) = set(re.findall(r'target="(\w+):', sources[0])) or {"my_plugin"}
+        (directory / f"{module}.py").write_text(sources[0])
+        importlib.invalidate_caches()
+        self.module = module
+        self.directory = directory
+        self.plugins: PluginManager = plugins_with("example", module)
+        (info,) = [info for info in self.plugins.plugins(load=True) if info.name == "example"]
+        assert info.problem == ""
+        assert info.hooks == (hook,)
+        self.components = [name.split(":") for name in info.components]
+
+    def make(self, *arguments: Any, **settings: Any) -> Any:
+        """Make the component that the example registers."""
+        ((kind, name),) = self.components
+        spec: Any = self.plugins.component(kind, name)  # type: ignore[arg-type]
+        checked = self.plugins.validate_settings(spec, settings)
+        return self.plugins.load_target(spec)(checked, *arguments)
+
+    @property
+    def context(self) -> WorkerContext:
+        """A run in the directory."""
+        return WorkerContext(self.directory)
+
+
+@pytest.fixture
+def example(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Example]:
+    """The example of the hook that the name of the test ends with."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    name = request.node.name.removeprefix("test_")
+    (hook,) = [hook for hook in HOOK_NAMES if hook.endswith(name)]
+    made = Example(hook, tmp_path)
+    yield made
+    sys.modules.pop(made.module, None)
+
+
+async def test_register_engines(example: Example) -> None:
+    engine = example.make(example.context, vocab_size=8)
+    assert (await engine.start(ModelConfig(path="/m"))).vocab_size == 8
+    await engine.update_weights(WeightUpdate("safetensors_dir", 3, "/m"))
+    request = GenerateRequest("r", [1], SamplingParams(max_tokens=5))
+    (chunk,) = [chunk async for chunk in engine.generate(request)]
+    assert len(chunk.token_ids) == 5
+    assert set(chunk.token_ids) <= set(range(8))
+    assert chunk.logprobs == pytest.approx([math.log(1 / 8)] * 5)
+    assert (chunk.policy_version, chunk.finish_reason) == (3, "length")
+    for call in (engine.pause, engine.resume, engine.stats, engine.close):
+        await call()
+
+
+def test_register_trainers(example: Example) -> None:
+    model = example.directory / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    trainer = example.make(example.context)
+    trainer.start(ModelConfig(path=str(model)), AlgorithmConfig())
+    assert trainer.step(TrainBatch("b", 4, [], [], [], 0)).step == 4
+    assert trainer.publish("safetensors_dir", 5).location == str(model)
+    trainer.save(example.directory)
+    trainer.load(example.directory)
+    trainer.export(example.directory / "exported")
+    trainer.close()
+    assert (example.directory / "exported" / "config.json").read_text() == "{}"
+
+
+async def test_register_stores(example: Example) -> None:
+    store = example.make(example.context, outcomes="over.txt")
+    await store.open()
+    episode = make_episode("e1")
+    await store.append(episode)
+    await store.append(replace(episode, state="ended", reward=0.5))
+    found = await store.get_episode("e1")
+    await store.close()
+    assert found.reward == 0.5
+    assert (example.directory / "over.txt").read_text() == "e1 ended 0.5\n"
+
+
+def test_register_mergers(example: Example) -> None:
+    calls = conversation(4, episode_id="e1")
+    merger = example.make(example.context)
+    assert merger.promises.exact
+    tree = merger.merge("e1", calls[::-1])
+    assert [tree.path_ids(end) for end in tree.ends] == [call.token_ids for call in calls]
+    assert tree.tokens == tree.tokens_raw
+
+
+def test_register_advantages(example: Example) -> None:
+    class Suite(AdvantageSuite):
+        def make_estimator(self) -> Any:
+            return example.make(AlgorithmConfig())
+
+    Suite().test_the_same_batch_has_the_same_advantages()
+    Suite().test_a_better_episode_of_a_task_has_no_smaller_advantage()
+    episodes = [TrainEpisode(f"e{reward}", "g", reward) for reward in (0.5, 0.0, 1.0)]
+    calls = [conversation(2, episode_id=episode.episode_id) for episode in episodes]
+    assert Suite().make_estimator().estimate(episodes, calls) == [[1, 1], [0, 0], [2, 2]]
+
+
+async def test_register_agents(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Box:
+        def copy(self) -> Box:
+            return Box()
+
+        async def run(self, task: str) -> str:
+            return f"{task}!"
+
+    Box.__module__ = "boxes"
+    adapters = Adapters(example.plugins)
+    assert adapters.in_use() == []
+    monkeypatch.setitem(sys.modules, "boxes", types.ModuleType("boxes"))
+    box = Box()
+    adapter = adapters.of(box)
+    assert adapter.fresh(box) is not box
+    assert await adapter.run(adapter.fresh(box), "go") == "go!"
+
+
+def test_register_loggers(example: Example) -> None:
+    logger = example.make(example.context, file="mine.csv")
+    logger.log(1, {"reward_mean": 0.25})
+    logger.log(2, {"reward_mean": 0.5})
+    logger.close()
+    assert (example.directory / "mine.csv").read_text() == "1,0.25\n2,0.5\n"
+
+
+def test_register_worlds(example: Example) -> None:
+    world = load_world("coin", plugins=example.plugins)
+    assert rehearse(world, "t", world.expert, random.Random(0)).outcome.success == 1.0
+
+
+def test_register_readers(example: Example) -> None:
+    Path("tasks.txt").write_bytes("caf\xe9\ntea\n".encode("latin-1"))
+    Path("ajet.toml").write_text("[readers.lines]\nencoding = 'latin-1'\n")
+    tasks = read_tasks("lines", "tasks.txt", plugins=example.plugins)
+    assert [task.id for task in tasks] == ["caf\xe9", "tea"]
+
+
+def test_register_judges(example: Example) -> None:
+    judge = load_judge("brief", {"words": 4}, example.plugins)
+    assert [judge("task", "word " * count) for count in (0, 1, 5)] == [1.0, 0.75, 0.0]
+
+
+def test_register_commands(example: Example) -> None:
+    Path("metrics.jsonl").write_text('{"step": 1, "reward_mean": 0.25}\n')
+    command = example.plugins.load_command(example.plugins.command("rewards"))
+    assert CliRunner().invoke(command, ["."]).output == "1: 0.25\n"
+
+
+def test_state_changed(example: Example, caplog: pytest.LogCaptureFixture) -> None:
+    for state in ServerState:
+        example.plugins.notify("ajet_state_changed", state=state)
+    assert said(caplog) == ["the run is paused"]
+
+
+def test_episode_finished(example: Example, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    episode = make_episode("e1", group="g")
+    for ended in (
+        replace(episode, state="ended", reward=1.0),
+        replace(episode, state="aborted", reason="too slow"),
+    ):
+        example.plugins.notify("ajet_episode_finished", episode=ended)
+    assert said(caplog) == ["g-1: too slow"]
+
+
+def test_step_finished(example: Example, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    summary = StepSummary(step=3, policy_version=3, metrics={"reward_mean": 0.5})
+    example.plugins.notify("ajet_step_finished", summary=summary)
+    assert said(caplog) == ["step 3: 0.500"]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the plugin has logged; an exception of it would be logged by the manager."""
+    return [record.getMessage() for record in caplog.records if record.name != "asyncio"]
+
+
+@pytest.mark.parametrize("hook", HOOK_NAMES)
+def test_every_hook_has_an_example_that_is_tested(hook: str) -> None:
+    assert f"test_{hook.removeprefix('ajet_')}" in globals()
