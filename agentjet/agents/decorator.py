@@ -61,7 +61,8 @@ def trainable(
         for other functions. An agent runs in the mode of its client.
     :param reward: called with the task and the program's return value; returns the reward, an
         `EpisodeOutcome`, or, with several models, a mapping of these by role. Or the name of a
-        judge; see `load_judge`. None if the program itself returns the reward. Model calls that `reward` makes are not part of the episode.
+        judge; see `load_judge`. None if the program itself returns the reward. Model calls that
+        `reward` makes are not part of the episode.
     :param models: servers by role (their URLs, or clients of them), instead of a client, if several
         models are trained together.
     :param roles: the role of each model call, by the name of the calling agent or of the requested

@@ -74,7 +74,8 @@ def _rows(source: str, delimiter: str) -> Iterator[dict[str, str]]:
                     continue
                 if len(row) != len(names):
                     raise UnreadableFileError(
-                        f"{source}, line {rows.line_num}: {len(row)} values for {len(names)} columns"
+                        f"{source}, line {rows.line_num}: {len(row)} values for {len(names)} "
+                        "columns"
                     )
                 yield dict(zip(names, row, strict=True))
         except csv.Error as error:
