@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-# Its range is that of the environment's recipe; what pip makes of it for a GPU has not been looked at yet.
+# Its range is that of the environment's recipe; what pip makes of it for a GPU has not been looked
+# at yet.
 UNCHECKED = {"sglang-cuda"}
 
 
@@ -32,7 +33,7 @@ def test_wheels_are_built_where_the_line_that_installs_them_looks() -> None:
 
 
 def extras_of_adapters(extras: dict[str, list[str]]) -> set[str]:
-    """Extras that are an adapter's distribution and nothing else, which its environment of tox installs."""
+    """Extras that consist of an adapter alone, which its tox environment installs."""
     tox = configparser.ConfigParser()
     tox.read(ROOT / "tox.ini", encoding="utf-8")
     factors = re.search(r"agents_\{([^}]+)\}", tox["tox"]["env_list"])

@@ -40,7 +40,8 @@ def test_the_example_trains_a_mixture_and_changes_it(
         "1 {'math': 4.0, 'code': 3.0, 'terminal': 3.0}",
         "2 {'math': 4.0, 'code': 3.0, 'terminal': 3.0}",
     ]
-    # Parts of tasks of math that were begun before the change, and found no slot to go on, are trained besides.
+    # Parts of tasks of math that were begun before the change, and found no slot to go on, are
+    # trained besides.
     found = re.fullmatch(r"3 \{'math': (\d)\.0, 'code': 2\.0, 'terminal': 6\.0\}", third)
     assert found is not None, third
     assert int(found.group(1)) >= 2

@@ -1,4 +1,4 @@
-"""pass@k against what it means: of all ways to choose k episodes, those that hold one that passed."""
+"""pass@k against its definition: the share of choices of k episodes with one that passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a probe tells of weights: honest servers are never accused, and faults show as soon as they can be told from noise."""
+"""Probes of weights: honest servers always pass, and faults show once they exceed the noise."""
 
 from __future__ import annotations
 

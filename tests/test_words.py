@@ -20,14 +20,15 @@ PAGES = sorted(
     if path.name != "CHANGELOG.md"
 )
 BANNED = re.compile(
-    r"\b(nobody|whoever|goes on|go on|mends?|mended|mending|(is|are|was|were) told|for else|none any more)\b",
+    r"\b(nobody|whoever|goes on|go on|mends?|mended|mending|(is|are|was|were) told|for else"
+    r"|none any more)\b",
     re.IGNORECASE,
 )
-"""Words that read as translated, or that make persons of programs. `docs/glossary.md` has better ones."""
+"""Words that read as translated or personify programs. `docs/glossary.md` has better ones."""
 IN_MESSAGES = re.compile(
     BANNED.pattern
-    + r"|\b(any more|anew|asked for|broken off|brought back|knows no|knows nothing|leave it to|make room"
-    r"|paid again|paid twice|said so|says so|went away|what it is|what it was)\b"
+    + r"|\b(any more|anew|asked for|broken off|brought back|knows no|knows nothing|leave it to"
+    r"|make room|paid again|paid twice|said so|says so|went away|what it is|what it was)\b"
     r"|(?<!there )\b(is|are|holds?|names?) no (?!longer\b|more\b)\w+",
     re.IGNORECASE,
 )

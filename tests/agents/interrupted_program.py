@@ -1,4 +1,7 @@
-"""A program that is killed: ``interrupted_program.py asynchronous|threads HOLD`` trains six tasks, and stands still after HOLD episodes."""
+"""A program to be killed: it trains six tasks, and stops after HOLD episodes.
+
+``interrupted_program.py asynchronous|threads HOLD``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smallest framework there is, on OpenAI's SDK, and a program of two agents that is made with it."""
+"""A minimal framework on OpenAI's SDK, and a program of two agents that uses it."""
 
 from __future__ import annotations
 

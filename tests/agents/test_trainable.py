@@ -469,6 +469,7 @@ def test_event_loops_leave_nothing_open(swarm: ScriptedSwarm) -> None:
         before = open_files()
         for i in range(1, 9):
             program(f"loop {i}")
-        # The server, which is in this process too, notices a little later that a connection has ended.
+        # The server, which is in this process too, notices a little later that a connection has
+        # ended.
         while open_files() >= before + 4:
             time.sleep(0.02)

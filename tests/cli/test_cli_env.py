@@ -1,4 +1,4 @@
-"""``ajet env``: what it makes of its options. That environments are really made is tested beside their code."""
+"""The options of ``ajet env``. Tests of creating environments are in tests/environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both clients behind one face, over a scripted transport: what holds for one must hold for the other."""
+"""Both clients behind one interface, over a scripted transport: they must behave the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for the server: the episode routes over real sockets, written from the protocol alone."""
+"""A stub of the server: the episode routes on real sockets, written after the protocol."""
 
 from __future__ import annotations
 

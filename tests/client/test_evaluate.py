@@ -84,9 +84,17 @@ async def test_without_a_run_nothing_is_rolled_out(make: MakeFace) -> None:
 
 async def test_evaluations_are_those_of_the_server(make: MakeFace) -> None:
     found = {
-        "client_id": "c", "tag": "t", "step": 2, "tasks": 1, "episodes": 4, "open": 0,
-        "aborted": 0, "mixed": 0, "reward_mean": 0.5, "pass_at": {"1": 0.5, "4": 1.0},
-    }  # fmt: skip
+        "client_id": "c",
+        "tag": "t",
+        "step": 2,
+        "tasks": 1,
+        "episodes": 4,
+        "open": 0,
+        "aborted": 0,
+        "mixed": 0,
+        "reward_mean": 0.5,
+        "pass_at": {"1": 0.5, "4": 1.0},
+    }
     served = Script().on("GET /v1/evaluations", (200, {"evaluations": [found]}))
     (evaluation,) = await make(served).call("evaluations")
     assert (evaluation.step, evaluation.pass_at) == (2, {1: 0.5, 4: 1.0})

@@ -1,4 +1,4 @@
-"""A server that goes away and comes back: runners lose no task over it, and nobody waits without a message."""
+"""A server that stops and returns: runners lose no task, and every long wait has a message."""
 
 from __future__ import annotations
 
@@ -212,8 +212,8 @@ async def test_waiting_for_a_step_ends_in_time_and_says_what_for_meanwhile(
         await make(script).call("wait_for_step", 4, timeout=90)
     (told,) = caplog.records
     assert told.getMessage() == (
-        "wait_for_step(4) has waited 60 s: the server is PAUSED at step 3: the rewards fell (`ajet status` shows it to the "
-        "operator, and `ajet resume` continues the run)"
+        "wait_for_step(4) has waited 60 s: the server is PAUSED at step 3: the rewards fell (`ajet "
+        "status` shows it to the operator, and `ajet resume` continues the run)"
     )
     assert clock.now <= 90
 

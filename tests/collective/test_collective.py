@@ -1,4 +1,4 @@
-"""Weights that are broadcast, between a real sender and receivers that join as a model server would."""
+"""Weights broadcast between a real sender and receivers that join as a model server does."""
 
 from __future__ import annotations
 

@@ -99,8 +99,14 @@ async def test_it_evaluates_trains_and_stops_at_the_target() -> None:
     swarm = Swarm([0.2, 0.5, 0.89, 0.95, 0.97])
     lines = await run(swarm)
     assert [type(line) for line in lines] == [
-        EvalLine, TrainLine, TrainLine, TrainLine, TrainLine, EvalLine, DoneLine,
-    ]  # fmt: skip
+        EvalLine,
+        TrainLine,
+        TrainLine,
+        TrainLine,
+        TrainLine,
+        EvalLine,
+        DoneLine,
+    ]
     done = lines[-1]
     assert isinstance(done, DoneLine)
     assert (done.step, done.success, done.reached) == (4, pytest.approx(0.97), True)

@@ -16,7 +16,7 @@ from ajet_worlds.gridwalk import GridWalk
 from tests.demo.test_agent import HTTP
 
 Speak = Callable[[str], str | None]
-"""From what a side sees to the direction that its model answers with; None is an answer without one."""
+"""From a side's view to the direction that its model answers with; None for no direction."""
 
 
 class Endpoint:

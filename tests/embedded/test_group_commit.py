@@ -181,7 +181,8 @@ asyncio.run(main())
 def test_a_disk_that_refuses_to_write_fails_the_writers_until_it_writes_again(
     tmp_path: Path,
 ) -> None:
-    # The kernel refuses to let files grow past the limit: pages are written when a transaction commits.
+    # The kernel refuses to let files grow past the limit: pages are written when a transaction
+    # commits.
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=False
     )

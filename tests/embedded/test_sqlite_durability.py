@@ -1,4 +1,4 @@
-"""Group commit, full disks, damaged files, second openers, and a process that dies while it writes."""
+"""Group commit, full disks, damaged files, second openers, and death while writing."""
 
 import asyncio
 import os
@@ -257,7 +257,7 @@ asyncio.run(main())
 
 
 def write_and_die(run_dir: Path, acks: int) -> list[list[str]]:
-    """Kill a writing process after some acknowledgements; all that it gave: [what, episode, index]."""
+    """Kill a writing process after some acknowledgements; return all: [kind, episode, index]."""
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(run_dir)], stdout=subprocess.PIPE, text=True
     )
@@ -296,8 +296,8 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, acks: int) 
 async def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
     """After a power cut the log is there up to the last sync, and nonsense may follow it.
 
-    With ``synchronous = FULL`` SQLite syncs the log before a commit returns; so whatever of the log an
-    acknowledged write had behind it when it was acknowledged is there.
+    With ``synchronous = FULL`` SQLite syncs the log before a commit returns; so whatever of the log
+    an acknowledged write had behind it when it was acknowledged is there.
     """
     store = make_store(tmp_path / "run")
     await store.open()

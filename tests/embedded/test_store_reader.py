@@ -29,7 +29,7 @@ def new_store(run_dir: Path) -> SqliteStore:
 
 
 async def fill(store: SqliteStore) -> None:
-    """ep-1 and ep-12 are ended and trained in this order in step 2, ep_2 is open, other is of another task."""
+    """ep-1 and ep-12 are trained in this order in step 2; ep_2 is open; other has another task."""
     await store.append(RunRecord("run", "{}", 1.0))
     for episode_id in EPISODES:
         group = "elsewhere" if episode_id == "other" else "task"

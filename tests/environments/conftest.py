@@ -19,8 +19,8 @@ from .making import wheel
 @pytest.fixture(autouse=True)
 def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    # Environments put their plugins on it. Those of real ones may be there already: other tests in this
-    # process find the checkout's own.
+    # Environments put their plugins on it. Those of real ones may be there already: other tests in
+    # this process find the checkout's own.
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).name != PLUGINS])
     # There may be real ones beside the environment of the tests.
     monkeypatch.setattr("ajet_installation.environment.BESIDE", None)

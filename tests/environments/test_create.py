@@ -202,7 +202,8 @@ def test_a_process_killed_in_the_middle_leaves_no_environment_and_the_next_one_m
         "from ajet_installation.recipes import read_recipe\n"
         "from ajet_installation.sources import Source\n"
         "recipe, directory, python = map(Path, sys.argv[1:])\n"
-        "order = Order(read_recipe(recipe), 'cpu', directory, Python(str(python), '3.11.0'), Source())\n"
+        "python = Python(str(python), '3.11.0')\n"
+        "order = Order(read_recipe(recipe), 'cpu', directory, python, Source())\n"
         "create_environment(order, Progress(lambda _: None, lambda _: None))\n"
     )
     recipe = order.recipe.directory / "tiny.toml"
@@ -286,7 +287,7 @@ def test_an_unreachable_index_is_named_as_the_cause(
 
 @pytest.fixture
 def with_plugin(either: Order, wheels: Path) -> Order:
-    """A plugin that needs one distribution that goes by another name, and one that no step installs."""
+    """A plugin that needs a distribution with another name, and one that no step installs."""
     order = either
     site = sysconfig.get_path("purelib")
     wheel(wheels, "core-link", "1.0", {"core.pth": f"{ROOT}\n{site}\n"})

@@ -28,7 +28,8 @@ def test_environments_of_the_working_directory_are_used_from_any_run_directory(
 def test_what_the_user_set_is_used_with_absolute_paths(tmp_path: Path) -> None:
     environment(tmp_path / ".venvs", "trl")
     (tmp_path / "ajet.toml").write_text(
-        '[workers]\nenvironments = "mine"\n[workers.python]\ntrl = "env:trl"\nvllm = "bin/python"\nverl = "python3"\n'
+        '[workers]\nenvironments = "mine"\n'
+        '[workers.python]\ntrl = "env:trl"\nvllm = "bin/python"\nverl = "python3"\n'
     )
     found = worker_settings(tmp_path / "run", {"vllm": "/opt/python"})
     assert found.environments == tmp_path / "mine"

@@ -1,4 +1,4 @@
-"""Which interpreter a worker gets, and what the server sees of plugins that only an environment has."""
+"""The interpreter of a worker, and how the server sees plugins of an environment alone."""
 
 from __future__ import annotations
 

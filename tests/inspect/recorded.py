@@ -1,4 +1,4 @@
-"""A run as a server would have recorded it: a real tokenizer, conversations in ChatML, a real SQLite file."""
+"""A run as a server records it: a real tokenizer, conversations in ChatML, a SQLite file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def make_model_dir(directory: Path) -> Path:
-    """A model directory with a byte-level tokenizer that knows few words, so that some characters are several
-    tokens."""
+    """Make a model directory whose byte-level tokenizer splits some characters into tokens."""
     directory.mkdir(parents=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -196,10 +195,10 @@ class Recording:
 
 
 def sample_recording(model_dir: Path) -> Recording:
-    """Four episodes: one that forks and costs, one that aborts, one that is open, one of another task.
+    """Four episodes: one with a costly fork, one aborted, one open, one of another task.
 
-    The first has a rewritten system message, an aborted call, a call that was not trained, and hostile text in
-    a message, an answer, a name and a role.
+    The first has a rewritten system message, an aborted call, a call that was not trained, and
+    hostile text in a message, an answer, a name and a role.
     """
     recording = Recording(model_dir)
     first = recording.episode("ep-aaa1")

@@ -192,7 +192,7 @@ def test_another_tokenizer_can_be_named(tmp_path: Path, model_dir: Path) -> None
     [
         (
             ["ep-a"],
-            "several episode ids begin with 'ep-a': ep-aaa1, ep-aab2; add more characters of the id",
+            "several episode ids begin with 'ep-a': ep-aaa1, ep-aab2; add more characters",
         ),
         (["zzz"], "has no episode whose id begins with 'zzz'"),
         (["--step", "9", "--html", "out.html"], "belongs to step 9"),

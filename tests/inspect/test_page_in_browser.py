@@ -1,4 +1,4 @@
-"""The page in a real browser, from the disk. `make browser` fetches one where the system has none."""
+"""The page in a real browser, from the disk. `make browser` installs a browser."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Open = Callable[..., Awaitable[Opened]]
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def open_page(browser: Any, tmp_path: Path) -> AsyncIterator[Open]:
-    """Writes a page with the command and opens it; afterwards it must not have failed or asked for anything."""
+    """Writes a page with the command and opens it; it must not fail or request anything."""
     opened: list[Opened] = []
 
     async def open_page(run_dir: Path, *args: str, width: int = 1400) -> Opened:

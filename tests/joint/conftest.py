@@ -1,4 +1,4 @@
-"""Real servers without workers, and a network between them and a client on which anything may go wrong."""
+"""Real servers without workers, and a faulty network between them and a client."""
 
 from __future__ import annotations
 

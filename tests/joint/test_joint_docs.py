@@ -1,4 +1,4 @@
-"""`docs/joint.md`: its example, run as it stands against two real servers that train real models."""
+"""`docs/joint.md`: its example, run unchanged on two real servers that train real models."""
 
 from __future__ import annotations
 

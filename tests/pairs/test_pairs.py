@@ -1,4 +1,4 @@
-"""Any trainer with any engine: the demo's model learns, and every logprob is that of the weights it was sampled from."""
+"""Each trainer with each engine: the demo's model learns, and all logprobs are exact."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 
 from ajet_testing.backends import ROOT, backend_python
 
-# With the engine of this repository a step takes seconds. With the others the curve is not waited for, unless
-# `--steps` says so: benchmarks/results has it.
+# With the engine of this repository a step takes seconds. With the others the curve is not waited
+# for, unless `--steps` says so: benchmarks/results has it.
 STEPS = {"torch": 10}
 FEW_STEPS = 5
-# From so many steps on, success rises by much more than chance would make it: twice the deviation of a mean of 64 walks.
+# From so many steps on, success rises by much more than chance would make it: twice the deviation
+# of a mean of 64 walks.
 TELLING_STEPS, RAISED = 10, 0.12
 
 pytestmark = [pytest.mark.pairs, pytest.mark.torch, pytest.mark.timeout(1500)]
@@ -57,7 +58,8 @@ def test_a_pair_learns_and_is_exact(
     found = cycle(trainer, engine, model, steps)
     if steps >= TELLING_STEPS:
         assert found["success_after"] >= found["success_before"] + RAISED
-    # Weights that stay in memory are written down at the end alone; all others are those that were published.
+    # Weights that stay in memory are written down at the end alone; all others are those that were
+    # published.
     in_memory = (trainer, engine) in {("torch", "torch"), *BROADCAST}
     versions = [0, steps] if in_memory else list(range(steps + 1))
     assert found["versions_checked"] == versions

@@ -62,7 +62,8 @@ def test_one_name_may_be_used_for_different_kinds(site: Site) -> None:
     site.install("ajet-one", ENGINES.format("first"))
     site.install(
         "ajet-two",
-        "@hookimpl\ndef ajet_register_stores():\n    return [StoreSpec(name='quick', target='a:B')]",
+        "@hookimpl\ndef ajet_register_stores():\n"
+        "    return [StoreSpec(name='quick', target='a:B')]",
     )
     manager = PluginManager()
     assert (manager.engine("quick").name, manager.store("quick").target) == ("quick", "a:B")

@@ -1,5 +1,8 @@
-"""The messages on the wire, as clients of other languages see them. A change of these files is a change
-of the protocol: it needs a new minor version if it adds, a new major version if it breaks."""
+"""The messages on the wire, as clients in other languages see them.
+
+A change of these files changes the protocol: an addition needs a new minor version, a breaking
+change a new major version.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Requests of coding assistants, in the form in which each sends them; long texts are cut short.
 
-They are written after the programs' own sources and documentation, with every key that the program sends by default.
+They are written after the programs' own sources and documentation, with every key that the program
+sends by default.
 """
 
 from __future__ import annotations

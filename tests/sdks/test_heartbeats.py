@@ -1,4 +1,4 @@
-"""Streams that have nothing to tell keep their clients waiting, in each dialect's own way; time is the test's."""
+"""Idle streams send each dialect's own heartbeats; the test controls time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's SDK against the server: responses, text completions, and what all routes have in common."""
+"""OpenAI's SDK against the server: responses, text completions, and common behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What coding assistants send is answered, and what goes wrong is told in words that they act on."""
+"""Requests of coding assistants are answered, with errors in words that they act on."""
 
 from __future__ import annotations
 
@@ -59,9 +59,13 @@ NEUTRAL: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"verbosity": "low", "service_tier": "auto"}, "service_tier,verbosity"),
     ("chat", {"response_format": {"type": "text"}, "n": 1}, ""),
     ("chat", {"min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": False}, ""),
-    ("chat", {"safety_identifier": "a", "prompt_cache_key": "b"}, "prompt_cache_key,safety_identifier"),
+    (
+        "chat",
+        {"safety_identifier": "a", "prompt_cache_key": "b"},
+        "prompt_cache_key,safety_identifier",
+    ),
     ("completions", {"best_of": 1, "suffix": "", "user": "u"}, "user"),
-]  # fmt: skip
+]
 # Settings that would change the answer, and words of the refusal.
 CHANGING: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"context_management": {"edits": [{"type": CLEAR_THINKING}]}}, 'only "all"'),

@@ -1,4 +1,4 @@
-"""What an SDK sends again is answered once where it can be told, and is never mixed up with what merely asks alike."""
+"""An SDK's retry gets the first answer; equal requests that are no retries do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices every attempt to reach the network, a process or a program, from whatever library it comes."""
+"""Notices every attempt of any library to reach the network, a process or a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit log: who did what, from where, with what outcome; refused attempts too, but not without end."""
+"""The audit log: actor, action, origin and outcome, also of a limited number of refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run configurations and model directories that try to reach out, to run code, or to read other files."""
+"""Run configurations and model directories that try to connect, run code or read files."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_a_name_of_the_model_is_only_a_name(server: Running) -> None:
     assert export.resolve().is_relative_to(server.run_dir.resolve())
 
 
-# --- Links --------------------------------------------------------------------------------------------
+# --- Links ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ async def test_a_loop_of_links_is_refused(server: Running) -> None:
     assert answer.status_code == 400, answer.text
 
 
-# --- Code in files ------------------------------------------------------------------------------------
+# --- Code in files --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ async def test_a_broken_file_of_a_model_is_the_models_fault(
         assert len(answer.text) < 5000
 
 
-# --- Templates ----------------------------------------------------------------------------------------
+# --- Templates ------------------------------------------------------------------------------------
 
 _ESCAPES = [
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -311,7 +311,7 @@ async def test_a_template_does_not_get_out_of_its_sandbox(
     assert attempts == []
 
 
-# --- Settings files -----------------------------------------------------------------------------------
+# --- Settings files -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Slow senders, floods of headers and connections: what strangers can send before they are known."""
+"""Slow senders, floods of headers and connections: attacks without any token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def serves(server: Running) -> bool:
     return (await server.http.get("/v1/status", headers=CLIENT)).status_code == 200
 
 
-# --- Slow ---------------------------------------------------------------------------------------------
+# --- Slow -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_a_reader_that_stops_reading_is_cut_off(
         assert await serves(server)
 
 
-# --- Large --------------------------------------------------------------------------------------------
+# --- Large ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ async def test_what_is_no_http_is_refused_and_the_server_goes_on(
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
 
 
-# --- Many ---------------------------------------------------------------------------------------------
+# --- Many -----------------------------------------------------------------------------------------
 
 
 async def test_connections_beyond_the_limit_are_told_and_closed(servers: ServerFactory) -> None:

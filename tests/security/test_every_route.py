@@ -1,4 +1,4 @@
-"""Keys and tokens that are forged, expired, revoked, ended or somebody else's, on every route there is."""
+"""Forged, expired, revoked, ended and foreign keys and tokens, on every route."""
 
 from __future__ import annotations
 
@@ -192,7 +192,9 @@ _JUNK: dict[str, bytes] = {
     "many messages": b'{"messages": ['
     + b'{"role": "user", "content": ""},' * 100_000
     + b'{"role": "user"}]}',
-    "half a character": b'{"task_id": "\\ud800", "messages": [{"role": "user", "content": "\\udfff"}]}',
+    "half a character": (
+        b'{"task_id": "\\ud800", "messages": [{"role": "user", "content": "\\udfff"}]}'
+    ),
     "null bytes": b'{"task_id": "\\u0000", "reason": "\\u0000", "name": "\\u0000"}',
     "no utf-8": b'{"task_id": "\xff\xfe"}',
     "the same key twice": b'{"task_id": "a", "task_id": {}}',

@@ -1,4 +1,4 @@
-"""What the torch backend loads of a hostile model directory or checkpoint: data, and nothing else."""
+"""The torch backend loads only data from a hostile model directory or checkpoint."""
 
 from __future__ import annotations
 

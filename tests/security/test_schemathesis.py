@@ -1,8 +1,10 @@
-"""schemathesis goes through the whole OpenAPI document: no server error, and answers as they are described.
+"""schemathesis on the whole OpenAPI document: no server error, and answers as described.
 
-Each kind of token has its own test. ``AJET_SCHEMATHESIS_CASES=3000`` makes so many requests with each, more than in CI:
+Each kind of token has its own test. ``AJET_SCHEMATHESIS_CASES=3000`` makes so many requests with
+each, more than in CI:
 
-    AJET_SCHEMATHESIS_CASES=3000 .venv/bin/python -m pytest -o timeout=0 tests/security/test_schemathesis.py
+    AJET_SCHEMATHESIS_CASES=3000 .venv/bin/python -m pytest -o timeout=0 \\
+        tests/security/test_schemathesis.py
 """
 
 from __future__ import annotations
@@ -51,10 +53,11 @@ Kind = Literal["control", "client", "view", "episode"]
 
 
 def valid_data_is_accepted(ctx: Any, response: Any, case: schemathesis.Case) -> bool | None:
-    """What the schemas allow is accepted, or refused for a reason that the document has for this very operation.
+    """Check that valid data is accepted, or refused with a status documented for the operation.
 
-    A 400 is one where its reason is nothing that the schema of a field could say: values that do not fit each other, or this
-    server. Of bodies in a provider's dialect, the document says no more than that they are objects; there the field is named.
+    A 400 is one where its reason is nothing that the schema of a field could say: values that do
+    not fit each other, or this server. Of bodies in a provider's dialect, the document says no more
+    than that they are objects; there the field is named.
     """
     operation = OPERATIONS[case.operation.path, case.operation.method]
     if str(response.status_code) not in operation["responses"]:

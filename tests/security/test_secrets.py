@@ -1,4 +1,4 @@
-"""No secret gets into logs, errors, events, the audit log, the run directory or a worker's process."""
+"""No secret appears in logs, errors, events, the audit log, the run directory or a worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 
 class Session:
-    """Does all that there is to do with a server, and keeps what it was told and what was secret."""
+    """Uses each feature of a server, and keeps its answers and the secrets."""
 
     def __init__(self, server: ServerProcess, model_dir: Path, control: str, client: str) -> None:
         self.server = server
@@ -175,7 +175,8 @@ async def test_no_secret_is_anywhere_it_does_not_belong(session: Session) -> Non
     assert b"engine_error" in said
     assert len(session.secrets) == 2 + 3 + 6
     for secret in session.secrets:
-        # Public parts of keys and tokens may be seen; what follows them may not, nor a beginning of it.
+        # Public parts of keys and tokens may be seen; what follows them may not, nor a beginning of
+        # it.
         hidden = secret.rpartition(".")[2].encode()
         for name, content in places.items():
             assert hidden not in content, name

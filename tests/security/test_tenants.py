@@ -1,4 +1,4 @@
-"""One tenant sees nothing of another, gets no more than its quota, and is gone when its token is."""
+"""A tenant sees nothing of another, stays within its quota, and ends with its token."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ async def test_a_restart_keeps_who_owns_what(servers: ServerFactory) -> None:
                 assert (await server.http.get(url, headers=other)).status_code == 404
 
 
-# --- Revoked and expired ------------------------------------------------------------------------------
+# --- Revoked and expired --------------------------------------------------------------------------
 
 
 async def test_a_revoked_token_opens_nothing_and_its_episodes_are_over(rolling: Running) -> None:
@@ -382,7 +382,7 @@ async def test_a_token_revoked_while_no_server_ran_takes_its_episodes_with_it(
         assert (await server.http.get("/v1/status", headers=alice)).status_code == 401
 
 
-# --- Quotas ------------------------------------------------------------------------------------------
+# --- Quotas ---------------------------------------------------------------------------------------
 
 
 async def test_the_quota_of_open_episodes_holds_for_claims_at_once(rolling: Running) -> None:

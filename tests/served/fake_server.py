@@ -1,4 +1,4 @@
-"""A model server without a model, in this process: it samples as its weights say, dies and refuses when told to."""
+"""A model server without a model, in this process: it samples by its weights, and can fail."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class FakeServer(ModelServer):
     :ivar begins: requests sample nothing before it is set.
     :ivar hangs: it samples nothing more, and says that it is not well.
     :ivar refuses: it ends requests before their first token.
-    :ivar loads: what to do at the next loads: ``""`` takes the weights, ``"refuse"``, ``"die"``, ``"last"`` until it is given
-        up, ``"stale"``, ``"swapped"`` and ``"half_loaded"`` take none, others and half of them, and say nothing of it.
+    :ivar loads: what to do at the next loads: ``""`` takes the weights, ``"refuse"``, ``"die"``,
+        ``"last"`` until it is given up, ``"stale"``, ``"swapped"`` and ``"half_loaded"`` take none,
+        others and half of them, and say nothing of it.
     :ivar tells: it tells checksums.
     :ivar scores: it tells logprobs of a probe.
     """
@@ -139,7 +140,10 @@ class FakeServer(ModelServer):
 
     async def metrics(self) -> str:
         self.check()
-        return f'# HELP fake_sampled Tokens.\n# TYPE fake_sampled counter\nfake_sampled_total{{model="m"}} {self.sampled}\n'
+        return (
+            "# HELP fake_sampled Tokens.\n# TYPE fake_sampled counter\n"
+            f'fake_sampled_total{{model="m"}} {self.sampled}\n'
+        )
 
     async def sleep(self) -> None:
         self.check()

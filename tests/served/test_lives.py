@@ -1,4 +1,4 @@
-"""Servers that come, hang and go while other things happen: nobody waits for ever, and nothing is left of them."""
+"""Servers that start, hang and end at any time: no call waits for ever, no process is left."""
 
 from __future__ import annotations
 

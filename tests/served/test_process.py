@@ -1,4 +1,4 @@
-"""Model servers as children: nothing of them is left when they are ended, or when who started them is."""
+"""Model servers as children: no process is left when they end, or when their parent ends."""
 
 from __future__ import annotations
 
@@ -216,7 +216,10 @@ async def test_why_it_ended_is_told_however_much_it_said_afterwards(tmp_path: Pa
     """And not why the one before it did, whose log it goes on."""
     log = tmp_path / "server.log"
     log.write_text("ValueError: of another one\n")
-    said = "print('RuntimeError: no memory'); [print('line', i) for i in range(1000)]; raise SystemExit(1)"
+    said = (
+        "print('RuntimeError: no memory'); [print('line', i) for i in range(1000)]; "
+        "raise SystemExit(1)"
+    )
     with pytest.raises(EngineError) as failed:
         await ServerProcess.start(
             "the server",

@@ -1,4 +1,4 @@
-"""Servers that say they have loaded weights and have not: they are replaced before they are asked for a token."""
+"""Servers that falsely report loaded weights are replaced before they sample a token."""
 
 from __future__ import annotations
 

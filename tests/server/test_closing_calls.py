@@ -70,7 +70,7 @@ async def test_no_call_begins_while_calls_are_being_ended(server: Running) -> No
 
 
 class ClosedAtOnce(set[asyncio.Task[Any]]):
-    """The running calls of an episode that is closed in the very turn of the loop in which they begin."""
+    """Running calls of an episode that is closed in the same turn of the loop as they begin."""
 
     def add(self, task: asyncio.Task[Any]) -> None:
         super().add(task)

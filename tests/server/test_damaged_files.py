@@ -151,7 +151,7 @@ DAMAGES = st.one_of(
 
 
 async def start(run_dir: Path, model_dir: Path) -> None:
-    """A server opened on a run directory, looked at, and closed; only errors of ours may come out."""
+    """Open a server on a run directory, read its state, close it; only `AjetError` is raised."""
     chosen = Settings(server={"run_dir": run_dir, "model_roots": [model_dir.parent], "port": 0})
     try:
         service = build_service(chosen, scripted_plugins())

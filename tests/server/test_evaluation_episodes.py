@@ -1,4 +1,4 @@
-"""Evaluation episodes on a real server: sampled as the run says, counted, told, and never trained."""
+"""Evaluation episodes on a real server: sampled as configured, counted, never trained."""
 
 from __future__ import annotations
 

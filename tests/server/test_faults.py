@@ -1,4 +1,4 @@
-"""What a run does when agents, batches, trainers and workers fail, on real sockets and worker processes."""
+"""Failures of agents, batches, trainers and workers, on real sockets and worker processes."""
 
 from __future__ import annotations
 

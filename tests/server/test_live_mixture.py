@@ -1,4 +1,4 @@
-"""A mixture of a run that goes on, is changed, stopped and taken up again: a real server with scripted components."""
+"""A mixture that is changed, stopped and resumed: a real server with scripted components."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happened before, crashes included, clients that roll out new tasks fill one batch after the other."""
+"""After any history, crashes included, clients that roll out new tasks fill further batches."""
 
 from __future__ import annotations
 

@@ -17,9 +17,17 @@ from ajet_testing.plugins import scripted_plugins
 
 STEP = StepSummary(step=2, policy_version=2, metrics={"loss": 0.5})
 EVALUATION = Evaluation(
-    client_id="c", tag="t", step=2, tasks=1, episodes=2, open=0, aborted=0, mixed=0,
-    reward_mean=0.5, pass_at={1: 0.5},
-)  # fmt: skip
+    client_id="c",
+    tag="t",
+    step=2,
+    tasks=1,
+    episodes=2,
+    open=0,
+    aborted=0,
+    mixed=0,
+    reward_mean=0.5,
+    pass_at={1: 0.5},
+)
 
 
 class StepsOnly(MetricsLogger):

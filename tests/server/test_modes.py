@@ -1,4 +1,4 @@
-"""Ways of taking turns between rolling out and training, on a real server with scripted components."""
+"""Schedules of rolling out and training, on a real server with scripted components."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def batches(server: Running) -> list[BatchRecord]:
 
 
 def count_looks(server: Running) -> Callable[[int], Awaitable[None]]:
-    """Have a run look at its engine often; the function waits for so many more looks, each of them over."""
+    """Have a run check its engine often; the function waits for so many more whole checks."""
     loop = server.service.coordinator.loop
     assert loop is not None
     loop.supervisor.health_seconds = 0.01
@@ -192,7 +192,7 @@ async def test_after_a_crash_lost_steps_come_before_new_episodes(server: Running
 
 
 @pytest.mark.usefixtures("worker_processes")
-async def test_an_engine_that_dies_while_a_step_is_trained_is_replaced_at_once_and_no_fault_of_the_batch(
+async def test_an_engine_that_dies_during_a_step_is_replaced_and_not_counted_against_the_batch(
     server: Running,
 ) -> None:
     async with held_step(server, failures={"max_deaths": 1}) as gate:

@@ -1,4 +1,4 @@
-"""A server whose store comes from another distribution: runs, status, restarts and tools are the same."""
+"""A server with another distribution's store: same runs, status, restarts and tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first batch of a run is tried before it is trained, and one that fails pauses the run with nothing changed."""
+"""The first batch of a run is checked before training; a failure pauses the run unchanged."""
 
 from __future__ import annotations
 

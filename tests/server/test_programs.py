@@ -1,4 +1,4 @@
-"""Requests as real programs send them, to a server on a real socket: what they say is what the model is shown."""
+"""Requests of real programs on a real socket: the model sees what they say."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Model:
 async def says(
     text: str, family: str, directory: Path, template: str | None = None
 ) -> AsyncIterator[Model]:
-    """A model that says `text`; with a template of its own, which then is all that is known of it."""
+    """A model that says `text`; with a template, the server knows nothing else of it."""
     model = write_model(directory / "models" / "tiny", family, template)
     (model / "model.safetensors").write_bytes(b"")
     renderer = renderer_for(family)
@@ -157,12 +157,15 @@ PARAMETERS = "<parameter=path>\na.py\n</parameter>\n<parameter=content>\nTEXT\n<
 WRITTEN = {
     "qwen3.6": "\n</think>\n\n<tool_call>\n<function=write_file>\n"
     f"{PARAMETERS}</function>\n</tool_call><|im_end|>",
-    "nemotron-3": f"</think>\n<tool_call>\n<function=write_file>\n{PARAMETERS}</function>\n</tool_call>\n<|im_end|>",
+    "nemotron-3": "</think>\n<tool_call>\n<function=write_file>\n"
+    f"{PARAMETERS}</function>\n</tool_call>\n<|im_end|>",
     "glm-5": "</think><tool_call>write_file<arg_key>path</arg_key><arg_value>a.py</arg_value>"
     "<arg_key>content</arg_key><arg_value>TEXT</arg_value></tool_call><|observation|>",
-    "minimax-m2": '\n<minimax:tool_call>\n<invoke name="write_file">\n<parameter name="path">a.py</parameter>\n'
+    "minimax-m2": '\n<minimax:tool_call>\n<invoke name="write_file">\n'
+    '<parameter name="path">a.py</parameter>\n'
     '<parameter name="content">TEXT</parameter>\n</invoke>\n</minimax:tool_call>[e~[',
-    "laguna-s-2.1": "</think><tool_call>write_file<arg_key>path</arg_key><arg_value>a.py</arg_value>"
+    "laguna-s-2.1": "</think><tool_call>write_file"
+    "<arg_key>path</arg_key><arg_value>a.py</arg_value>"
     "<arg_key>content</arg_key><arg_value>TEXT</arg_value></tool_call></assistant>",
 }
 FILE = {"path": "a.py", "content": SOURCE}
@@ -181,7 +184,8 @@ async def test_a_file_is_written_to_the_last_character(family: str, tmp_path: Pa
         await model.post("chat/completions", messages=said, tools=tools)
         first, second = await model.calls()
     assert second.prompt_ids[: first.length] == first.token_ids
-    # The template would write the very tokens that were sampled, and the agent gave back what it got.
+    # The template would write the very tokens that were sampled, and the agent gave back what it
+    # got.
     assert DRIFT_TOKENS not in first.metadata
     assert ECHO_FIELDS not in second.metadata
 
@@ -214,11 +218,15 @@ async def test_a_file_is_written_to_the_last_character_in_every_dialect(tmp_path
 HERMES = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
     "{% for call in m.tool_calls or [] %}<tool_call>\n"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    '{"name": "{{ call.function.name }}", '
+    '"arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
     "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-CALLED = f'<tool_call>\n{{"name": "write_file", "arguments": {json.dumps(FILE)}}}\n</tool_call><|im_end|>'
+CALLED = (
+    f'<tool_call>\n{{"name": "write_file", "arguments": {json.dumps(FILE)}}}\n'
+    "</tool_call><|im_end|>"
+)
 UNREAD = HERMES.replace("tool_call>", "call>")
 
 

@@ -20,8 +20,8 @@ def test_the_deaths_of_each_batch_are_its_own() -> None:
     refused = found.died("a", DEATH)
     assert refused is not None
     assert (
-        "2 workers died while training the batch; the last failure: worker 7 ended (killed by signal 9)"
-        in refused.message
+        "2 workers died while training the batch; the last failure: worker 7 ended (killed by "
+        "signal 9)" in refused.message
     )
     assert "loading" not in refused.message
 

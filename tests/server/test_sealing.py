@@ -1,4 +1,4 @@
-"""An engine that serves other weights than were published is replaced, and the run pauses if that does not help."""
+"""An engine with other weights than published is replaced; if that fails, the run pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one client's episodes cause does not stop the others', on real sockets and worker processes."""
+"""One client's failures do not stop the others, on real sockets and worker processes."""
 
 from __future__ import annotations
 

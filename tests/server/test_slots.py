@@ -419,7 +419,7 @@ def swarms(draw: st.DrawFn) -> tuple[BatchBuilder, list[str], st.DataObject]:
 def test_whatever_clients_do_there_is_a_way_to_the_next_batch(
     swarm: tuple[BatchBuilder, list[str], st.DataObject],
 ) -> None:
-    """Clients begin, end, fail, give up, fall silent and come back; a batch that is not full has slots or open episodes."""
+    """Whatever clients do, a batch that is not full has free slots or open episodes."""
     batch, tags, data = swarm
     opened: list[EpisodeRecord] = []
     silent: list[EpisodeRecord] = []
@@ -489,7 +489,7 @@ def asynchronous(draw: st.DrawFn) -> tuple[BatchBuilder, RolloutConfig, list[str
 def test_whatever_is_slow_no_batch_has_an_episode_that_is_older_than_the_bound(
     run: tuple[BatchBuilder, RolloutConfig, list[str], st.DataObject],
 ) -> None:
-    """Each client rolls out all episodes of a task, in any order and as slowly as can be; a failed one is tried again."""
+    """Each client rolls out all episodes of a task, in any order, slowly; failures are retried."""
     batch, rollout, tags, data = run
     version, training = 0, False
     opened: list[EpisodeRecord] = []
@@ -530,7 +530,7 @@ def test_whatever_is_slow_no_batch_has_an_episode_that_is_older_than_the_bound(
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_episode_is_older_than_the_bound_though_its_tag_has_few_places(seed: int) -> None:
-    """Most episodes end soon, some very late; which batches have slots of a tag is up to its ratio."""
+    """Most episodes end soon, some very late; a tag's ratio decides where it has slots."""
     chance = random.Random(seed)
     tags = chance.choice([["a", "b"], ["a", "b", "c"]])
     first, *others = [chance.randint(1, 20) for _ in tags]
@@ -583,7 +583,7 @@ def test_no_episode_is_older_than_the_bound_though_its_tag_has_few_places(seed: 
 def test_clients_that_fall_silent_and_come_back_make_no_episode_too_old(
     run: tuple[BatchBuilder, RolloutConfig, list[str], st.DataObject],
 ) -> None:
-    """Their slots are given away meanwhile, so that more is under way than a batch has slots for."""
+    """Others take their slots meanwhile, so more is under way than a batch has slots for."""
     batch, rollout, _, data = run
     assume(batch.slots.mixture is None)
     version, training = 0, False

@@ -158,8 +158,9 @@ def test_advantages_are_of_the_calls() -> None:
         records,
         algorithm={"advantage": "group_mean", "discount": 0.5},
     )
-    # Returns-to-go 1.5 and 1 of the first calls, 3 and 0 of the second ones, around their means; agent-0
-    # made the first call of each episode and has 1 and -1 of its own, agent-1 the episode's 0.5 and -0.5.
+    # Returns-to-go 1.5 and 1 of the first calls, 3 and 0 of the second ones, around their means;
+    # agent-0 made the first call of each episode and has 1 and -1 of its own, agent-1 the episode's
+    # 0.5 and -0.5.
     assert {c.call_id: c.advantage for c in data.batch.calls} == {
         "x-0": 1.0 + 0.25,
         "x-1": 0.5 + 1.5,

@@ -1,4 +1,4 @@
-"""Both clients behind one face, over a scripted transport: what holds for one must hold for the other."""
+"""Both clients behind one interface, over a scripted transport: they must behave the same."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def error(
 
 @dataclass
 class Script:
-    """Answers of a server: per request a (status, body), an exception, or a function of the request.
+    """Answers of a server: for each request (status, body), an exception, or a function of it.
 
     The last answer of a route is given again and again.
     """

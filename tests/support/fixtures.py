@@ -24,7 +24,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def worker_processes() -> None:
-    """The workers of `servers` are processes, as those of an operator: they can be killed and stopped."""
+    """Make the workers of `servers` processes, as an operator's are: they can be killed."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Real servers without workers, and a network between them and a client on which anything may go wrong."""
+"""Real servers without workers, and a faulty network between them and a client."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class Server:
 class Network(httpx.AsyncBaseTransport):
     """Carries requests to servers by host.
 
-    :ivar fault: what happens to a request: "" nothing, ``lost``, ``answer lost``, or ``client dies``, after which
-        it sends nothing more.
+    :ivar fault: what happens to a request: "" nothing, ``lost``, ``answer lost``, or ``client
+        dies``, after which it sends nothing more.
     :ivar seen: all requests, as "host METHOD path".
     """
 

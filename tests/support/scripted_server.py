@@ -1,4 +1,4 @@
-"""``ajet serve`` with the scripted components, as a process of its own; settings come from the environment."""
+"""``ajet serve`` with scripted components, as a process, with settings of the environment."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """In which tier each test is; nothing else decides it.
 
-``unit``: nothing but this process: it starts no other, nothing can connect to it, and it computes with no model.
-``integration``: everything else. ``nightly``: what takes minutes, of which a part is in ``integration``.
+``unit``: nothing but this process: it starts no other, nothing can connect to it, and it computes
+with no model. ``integration``: everything else. ``nightly``: what takes minutes, of which a part is
+in ``integration``.
 
-A test's tier follows from the fixtures that it takes, and from the markers for what it needs. A test that starts a
-process or listens without one of these fixtures has the marker ``processes``: without it, it fails. ``nightly`` is
-always said.
+A test's tier follows from the fixtures that it takes, and from the markers for what it needs. A
+test that starts a process or listens without one of these fixtures has the marker ``processes``:
+without it, it fails. ``nightly`` is always said.
 
 Of the integration tests, ``every_python`` are those that are run with each version of Python.
 """
@@ -65,7 +66,7 @@ class Guard:
             raise _refusal(self.offences)
 
     def watch(self) -> Generator[None, Any, Any]:
-        """Watch a phase of a unit test; it also fails if the code that it tests has caught the refusal."""
+        """Watch a phase of a unit test, which also fails if the tested code caught the refusal."""
         found: list[str] = []
         self.offences = found
         try:
@@ -79,8 +80,8 @@ class Guard:
 
 def _refusal(offences: list[str]) -> BaseException:
     return pytest.fail.Exception(
-        f"this test {offences[0]}, which unit tests do not: give it the marker `processes`, or a fixture that "
-        "tests/support/tiers.py knows",
+        f"this test {offences[0]}, which unit tests do not: give it the marker `processes`, or a "
+        "fixture that tests/support/tiers.py knows",
         pytrace=True,
     )
 

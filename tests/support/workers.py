@@ -1,4 +1,4 @@
-"""Workers that are tasks of the server's process: what is tested with them is not the death of a process."""
+"""Workers that are tasks of the server's process, for tests that need no process to die."""
 
 from __future__ import annotations
 

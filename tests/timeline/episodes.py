@@ -57,9 +57,9 @@ def spoken(
     tools: str = "",
     reasoning: str = "",
 ) -> Call:
-    """A call whose prompt says `parts`: role, content and tokens of each message, then token 99 as the header of
-    the answer.
+    """A call with a prompt of `parts`; token 99 is the header of the answer.
 
+    :param parts: role, content and tokens of each message.
     :param answer: content and sampled tokens.
     """
     prompt: list[int] = []

@@ -90,8 +90,8 @@ def test_an_episodes_reward_is_about_each_of_its_calls() -> None:
 
 
 def test_returns_to_go_by_hand() -> None:
-    # The episodes' own rewards are equal and add nothing. Returns-to-go: x 4, 0, 0 and y 2, 2, which
-    # has no third call: there it counts 0.
+    # The episodes' own rewards are equal and add nothing. Returns-to-go: x 4, 0, 0 and y 2, 2,
+    # which has no third call: there it counts 0.
     episodes = [
         TrainEpisode("x", "g", 1.0, call_rewards={"x0": 4.0, "x2": 0.0}),
         TrainEpisode("y", "g", 1.0, call_rewards={"y1": 2.0}),
@@ -165,8 +165,8 @@ def test_equal_rewards_of_calls_give_exactly_zero() -> None:
 
 
 def test_process_supervision_by_hand() -> None:
-    # Of the group's call rewards 4, 0 and 2 the mean is 2: relative 2, -2 and 0. The episodes' own rewards
-    # are equal and add nothing.
+    # Of the group's call rewards 4, 0 and 2 the mean is 2: relative 2, -2 and 0. The episodes' own
+    # rewards are equal and add nothing.
     episodes = [
         TrainEpisode("x", "g", 1.0, call_rewards={"x0": 4.0, "x2": 0.0}),
         TrainEpisode("y", "g", 1.0, call_rewards={"y1": 2.0}),
@@ -210,7 +210,8 @@ def test_process_supervision_as_in_the_grpo_paper() -> None:
 
 
 def test_agent_rewards_by_hand() -> None:
-    # The planner's rewards 1 and 3 are compared with each other; the others have the episodes' 0 and 1.
+    # The planner's rewards 1 and 3 are compared with each other; the others have the episodes' 0
+    # and 1.
     episodes = [
         TrainEpisode("x", "g", 0.0, agent_rewards={"planner": 1.0}),
         TrainEpisode("y", "g", 1.0, agent_rewards={"planner": 3.0}),

@@ -1,8 +1,8 @@
 """Is the policy gradient right, in expectation, for agents that decide when to stop?
 
-Random decision trees of a few calls are small enough to enumerate: every episode with its probability,
-hence the exact gradient of the expected return, and every group of n episodes with its probability,
-hence the exact expectation of the estimate that is made of groups.
+Random decision trees of a few calls are small enough to enumerate: every episode with its
+probability, hence the exact gradient of the expected return, and every group of n episodes with its
+probability, hence the exact expectation of the estimate that is made of groups.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def add(total: Gradient, some: Gradient, factor: float) -> None:
 def exact(root: Node, discount: float) -> Gradient:
     """E[sum over calls of grad log p(action) * (outcome + discounted return-to-go)].
 
-    Without a discount this is the gradient of the expected return. Where an agent has rewards of its own
-    they take the place of the outcome.
+    Without a discount this is the gradient of the expected return. Where an agent has rewards of
+    its own they take the place of the outcome.
     """
     found: Gradient = {}
     for path in paths(root):
@@ -123,7 +123,7 @@ def estimate(
     *,
     balance: bool = False,
 ) -> Gradient:
-    """What training makes of a group: the mean over its episodes of the sum over their calls, of one token each."""
+    """The mean over a group's episodes of the sum over their calls, of one token each."""
     episodes, made = [], []
     for number, path in enumerate(group):
         ids = [f"{number}-{k}" for k in range(len(path.steps))]
@@ -249,7 +249,7 @@ def test_without_a_discount_it_is_the_gradient_of_the_expected_return(root: Node
 
 
 def stop_or_go(first: float, second: float) -> Node:
-    """An agent whose first call is worth `first`, and which may make a second one worth `second`."""
+    """An agent whose first call earns `first`, with an optional second one that earns `second`."""
     more = Node(1, "", (0.0,), (Action(second, None),))
     return Node(0, "", (0.0, 0.0), (Action(first, None), Action(first, more)))
 
@@ -278,7 +278,7 @@ def norm(gradient: Gradient) -> float:
 
 
 def bias(root: Node, size: int) -> tuple[float, float]:
-    """Of balanced advantages: the norm of the bias, and the cosine of the expected estimate to the exact gradient."""
+    """Of balanced advantages: the bias's norm, and the cosine of estimate and exact gradient."""
     got = expected(root, size, "leave_one_out", 1.0, "return_to_go", balance=True)
     right = exact(root, 1.0)
     dot = sum(got[key] * right[key] for key in right)
@@ -336,7 +336,7 @@ def test_process_supervision_has_the_wrong_sign_there() -> None:
 
 
 def calls_made(call_reward: float, limit: int, seed: int) -> float:
-    """Train an agent that may stop after each call; the mean number of calls it makes in the end."""
+    """Train an agent that may stop after each call; return its final mean number of calls."""
     rng = random.Random(seed)
     logits = [0.0] * limit
     for _ in range(200):

@@ -57,7 +57,8 @@ def test_a_second_forward_pass_has_a_price():
 
 
 def test_each_group_may_have_its_own_layout():
-    # The first group forks late, the second at once, where a tree has another pass and saves nothing.
+    # The first group forks late, the second at once, where a tree has another pass and saves
+    # nothing.
     costs = CostModel(per_pass=1e-3, per_token=1e-4, per_pair=0.0)
     candidates = {
         "linear": [[sequence(600), sequence(600)], [sequence(301), sequence(301)]],

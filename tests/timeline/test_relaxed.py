@@ -85,7 +85,8 @@ class Toy:
     ) -> Call:
         """Record a call.
 
-        :param base: the call that it goes on from, of which `said` is what is new; None renders all of it.
+        :param base: the call that it goes on from, of which `said` is what is new; None renders all
+            of it.
         """
         parent = None if base is None else self.calls[base]
         shared = 0
@@ -123,11 +124,12 @@ class Toy:
     def _shared(
         self, ids: list[int], placed: list[PlacedMessage]
     ) -> tuple[Call | None, int, list[PlacedMessage]]:
-        """What a rendered prompt has in common with an earlier call, if its messages are the same."""
+        """The overlap of a rendered prompt with an earlier call, if its messages are the same."""
         best, most = None, 0
         for call in self.calls:
             same = common_prefix(ids, call.token_ids, 0)
-            # Not right behind an answer, whose span in the call is another than that in this prompt.
+            # Not right behind an answer, whose span in the call is another than that in this
+            # prompt.
             if same > most and same < call.prompt_length:
                 best, most = call, same
         if best is None or self.rng.random() < 0.3:

@@ -64,7 +64,7 @@ TRAINS = st.none() | st.lists(st.booleans(), min_size=3, max_size=3)
 def needed_positions(
     trees: list[TrainTree], trains: list[bool] | None
 ) -> set[tuple[int, int, int]]:
-    """(tree, segment, offset) of every token that a trained token is predicted from, or has as context."""
+    """(tree, segment, offset) of every token in the context of a trained token."""
     found = set()
     for number, each in enumerate(trees):
         for index, segment in enumerate(each.segments):

@@ -1,4 +1,4 @@
-"""Learning a world on a real server, with a scripted model: what is claimed, counted and reported."""
+"""Learning a world on a real server with a scripted model: claims, counts and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds on a real server, over real sockets and the official SDK; the model is a script of the expert's answers."""
+"""Worlds on a real server with the official SDK; the model answers like the expert."""
 
 from __future__ import annotations
 

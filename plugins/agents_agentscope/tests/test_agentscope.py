@@ -82,7 +82,7 @@ class TestAgentScope(AgentSuite):
         assert team.leader.state.context == []
 
     async def test_a_twin_remembers_nothing(self, its: Any) -> None:
-        """But is what the agent is, with its middlewares; it tries nothing twice that the SDK has tried."""
+        """It has the class and middlewares, and repeats no request that the SDK has repeated."""
 
         class Quiet(MiddlewareBase):
             async def on_model_call(

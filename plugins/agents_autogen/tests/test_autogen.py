@@ -148,7 +148,7 @@ class TestAutoGen(AgentSuite):
         assert await self.speakers(swarm, program.team) == [PLANNER, WORKER, WORKER]
 
     async def test_what_a_copy_was_made_with_is_no_memory(self, swarm: ScriptedSwarm) -> None:
-        """But what its original has heard is; conditions begin anew, tools are those of the program."""
+        """It has heard what its original has; conditions start afresh, tools are the program's."""
         opened: list[str] = []
 
         class House:

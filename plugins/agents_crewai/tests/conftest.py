@@ -1,4 +1,4 @@
-"""Failures of the suite show values; CrewAI tells nothing, asks nothing, and writes where nothing stays."""
+"""Show values in the suite's failures, and keep CrewAI from prompts, telemetry and its home."""
 
 import os
 import tempfile

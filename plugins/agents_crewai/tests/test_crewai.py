@@ -78,7 +78,7 @@ class TestCrewAI(AgentSuite):
         assert await self.speakers(swarm, program.play_in_threads) == spoken
 
     async def test_an_agent_without_a_crew_has_a_name(self, swarm: ScriptedSwarm) -> None:
-        """Whichever way it is kicked off; in an event loop, `kickoff` returns something to be awaited."""
+        """In each way to kick it off; in an event loop, `kickoff` returns an awaitable."""
 
         async def by_kickoff(task: str) -> None:
             waiting: Any = program.worker.copy().kickoff(task)
@@ -99,7 +99,7 @@ class TestCrewAI(AgentSuite):
     async def test_agents_of_a_class_of_its_own_are_no_hindrance(
         self, swarm: ScriptedSwarm
     ) -> None:
-        """Which need not have all ways to be kicked off, such as those of other frameworks in a crew."""
+        """A crew can contain agents of other frameworks, which lack some ways to kick them off."""
 
         class Caller(BaseAgent):
             def execute_task(self, task: Any, context: Any = None, tools: Any = None) -> str:

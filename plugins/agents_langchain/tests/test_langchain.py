@@ -63,7 +63,7 @@ class TestLangChain(AgentSuite):
     async def test_a_cache_answers_nobody_in_an_episode(
         self, swarm: ScriptedSwarm, own: bool
     ) -> None:
-        """Even one that knows an answer to everything, of the model's own or not; and nothing is remembered."""
+        """Even one with an answer to every prompt, the model's own or not; it gets no entry."""
         cache = KnowsEverything()
         model = program.model.model_copy(update={"cache": cache}) if own else program.model
         set_llm_cache(None if own else cache)

@@ -1,4 +1,4 @@
-"""A planner and a worker that know nothing of training: each play has its own, since they remember."""
+"""A planner and a worker without any code for training. Each play has its own: they remember."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class TestSmolagents(AgentSuite):
         return self.existing
 
     async def test_managed_agents_speak_for_themselves(self, swarm: ScriptedSwarm) -> None:
-        """And the one that manages them afterwards, who is called like its class if it has no name."""
+        """The managing agent speaks last; without a name, it is called like its class."""
         boss = make_boss(name="boss")
         assert names(await _calls(swarm, boss.run, "t500x")) == ["boss", "planner", "boss"]
         nameless = make_boss()
@@ -148,7 +148,7 @@ class TestSmolagents(AgentSuite):
         assert two.prompt_ids[: one.length] == one.token_ids
 
     async def test_one_coder_in_many_episodes(self, swarm: ScriptedSwarm) -> None:
-        """Each with an interpreter and managed agents of its own, and the agent itself runs in none."""
+        """Each run has its own interpreter and managed agents; the original is used in none."""
         coder = make_coder()
         async with AsyncSwarmClient(swarm.url, swarm.token) as client:
             agent = trainable(coder, client, reward=lambda task, result: 1.0)
@@ -179,7 +179,7 @@ class TestSmolagents(AgentSuite):
         assert (twin.model.retryer.max_attempts, boss.model.retryer.max_attempts) == (1, 3)
 
     async def test_the_interpreter_of_a_twin_knows_nothing(self, its: Any) -> None:
-        """Of code that ran before, whoever ran it and whatever it imported; each twin has its own."""
+        """Neither variables nor imports of earlier code: each twin has its own interpreter."""
         coder = make_coder()
         boss = make_boss(name="boss")
         coder.description = "Writes code."

@@ -1,4 +1,4 @@
-"""Calls of asynchronous rollouts: new weights come under them, and their engine's process is killed."""
+"""Calls during new weights and during the death of the engine's process."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FOUR_STEPS = TRUNCATED.model_copy(
 
 
 def plain_logprobs(module: torch.nn.Module, b: TrainBatch) -> dict[int, torch.Tensor]:
-    """By call, the logprobs of its tokens, from the model's own forward pass over its sequence alone."""
+    """Logprobs of each call's tokens, from a plain forward pass over its sequence alone."""
     found = {}
     for tree in b.trees:
         (segment,) = tree.segments
@@ -116,7 +116,7 @@ def test_the_gradient_is_that_of_plain_passes_over_each_call(
 
 @pytest.mark.parametrize("dropout", [False, True])
 def test_several_optimiser_steps_are_those_of_a_plain_reference(dropout, model_dir, context):
-    """Without adapters there is no dropout: that all is scored before then changes nothing but the cost."""
+    """Without adapters there is no dropout, so scoring all first changes only the cost."""
     plain = load(model_dir)
     trainer = make(model_dir, context, FOUR_STEPS)
     trainer.policy.has_dropout = dropout

@@ -156,7 +156,7 @@ def test_weights_that_an_update_damages_are_put_back(value, lora, model_dir, con
 def test_lost_weights_are_neither_trained_nor_saved_nor_served(
     model_dir, context, tmp_path, monkeypatch
 ):
-    """Without a copy there is no way back from a single optimiser step; the last checkpoint is one."""
+    """Without a copy, a single optimiser step can only be undone by loading a checkpoint."""
     monkeypatch.setattr(attempts, "ALWAYS_COPIED", 0)
     trainer = make(model_dir, context, RATE)
     trainer.save(tmp_path / "checkpoint")

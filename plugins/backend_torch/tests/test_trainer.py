@@ -312,7 +312,7 @@ def test_the_logprob_gap_is_of_the_current_version(model_dir, context):
 
 
 def test_the_policy_term_does_not_depend_on_whether_idle_episodes_are_computed(model_dir, context):
-    """A vanishing KL term makes every sequence part of the forward pass, and must change nothing else."""
+    """A tiny KL term adds every sequence to the forward pass, and must change nothing else."""
     mixed = batch(rewards=(1.0, 0.0, 1.0, 1.0), groups="aabb")
     skipped = make(model_dir, context).step(mixed)
     computed = make(model_dir, context, AlgorithmConfig(kl_coef=1e-12)).step(mixed)

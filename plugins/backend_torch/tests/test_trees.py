@@ -1,4 +1,4 @@
-"""Whatever a batch is laid out as, it trains the same: against plain passes over every call alone."""
+"""Each layout of a batch trains the same as plain passes over every call alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FAMILIES = ["qwen2", "llama", "gpt_neox", "gemma", "gemma2"]
 
 
 def episodes_of(dice: random.Random, episodes: int, calls: int, step: int) -> list[list[Call]]:
-    """Calls that go on from, or fork off, calls made before; few token ids, so that contexts meet by chance."""
+    """Calls that continue or fork earlier calls; with few token ids, so that contexts coincide."""
 
     def text(most: int) -> list[int]:
         return [dice.choice([1, 2, 3]) for _ in range(dice.randint(1, most))]
@@ -144,7 +144,7 @@ def plain(
     batch: TrainBatch,
     kl: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[float, torch.Tensor, list[list[float]]]:
-    """The same of the calls one by one: the model's own forward pass, token mean, clip range 0.2."""
+    """The same, call by call: a plain forward pass, token mean, clip range 0.2."""
     total = sum(len(call.logprobs) for call in batch.calls)
     losses, logprobs = [], [[] for _ in batch.calls]
     for tree in batch.trees:

@@ -142,7 +142,7 @@ def main() -> None:
 def parted(
     trainer: TrlTrainer, directory: Path, rolled: Callable[[int], TrainBatch]
 ) -> dict[str, object]:
-    """What is refused after one process alone has loaded a checkpoint, and whether loading it in all mends that."""
+    """Load a checkpoint in one process alone, then in all, and note what is refused meanwhile."""
     there, here = directory / "there", directory / "elsewhere" / "here"
     trainer.step(rolled(1))
     here.parent.mkdir()

@@ -68,7 +68,7 @@ def distributions(b: TrainBatch, module: torch.nn.Module) -> torch.Tensor:
 
 
 def divergence(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> torch.Tensor:
-    """[N] of [N, vocabulary] logprobs: equation 1 of arXiv:2306.13649, and the two KL divergences at its ends."""
+    """[N] from [N, vocabulary] logprobs: equation 1 of arXiv:2306.13649, KL at its ends."""
 
     def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         return (p.exp() * (p - q)).sum(-1)

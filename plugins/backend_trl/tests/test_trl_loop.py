@@ -7,7 +7,7 @@ from ajet_backend_trl.loop import StepLoop
 
 
 class Looping:
-    """Takes batches, which are numbers: negative ones are refused by raising, and tens begin it anew."""
+    """Takes numbers as batches: negative ones raise, and multiples of ten restart it."""
 
     def __init__(self) -> None:
         self.loop: StepLoop[int] = StepLoop(self.train, lambda work: work % 10 != 0)

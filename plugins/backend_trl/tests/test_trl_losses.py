@@ -49,7 +49,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_a_step_is_that_of_the_trainer_torch(
     aggregation, minibatches, rows, budget, terms, models, tmp_path
 ):
-    """Loss, gradient norm, logprobs and where the weights go; for any way of cutting the batch up."""
+    """Loss, gradient norm, logprobs and new weights, for each division of the batch."""
     algorithm = AlgorithmConfig(
         aggregation=aggregation,
         clip_low=0.1,
@@ -198,7 +198,7 @@ def test_an_entropy_bonus_spreads_the_policy(models, tmp_path):
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_a_loss_of_trl_weighs_rows_as_trl_does_however_they_are_cut_up(loss_type, models, tmp_path):
-    """Rows without advantage are left out, and micro-batches differ in size; the loss is that of one micro-batch."""
+    """Rows without advantage are left out; uneven micro-batches give the loss of one."""
     b = batch(load(models()), rewards=(1.0, 0.0, 0.5, 0.5, 0.3), groups="aabba", noise=0.4)
     rows = [
         [call for call in b.calls if call.episode == episode] for episode in range(len(b.episodes))
@@ -272,7 +272,7 @@ def test_two_answers_to_one_question_are_refused(models, tmp_path):
 
 
 def test_padding_is_no_part_of_what_is_measured(models, tmp_path):
-    """TRL takes a single column for one number a row; rows of padding would count, as with several processes."""
+    """TRL takes a single column for one number per row; padding rows would count as rows."""
     b = favouring(load(models()), 1)
     rows = rows_of(b)
     assert {len(row.completion) for row in rows} == {1}

@@ -1,4 +1,4 @@
-"""Several processes train as one. Each run is a process of its own: accelerate keeps what it is for good."""
+"""Several processes train as one. Each run is a separate process: accelerate keeps its state."""
 
 from __future__ import annotations
 

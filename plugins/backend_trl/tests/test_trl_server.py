@@ -29,7 +29,7 @@ async def test_a_trainer_that_is_killed_in_a_step_is_replaced_and_goes_on_at_its
 async def test_a_student_learns_from_a_teacher_in_a_model_root_and_goes_on_at_its_checkpoint(
     servers: ServerFactory, tmp_path: Path
 ) -> None:
-    """The teacher is named by a path below the run directory's neighbour, and read by the worker."""
+    """The worker reads the teacher from a path beside the run directory."""
     student = tmp_path / "models" / "tiny"
     teacher = tmp_path / "models" / "teacher"
     shutil.copytree(student, teacher)

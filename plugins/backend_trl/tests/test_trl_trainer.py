@@ -108,7 +108,7 @@ def test_a_gradient_that_exploded_is_refused(models, tmp_path):
 def test_a_large_model_is_not_copied_and_a_refused_update_not_applied(
     kept, models, tmp_path, monkeypatch
 ):
-    """What damages weights nevertheless loses them if there is no copy, until a checkpoint is loaded."""
+    """Without a copy, damaged weights are lost until a checkpoint is loaded."""
     if not kept:
         monkeypatch.setattr(attempts, "ALWAYS_COPIED", 0)
     trainer = make(models(), tmp_path / "run", AlgorithmConfig(learning_rate=1e-2))

@@ -40,7 +40,7 @@ def make(
 
 
 class Started:
-    """Trainers that are started once and then put back to where they began: a worker on Ray takes long to start.
+    """Trainers that are started once and then reset: a worker on Ray takes long to start.
 
     :param begun: directory for what they were at the start.
     """
@@ -133,7 +133,7 @@ def batch(module: torch.nn.Module | None = None, **choices: object) -> TrainBatc
 
 
 def aim(trainer: VerlTrainer, algorithm: AlgorithmConfig, **settings: object) -> VerlTrainer:
-    """The same trainer with another loss; its optimiser stays, as its reference model, if it has one."""
+    """The same trainer with another loss; it keeps its optimiser and its reference model."""
     from ajet_backend_verl.configs import actor_config
 
     options = VerlTrainerSettings(device="cpu", **settings)

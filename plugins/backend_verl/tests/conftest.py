@@ -1,4 +1,4 @@
-"""Ray, once for all tests, and tiny random models; what needs verl is skipped where it is not installed."""
+"""Ray, once for all tests, and tiny random models. Without verl, its tests are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer with a Ray cluster of its own; run as a script, it says what it has, and ends with its standard input.
+"""A trainer with its own Ray cluster; as a script, it prints its state and ends with its stdin.
 
 ``python own_cluster.py MODEL DIRECTORY``.
 """

@@ -40,7 +40,7 @@ def stepped(
 
 
 def test_loss_gradient_and_update_are_the_same(models, tmp_path):
-    """Tolerances: losses and gradient norms 1e-4 relative, logprobs 1e-4, directions of the update cosine 0.9999."""
+    """Tolerances: losses, gradient norms 1e-4 relative, logprobs 1e-4, cosine of updates 0.9999."""
     pythons = {"torch": sys.executable, "trl": backend_python("trl"), "verl": sys.executable}
     found = {
         name: stepped(python, name, models(), tmp_path / name) for name, python in pythons.items()

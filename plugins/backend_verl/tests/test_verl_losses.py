@@ -101,7 +101,7 @@ def step_of_torch(path: str, run_dir: Path, algorithm: AlgorithmConfig, b):
     ],
 )
 def test_a_step_is_that_of_the_trainer_torch(changes, rows, trainer, models, tmp_path):
-    """Loss, gradient norm, logprobs and where the weights go; for any way of cutting the batch up."""
+    """Loss, gradient norm, logprobs and new weights, for each division of the batch."""
     algorithm = BASE.model_copy(update={"kl_coef": 0.0, **changes})
     b = batch(
         load(models()),
@@ -170,7 +170,7 @@ def test_every_loss_makes_a_favoured_token_more_likely(loss_mode, keys, trainer,
 def test_a_mode_of_verl_weighs_rows_as_verl_does_however_they_are_cut_up(
     mode, trainer, models, tmp_path
 ):
-    """Rows without advantage are left out, and micro-batches differ in size; the loss is that of one micro-batch."""
+    """Rows without advantage are left out; uneven micro-batches give the loss of one."""
     module = load(models())
     b = batch(module, rewards=(1.0, 0.0, 0.5, 0.5, 0.3), groups="aabba", noise=0.4)
     score = scorer(module)
@@ -333,7 +333,7 @@ def test_sequences_that_another_policy_would_not_have_sampled_are_rejected(train
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_importance_weights_of_verl_scale_the_loss(level, trainer, models, tmp_path):
-    """All tokens were half as likely when they were sampled: the weight is 2 for tokens, and is cut off for sequences."""
+    """All tokens were half as likely when sampled: tokens weigh 2, sequences are clipped."""
     from dataclasses import replace
 
     b = batch(load(models()))

@@ -1,4 +1,4 @@
-"""Two real servers, short of room for keys and values, that are killed or hang in all situations: nothing is lost."""
+"""Two real servers with little KV cache are killed or hang in each situation: nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny model, and vLLM servers for it. Servers take half a minute to start, so tests share them."""
+"""A tiny model and vLLM servers for it. Tests share them: a start takes half a minute."""
 
 from __future__ import annotations
 

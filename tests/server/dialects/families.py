@@ -16,8 +16,8 @@ CHATML_TOOLS_TEMPLATE = (
     "{% set ns = namespace(last=true) %}"
     "{% for later in messages[loop.index:] %}{% if later.role == 'user' %}{% set ns.last = false %}"
     "{% endif %}{% endfor %}"
-    "{% if m.reasoning_content and ns.last %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
-    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if m.reasoning_content and ns.last %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
@@ -30,8 +30,12 @@ def _default():
 
 @dataclass(frozen=True)
 class Family:
-    """`say`, `call` and `think` are what a model samples for a text, for a call of `move`, and for a text
-    after the reasoning "hm hm"; `call` and `think` are None where the gateway cannot read such a thing."""
+    """Answers of a model family.
+
+    :ivar say: a text.
+    :ivar call: a call of `move`; None if the gateway cannot read it.
+    :ivar think: a text after the reasoning "hm hm"; None if the gateway cannot read it.
+    """
 
     name: str
     renderer: Callable[[], ChatRenderer]

@@ -39,8 +39,31 @@ WRITE = {
 }
 TOOLS = [MOVE, WRITE]
 FILE = "  def f():\n    return '<b>\"1\"</b>'  # 日本 😀\n\n\nprint(f())\n"
-CONTENTS = [FILE, "", " ", "\n", "\n  indented\n", "x\n\n", "123", "true", "null", "{", '"', "a\tb\\n",
-            "</para", "<parameter", "</arg_", "</", "é😀", "</function>", "</parameter>", "</arg_value>", "\ufffd", "a </parameter", "<"]  # fmt: skip
+CONTENTS = [
+    FILE,
+    "",
+    " ",
+    "\n",
+    "\n  indented\n",
+    "x\n\n",
+    "123",
+    "true",
+    "null",
+    "{",
+    '"',
+    "a\tb\\n",
+    "</para",
+    "<parameter",
+    "</arg_",
+    "</",
+    "é😀",
+    "</function>",
+    "</parameter>",
+    "</arg_value>",
+    "\ufffd",
+    "a </parameter",
+    "<",
+]
 contents = st.sampled_from(CONTENTS) | st.lists(st.sampled_from(CONTENTS), max_size=3).map("".join)
 arguments = st.fixed_dictionaries(
     {},
@@ -153,7 +176,10 @@ async def test_json_that_may_turn_out_to_be_none_is_sent_whole(name):
     assert len([part for part in parts(chunks) if part]) == 1
 
 
-XML = "</think>\n\n<tool_call>\n<function=write>\n<parameter=path>\na.py\n</parameter>\n<parameter=mode>\n{}\n</parameter>\n</function>\n</tool_call>"
+XML = (
+    "</think>\n\n<tool_call>\n<function=write>\n<parameter=path>\na.py\n</parameter>\n"
+    "<parameter=mode>\n{}\n</parameter>\n</function>\n</tool_call>"
+)
 
 
 async def test_a_call_that_goes_wrong_stays_the_call_that_it_was_begun_as():

@@ -15,8 +15,10 @@ from tests.server.dialects.scripted import CALL_TEXT, MOVE, USER, Gateway, gatew
 
 SAID = {
     "qwen3": f"Up.{CALL_TEXT}<|im_end|>",
-    "qwen3.5": "Up.<tool_call>\n<function=move>\n<parameter=direction>\nup\n</parameter>\n</function>\n</tool_call><|im_end|>",
-    "glm-4.5": "Up.<tool_call>move<arg_key>direction</arg_key><arg_value>up</arg_value></tool_call><|observation|>",
+    "qwen3.5": "Up.<tool_call>\n<function=move>\n<parameter=direction>\nup\n</parameter>\n"
+    "</function>\n</tool_call><|im_end|>",
+    "glm-4.5": "Up.<tool_call>move<arg_key>direction</arg_key><arg_value>up</arg_value></tool_call>"
+    "<|observation|>",
     "llama-3": '{"name": "move", "parameters": {"direction": "up"}}<|eot_id|>',
 }
 

@@ -46,10 +46,20 @@ async def test_answer_and_its_record():
 
 async def test_engine_is_asked_for_what_the_client_asked_for():
     gate = gateway("x<|im_end|>")
-    await gate.complete(USER, max_tokens=9, temperature=0, top_p=0.5, top_k=3, seed=11, logprobs=True, top_logprobs=2)  # fmt: skip
+    await gate.complete(
+        USER,
+        max_tokens=9,
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        seed=11,
+        logprobs=True,
+        top_logprobs=2,
+    )
     request = gate.engine.requests[0]
     sampling = request.sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (9, 0, 0.5, 3)  # fmt: skip
+    assert (sampling.max_tokens, sampling.temperature) == (9, 0)
+    assert (sampling.top_p, sampling.top_k) == (0.5, 3)
     assert (sampling.seed, sampling.top_logprobs) == (11, 2)
     assert sampling.stop_token_ids == renderer_for("qwen3").stop_token_ids
     assert not request.stream
@@ -74,7 +84,8 @@ async def test_tool_calls():
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Up."
     calls = choice.message.tool_calls
-    assert [(c.function.name, c.function.arguments) for c in calls] == [("move", '{"direction": "up"}')] * 2  # fmt: skip
+    named = [(c.function.name, c.function.arguments) for c in calls]
+    assert named == [("move", '{"direction": "up"}')] * 2
     assert len({c.id for c in calls}) == 2
     assert all(c.id.startswith("call_") and len(c.id) == 29 for c in calls)
 
@@ -311,7 +322,8 @@ async def test_another_family():
     gate = gateway('{"name": "move", "parameters": {"direction": "up"}}<|eot_id|>', "llama-3")
     choice = (await gate.complete(USER, tools=[MOVE])).choices[0]
     assert choice.message.tool_calls[0].function.arguments == '{"direction": "up"}'
-    gate = gateway("<think>hm</think>Up.<tool_call>move<arg_key>direction</arg_key><arg_value>up</arg_value></tool_call><|observation|>", "glm-4.5")  # fmt: skip
+    call = "<tool_call>move<arg_key>direction</arg_key><arg_value>up</arg_value></tool_call>"
+    gate = gateway(f"<think>hm</think>Up.{call}<|observation|>", "glm-4.5")
     choice = (await gate.complete(USER, tools=[MOVE])).choices[0]
     assert choice.message.content == "Up."
     assert choice.message.tool_calls[0].function.arguments == '{"direction": "up"}'

@@ -28,19 +28,47 @@ def test_defaults():
 
 def test_null_means_absent():
     names = [
-        "n", "stop", "seed", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
-        "stream", "stream_options", "logprobs", "top_logprobs", "tools", "tool_choice", "model",
-        "parallel_tool_calls", "response_format", "logit_bias", "functions", "function_call", "user",
-    ]  # fmt: skip
+        "n",
+        "stop",
+        "seed",
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "top_logprobs",
+        "tools",
+        "tool_choice",
+        "model",
+        "parallel_tool_calls",
+        "response_format",
+        "logit_bias",
+        "functions",
+        "function_call",
+        "user",
+    ]
     assert parse(**dict.fromkeys(names)) == parse()
 
 
 def test_settings_are_taken():
     request = parse(
-        n=2, stop=["a", "b", "a"], seed=-5, max_tokens=9, temperature=0, top_p=0.5, top_k=-1,
-        stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=3,
-        tools=[MOVE], return_token_ids=True,
-    )  # fmt: skip
+        n=2,
+        stop=["a", "b", "a"],
+        seed=-5,
+        max_tokens=9,
+        temperature=0,
+        top_p=0.5,
+        top_k=-1,
+        stream=True,
+        stream_options={"include_usage": True},
+        logprobs=True,
+        top_logprobs=3,
+        tools=[MOVE],
+        return_token_ids=True,
+    )
     assert (request.n, request.stop, request.seed, request.max_tokens) == (2, ("a", "b"), -5, 9)
     assert (request.temperature, request.top_p, request.top_k) == (0.0, 0.5, 0)
     assert request.stream
@@ -55,7 +83,9 @@ def test_max_completion_tokens_wins():
     assert parse(max_tokens=5, max_completion_tokens=7).max_tokens == 7
 
 
-@pytest.mark.parametrize("content", ["hi", ["hi"], [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]])  # fmt: skip
+@pytest.mark.parametrize(
+    "content", ["hi", ["hi"], [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]]
+)
 def test_content_parts_are_one_text(content):
     assert parse({"role": "user", "content": content}).messages[0].content == "hi"
 
@@ -94,8 +124,13 @@ def test_known_messages_are_taken_over():
     known = parse(*SAID).messages
     messages = read_chat_request(body(*SAID, USER), known).messages
     assert [message is other for message, other in zip(messages, known, strict=False)] == [
-        True, True, False, True, False, True,
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_a_wrong_message_behind_known_ones_is_named_by_its_place():
@@ -114,7 +149,8 @@ def test_empty_content_is_empty_text(message):
 
 
 def test_roles_and_tool_calls():
-    call = {"id": "c1", "type": "function", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}  # fmt: skip
+    function = {"name": "f", "arguments": {"a": 1}}
+    call = {"id": "c1", "type": "function", "index": 0, "function": function}
     request = parse(
         {"role": "developer", "content": "brief"},
         {"role": "user", "content": "go", "name": "bob"},
@@ -133,9 +169,15 @@ def test_roles_and_tool_calls():
 
 def test_ignored_keys_are_named_for_a_header():
     request = parse(
-        user="u", store=False, metadata={}, service_tier="auto", odd=1, nothing=None, logit_bias={},
+        user="u",
+        store=False,
+        metadata={},
+        service_tier="auto",
+        odd=1,
+        nothing=None,
+        logit_bias={},
         **{"bad\r\nname: x,y": 1, "é": 2},
-    )  # fmt: skip
+    )
     assert request.ignored == ("badnamexy", "metadata", "odd", "service_tier", "store", "user")
 
 
@@ -190,11 +232,17 @@ def test_neutral_values_are_accepted(param, value):
         ({}, ToolChoice()),
         ({"tool_choice": "auto"}, ToolChoice()),
         ({"tool_choice": "required"}, ToolChoice(forced=True)),
-        ({"tool_choice": {"type": "function", "function": {"name": "move"}}}, ToolChoice(forced=True, name="move")),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "move"}}},
+            ToolChoice(forced=True, name="move"),
+        ),
         ({"parallel_tool_calls": False}, ToolChoice(single=True, param="parallel_tool_calls")),
-        ({"tool_choice": "required", "parallel_tool_calls": False}, ToolChoice(forced=True, single=True)),
+        (
+            {"tool_choice": "required", "parallel_tool_calls": False},
+            ToolChoice(forced=True, single=True),
+        ),
     ],
-)  # fmt: skip
+)
 def test_whether_tools_must_be_called(settings, choice):
     assert parse(tools=[MOVE], **settings).tool_choice == choice
 
@@ -205,12 +253,15 @@ def test_whether_tools_must_be_called(settings, choice):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "perhaps", "tools": [MOVE]}, "tool_choice"),
         ({"tool_choice": {"type": "function"}, "tools": [MOVE]}, "tool_choice.function.name"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.schema",
+        ),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"frequency_penalty": 3}, "frequency_penalty"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_named(settings, param):
     with pytest.raises(RequestError) as caught:
         parse(**settings)
@@ -238,16 +289,40 @@ def test_formats_penalties_and_bias_are_read():
         ([USER, {"role": "tool", "content": "x"}], "messages[1].tool_call_id", RequestError),
         ([{"role": "user", "content": 5}], "messages[0].content", RequestError),
         ([{"role": "user", "content": [{}]}], "messages[0].content[0]", RequestError),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", RequestError),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[0].type", UnsupportedError),
-        ([{"role": "user", "content": ["a", {"type": "input_audio"}]}], "messages[0].content[1].type", UnsupportedError),
-        ([{"role": "assistant", "tool_calls": [{"id": "c"}]}], "messages[0].tool_calls[0].function", RequestError),
-        ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}], "messages[0].tool_calls[0].type", UnsupportedError),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}], "messages[0].tool_calls[0].function.arguments", RequestError),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            "messages[0].content[0].text",
+            RequestError,
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "messages[0].content[0].type",
+            UnsupportedError,
+        ),
+        (
+            [{"role": "user", "content": ["a", {"type": "input_audio"}]}],
+            "messages[0].content[1].type",
+            UnsupportedError,
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "c"}]}],
+            "messages[0].tool_calls[0].function",
+            RequestError,
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}],
+            "messages[0].tool_calls[0].type",
+            UnsupportedError,
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+            RequestError,
+        ),
         (["hi"], "messages[0]", RequestError),
         ([], "messages", RequestError),
     ],
-)  # fmt: skip
+)
 def test_wrong_messages_are_named_by_path(messages, param, kind):
     with pytest.raises(kind) as caught:
         read_chat_request(json.dumps({"messages": messages}).encode())
@@ -275,9 +350,12 @@ def test_wrong_messages_are_named_by_path(messages, param, kind):
         ({"tools": [5]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]}, "tools[0].function.parameters"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]},
+            "tools[0].function.parameters",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_settings_are_named(settings, param):
     with pytest.raises(RequestError) as caught:
         parse(**settings)
@@ -295,13 +373,19 @@ def test_tools_of_unknown_types_are_passed_over_by_name():
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"{", b"[]", b"5", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000,
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b"\xff\xfe",
+        b'{"messages": NaN}',
+        b"[" * 100_000,
         b'{"messages": [{"role": "user", "content": "\\ud83d"}]}',
         b'{"a": ' + b'{"a": ' * 5000,
         b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999}',
         b'{"messages": [{"role": "user", "content": "x"}], "temperature": -Infinity}',
     ],
-)  # fmt: skip
+)
 def test_malformed_bodies_are_request_errors(data):
     with pytest.raises(RequestError):
         read_chat_request(data)

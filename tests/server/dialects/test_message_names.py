@@ -7,7 +7,8 @@ from tests.server.dialects.families import FAMILIES
 from tests.server.dialects.scripted import Gateway, ScriptedEngine
 
 NAMING_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name and m.role != 'tool' %} ({{ m.name }}){% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}"
+    "{% if m.name and m.role != 'tool' %} ({{ m.name }}){% endif %}"
     "{{ '\\n' + m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

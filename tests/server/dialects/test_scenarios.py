@@ -78,7 +78,8 @@ class Talk:
             assert at <= message.end <= call.prompt_length
             assert message.start <= message.end
             at = message.end
-            # Where a template writes an answer differently once more follows, nobody can say where it ends.
+            # Where a template writes an answer differently once more follows, nobody can say where
+            # it ends.
             start = 0 if self.gate.renderer.name == "default" else message.start
             if message.text.role != "assistant":
                 assert message.text.content in decode(ids[start : message.end])

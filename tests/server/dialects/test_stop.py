@@ -53,7 +53,10 @@ async def test_nothing_of_a_stop_string_is_streamed(stop):
     assert assembled(chunks)["content"] == expected
 
 
-@given(text=st.text("ab😀é ", min_size=1, max_size=30), stops=st.lists(st.text("ab😀é", min_size=1, max_size=4), min_size=1, max_size=3))  # fmt: skip
+@given(
+    text=st.text("ab😀é ", min_size=1, max_size=30),
+    stops=st.lists(st.text("ab😀é", min_size=1, max_size=4), min_size=1, max_size=3),
+)
 @settings(max_examples=300, deadline=None)
 def test_cut_is_at_the_first_stop_string_wherever_tokens_end(text, stops):
     renderer = renderer_for("qwen3")

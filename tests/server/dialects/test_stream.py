@@ -79,7 +79,8 @@ async def test_tool_call_deltas():
     assert message["content"] == "Up."
     assert [call[1:] for call in message["tool_calls"]] == [["move", '{"direction": "up"}']] * 2
     opened = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or [] if c.id]
-    assert [(c.index, c.type, c.function.arguments) for c in opened] == [(0, "function", ""), (1, "function", "")]  # fmt: skip
+    begun = [(c.index, c.type, c.function.arguments) for c in opened]
+    assert begun == [(0, "function", ""), (1, "function", "")]
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
@@ -150,7 +151,8 @@ async def test_hang_up_is_recorded_as_far_as_it_came(n):
     await stream.aclose()
     assert len(gate.calls) == n
     assert {call.finish_reason for call in gate.calls} == {"abort"}
-    assert all(call.sampled_ids == gate.engine.scripts[0][: len(call.sampled_ids)] for call in gate.calls)  # fmt: skip
+    script = gate.engine.scripts[0]
+    assert all(call.sampled_ids == script[: len(call.sampled_ids)] for call in gate.calls)
     assert sorted(gate.engine.closed) == sorted(call.call_id for call in gate.calls)
     plan = gate.session.index.plan(request.messages, None)
     assert plan.anew is Continuation.FIRST_CALL
@@ -240,7 +242,8 @@ async def test_a_call_that_turns_out_to_be_reasoning_is_not_sent(name):
     call = {
         "qwen3": CALL_TEXT,
         "kimi-k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.move:0"
-        '<|tool_call_argument_begin|>{"direction": "up"}<|tool_call_end|><|tool_calls_section_end|>',
+        '<|tool_call_argument_begin|>{"direction": "up"}<|tool_call_end|>'
+        "<|tool_calls_section_end|>",
         "minimax-m2": '<minimax:tool_call>\n<invoke name="move">\n<parameter name="direction">up'
         "</parameter>\n</invoke>\n</minimax:tool_call>",
     }[name]
@@ -271,18 +274,49 @@ async def test_text_that_no_parser_reads_goes_out_as_tokens_come(settles):
 
 
 PIECES = [
-    '{"name": "move", "arguments": {"direction": "up"}}', "move", "direction", "up", "hello", " \n",
-    "\n\n", "assistant\n", "<think>", "</think>", "<", "< ", "[[[", "😀", "é", "日本", "\ufffd",
-    "<function=move>\n<parameter=direction>\nup\n</parameter>\n</function>", CALL_TEXT, "<thi",
-    '{"name": "move", "parameters": {"direction": "up"}}', "<think>\n", "\n</think>\n\n", "{", "}",
-    "<|im_start|>assistant\n", "<|im_assistant|>assistant<|im_middle|>", "]~b]ai\n", "<assistant>",
-    "<|start_header_id|>assistant<|end_header_id|>\n\n", "<\uff5cAssistant\uff5c>",
-    "<|start|>assistant to=functions.move<|channel|>commentary<|message|>", "<|im_end",
-    "<|end|><|start|>assistant<|channel|>final<|message|>", "<|end|><|start|>assistant<|channel|>analysis<|message|>",
+    '{"name": "move", "arguments": {"direction": "up"}}',
+    "move",
+    "direction",
+    "up",
+    "hello",
+    " \n",
+    "\n\n",
+    "assistant\n",
+    "<think>",
+    "</think>",
+    "<",
+    "< ",
+    "[[[",
+    "😀",
+    "é",
+    "日本",
+    "\ufffd",
+    "<function=move>\n<parameter=direction>\nup\n</parameter>\n</function>",
+    CALL_TEXT,
+    "<thi",
+    '{"name": "move", "parameters": {"direction": "up"}}',
+    "<think>\n",
+    "\n</think>\n\n",
+    "{",
+    "}",
+    "<|im_start|>assistant\n",
+    "<|im_assistant|>assistant<|im_middle|>",
+    "]~b]ai\n",
+    "<assistant>",
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "<\uff5cAssistant\uff5c>",
+    "<|start|>assistant to=functions.move<|channel|>commentary<|message|>",
+    "<|im_end",
+    "<|end|><|start|>assistant<|channel|>final<|message|>",
+    "<|end|><|start|>assistant<|channel|>analysis<|message|>",
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.move:0<|tool_call_argument_begin|>",
-    '{"direction": "up"}<|tool_call_end|><|tool_calls_section_end|>', '{"direction": "up"}<|call|>',
-    '<minimax:tool_call>\n<invoke name="move">\n<parameter name="direction">up</parameter>\n</invoke>\n</minimax:tool_call>',
-]  # fmt: skip
+    '{"direction": "up"}<|tool_call_end|><|tool_calls_section_end|>',
+    '{"direction": "up"}<|call|>',
+    (
+        '<minimax:tool_call>\n<invoke name="move">\n<parameter name="direction">up</parameter>\n'
+        "</invoke>\n</minimax:tool_call>"
+    ),
+]
 
 
 def family_renderer(name):
@@ -334,7 +368,8 @@ def test_streamed_or_not_the_message_is_the_same(name, data):
         chunks = await gates[1].chunks(USER, **tools, **stop)
         streamed, complete = plain(assembled(chunks)), plain(message_of(whole))
         if len(streamed["tool_calls"]) > len(complete["tool_calls"]):
-            # A call that was begun and never became one stays a call in a stream, and is text in a whole answer.
+            # A call that was begun and never became one stays a call in a stream, and is text in a
+            # whole answer.
             assert name in TAGGED_FAMILIES
             others = list(streamed["tool_calls"])
             (begun,) = [call for call in others if not is_json(call[1])]

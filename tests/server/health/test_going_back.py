@@ -171,8 +171,8 @@ async def test_a_step_without_a_checkpoint_is_refused_with_those_that_exist(
         answer = await server.http.post("/v1/run/resume", headers=CONTROL, json={"from_step": 3})
         assert answer.status_code == 409
         assert error_of(answer)["message"] == (
-            "the checkpoint of step 3 does not exist: go back to the checkpoint of 2, 4, or to 0, the model that the "
-            "run started with"
+            "the checkpoint of step 3 does not exist: go back to the checkpoint of 2, 4, or to 0, "
+            "the model that the run started with"
         )
         damaged = servers.run_dir / "checkpoints" / "step-000002" / "scripted_trainer.json"
         damaged.write_text("{}")

@@ -47,7 +47,8 @@ async def test_a_batch_too_many_without_signal_is_held_back_until_somebody_has_l
         "the batch of step 3 was not trained: 2 batches in a row have no signal" in told["paused"]
     )
     finding = found(told, "zero_signal")
-    # The first step without signal is the second; there is a checkpoint of it, and none of the step before.
+    # The first step without signal is the second; there is a checkpoint of it, and none of the step
+    # before.
     assert (finding["since_step"], finding["good_step"]) == (2, 0)
     assert told["checks"]["zero_signal"] == "found"
     begun = [e for e in events(server, "finding") if e["what"] == "begun"]

@@ -1,4 +1,4 @@
-"""Arguments of tool calls: what the template of a family writes is what its answers are read as, to the last character."""
+"""Arguments of tool calls: answers are read exactly as the family's template writes them."""
 
 import json
 
@@ -105,7 +105,7 @@ def not_json(constant):
 
 
 def alike(text):
-    """The value that a text without a schema may be as well, if it is not the string; see `argument_value`."""
+    """The other value that a text without a schema can mean; see `argument_value`."""
     try:
         value = json.loads(text, parse_constant=not_json)
     except ValueError:

@@ -26,7 +26,8 @@ CALLS = "{% for call in m.tool_calls or [] %}"
 # As Qwen 2.5 writes calls, and Hermes.
 HERMES = (
     f"{BEGIN}{CALLS}"
-    '{{ "\\n" if m.content or not loop.first }}<tool_call>\n{"name": "{{ call.function.name }}", "arguments": '
+    '{{ "\\n" if m.content or not loop.first }}<tool_call>\n'
+    '{"name": "{{ call.function.name }}", "arguments": '
     "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}" + END
 )
 # As Llama 3.1 does.
@@ -34,7 +35,8 @@ LLAMA_JSON = (
     "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
     "{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
     '{{ raise_exception("This model only supports single tool-calls at once!") }}{% endif %}'
-    '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
+    '{"name": "{{ m.tool_calls[0].function.name }}", '
+    '"parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
     "{% else %}{{ m.content | trim }}{% endif %}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
@@ -49,8 +51,8 @@ PAIRS = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}"
     f"{CALLS}\n<tool_call>{{{{ call.function.name }}}}\n"
     "{% for k, v in call.function.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
-    f"<arg_value>{VALUE}</arg_value>\n{{% endfor %}}</tool_call>{{% endfor %}}<|endoftext|>{{% endfor %}}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    f"<arg_value>{VALUE}</arg_value>\n{{% endfor %}}</tool_call>{{% endfor %}}<|endoftext|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 # Reads like a known format, and loses a bracket.
 BROKEN = HERMES.replace("tojson }}}\n", "tojson }}\n")
@@ -133,7 +135,8 @@ def test_an_answer_that_may_be_a_call_as_a_whole_is_not_streamed_before_it_is_wh
 
 def test_a_template_with_reasoning_is_read_behind_it():
     family = renderer(HERMES, SPECIALS["qwen3"], "<|im_end|>")
-    text = f'{THINK[0]}\nhm\n{THINK[1]}\n\n<tool_call>\n{{"name": "f", "arguments": {{}}}}\n</tool_call><|im_end|>'
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    text = f"{THINK[0]}\nhm\n{THINK[1]}\n\n{call}<|im_end|>"
     parsed = family.parse(family.encode(text), [], TOOLS)
     assert parsed.reasoning == "hm"
     assert [call.name for call in parsed.calls] == ["f"]

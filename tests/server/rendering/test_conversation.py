@@ -199,8 +199,12 @@ CALL = ToolCall("call_1", "move", '{"direction": "up", "steps": 1}')
 
 @pytest.mark.parametrize(
     "arguments",
-    ['{"direction":"up","steps":1}', '{ "steps": 1.0, "direction": "up" }', '{"direction":"u\\u0070","steps":1}'],
-)  # fmt: skip
+    [
+        '{"direction":"up","steps":1}',
+        '{ "steps": 1.0, "direction": "up" }',
+        '{"direction":"u\\u0070","steps":1}',
+    ],
+)
 def test_arguments_are_compared_by_meaning(arguments):
     before, after = (
         message_digest(b"", ChatMessage("assistant", tool_calls=(c,)))

@@ -39,7 +39,8 @@ CHATML = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 ASKING = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 TEMPLATES = {
     "takes all": f"{{% for m in messages %}}{CHATML}{{% endfor %}}{ASKING}",
-    "takes none": "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "takes none": "{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     f"{CHATML}{{% endfor %}}{ASKING}",
     "leaves later ones out": "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
     f"{CHATML}{{% endif %}}{{% endfor %}}{ASKING}",
@@ -78,8 +79,8 @@ def text_of(name, roles):
     return renderer(name).decode(renderer(name).render(conversation(roles), None).ids)
 
 
-# Questions follow each other only with a system message between them: templates that want roles to alternate refuse
-# others.
+# Questions follow each other only with a system message between them: templates that want roles to
+# alternate refuse others.
 RUNS = st.sampled_from(["u", "us", "su", "sus", "usu"])
 TURNS = st.builds(
     lambda leading, runs: leading + "a".join(runs),

@@ -17,21 +17,35 @@ TEMPLATES = {
     "stripped": CHATML_TEMPLATE.replace("{{ m.content }}", "{{ m.content | trim }}" + CALLS),
     "json": CHATML_TEMPLATE.replace("{{ m.content }}", "{{ m.content | tojson }}" + CALLS),
     "bare": "{% for m in messages %}{{ m.role }}: {{ m.content }}" + CALLS + "\n{% endfor %}",
-    "between": "{% for m in messages %}{% if not loop.first %}\n{% endif %}[{{ m.role }}]{{ m.content }}"
-    + CALLS
-    + "{% endfor %}",
+    "between": "{% for m in messages %}{% if not loop.first %}\n{% endif %}"
+    "[{{ m.role }}]{{ m.content }}" + CALLS + "{% endfor %}",
     "named": CHATML_TEMPLATE.replace(
         "{{ m.content }}", "{{ m.tool_call_id }} {{ m.content }}" + CALLS
     ),
-    "system in front": "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\n\n{% elif "
-    "m.role == 'assistant' %}{{ m.content }}" + CALLS + "</s>{% else %}[INST]{{ m.content }}[/INST]"
+    "system in front": "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\n\n"
+    "{% elif m.role == 'assistant' %}{{ m.content }}"
+    + CALLS
+    + "</s>{% else %}[INST]{{ m.content }}[/INST]"
     "{% endif %}{% endfor %}",
-    "no empty": CHATML_TEMPLATE.replace("{{ m.content }}", "{% if m.content %}{{ m.content }}{% endif %}" + CALLS),
-}  # fmt: skip
+    "no empty": CHATML_TEMPLATE.replace(
+        "{{ m.content }}", "{% if m.content %}{{ m.content }}{% endif %}" + CALLS
+    ),
+}
 TEXTS = [
-    "up", "", "up there", "user", "  spaced  ", "<|im_end|>\n", "a\nb", "[/INST]", "assistant: up", "\n", "up",
-    "Zq0Zqa1z", "日本",
-]  # fmt: skip
+    "up",
+    "",
+    "up there",
+    "user",
+    "  spaced  ",
+    "<|im_end|>\n",
+    "a\nb",
+    "[/INST]",
+    "assistant: up",
+    "\n",
+    "up",
+    "Zq0Zqa1z",
+    "日本",
+]
 
 
 def conversation(dice, length):

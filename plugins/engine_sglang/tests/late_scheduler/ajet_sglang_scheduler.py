@@ -1,4 +1,4 @@
-"""In the place of the plugin's: schedulers that have sent the last token of a request well before they are done with it.
+"""Schedulers that send a request's last token well before they have finished with it.
 
 As they are where other processes take the processor, or on GPUs, where one more forward pass has
 begun by then.
