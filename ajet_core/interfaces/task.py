@@ -28,14 +28,14 @@ class DatasetReader(Generic[SettingsT_co], ABC):
 
 
 class Judge(Generic[SettingsT_co], ABC):
-    """A reward function with settings. One judge serves all episodes of a process, in any thread."""
+    """A reward function with settings. A judge serves all episodes of a process, in any thread."""
 
     def __init__(self, settings: SettingsT_co) -> None:
         self.settings = settings
 
     @abstractmethod
     def __call__(self, task: Any, result: Any) -> Any:
-        """Return the reward of an episode, or an awaitable of it (only for programs that are async).
+        """Return the reward of an episode, or an awaitable of it (only for async programs).
 
         :param task: the item of the dataset, as the program received it.
         :param result: what the program returned.

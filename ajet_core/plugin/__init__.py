@@ -41,20 +41,22 @@ A plugin is a distribution with a light module of hooks. This one adds an engine
 
         repeat: int = 1
 
-``ajet_echo/engine.py`` holds ``class EchoEngine(ajet_core.interfaces.Engine[EchoSettings])`` and may
-import whatever it needs: it is imported only where the engine runs. Its ``self.settings`` is a valid
-`EchoSettings`. ``ajet plugins`` shows whether the plugin is found and what it registers.
+``ajet_echo/engine.py`` holds ``class EchoEngine(ajet_core.interfaces.Engine[EchoSettings])`` and
+may import whatever it needs: it is imported only where the engine runs. Its ``self.settings`` is a
+valid `EchoSettings`. ``ajet plugins`` shows whether the plugin is found and what it registers.
 
 Rules:
 
-- The entry point's name is the plugin's name. Another plugin of the same name is a conflict, and so is
-  a component of the same kind and name; only those who use the component notice.
-- The group ``agentjet.hook_api`` says which hook API (major.minor) the module was written for. Another
-  major, or a later minor than `HOOK_API`, is refused before the module is imported.
+- The entry point's name is the plugin's name. Another plugin of the same name is a conflict, and so
+  is a component of the same kind and name; only those who use the component notice.
+- The group ``agentjet.hook_api`` says which hook API (major.minor) the module was written for.
+  Another major, or a later minor than `HOOK_API`, is refused before the module is imported.
 - Hooks (`ajet_core.plugin.spec`, ``docs/plugins.md``) are plain functions marked with `hookimpl`.
-  Registering hooks are called once; observers are called in the server's event loop and return quickly.
-- Whatever goes wrong in a plugin is its own: it is reported with distribution and version, and breaks
-  only what needs it. A user can always block it: ``plugins.blocked = ["echo"]`` in ``ajet.toml``.
+  Registering hooks are called once; observers are called in the server's event loop and return
+  quickly.
+- An error in a plugin is reported with distribution and version, and breaks only what needs the
+  plugin. A user can always block it: ``plugins.blocked = ["echo"]`` in
+  ``ajet.toml``.
 '''
 
 from ajet_core.plugin.compat import HOOK_API, negotiate_channel

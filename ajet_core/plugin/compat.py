@@ -87,8 +87,9 @@ def negotiate_channel(trainer: TrainerSpec, engine: EngineSpec, wanted: str | No
             return channel
     if wanted is not None:
         raise ChannelError(
-            f"trainer {trainer.name!r} and engine {engine.name!r} cannot use the weight channel {wanted!r} here: the "
-            f"trainer offers {_listed(offered)}, the engine accepts {_listed(accepted)}",
+            f"trainer {trainer.name!r} and engine {engine.name!r} cannot use the weight channel "
+            f"{wanted!r} here: the trainer offers {_listed(offered)}, the engine accepts "
+            f"{_listed(accepted)}",
             param="weight_channel",
         )
     raise ChannelError(

@@ -143,8 +143,8 @@ def _checked(info: PluginInfo, kind: Kind, item: Any) -> ComponentSpec:
     if kind.interface is None and item.settings != NO_SETTINGS:
         raise _broken(
             info,
-            f"hook {kind.hook} set settings of {kind.name} {item.name!r}, which has none: make them "
-            "options of the command",
+            f"hook {kind.hook} set settings of {kind.name} {item.name!r}, which has none: make "
+            "them options of the command",
         )
     return item
 

@@ -1,11 +1,11 @@
 """The hook specifications of agentjet, and nothing else.
 
-A plugin is a light module behind an entry point of the group ``agentjet`` that implements any of these
-with `ajet_core.plugin.hookimpl`. ``docs/plugins.md`` has an example of each.
+A plugin is a light module behind an entry point of the group ``agentjet`` that implements any of
+these with `ajet_core.plugin.hookimpl`. ``docs/plugins.md`` has an example of each.
 
-Registering hooks are called once, when the plugin is loaded. They return specs with unique names: if
-two plugins register the same name, using it raises PluginConflictError. They import nothing heavy,
-because a server loads the hooks of every installed plugin.
+Registering hooks are called once, when the plugin is loaded. They return specs with unique names:
+if two plugins register the same name, using it raises PluginConflictError. They import nothing
+heavy, because a server loads the hooks of every installed plugin.
 
 Observers are called from the server's event loop and must return quickly. An exception is reported
 with the plugin's name and ignored. Tokens and batches never travel through hooks.
@@ -139,8 +139,8 @@ def ajet_register_readers() -> Sequence[ReaderSpec]:  # type: ignore[empty-body]
 def ajet_register_judges() -> Sequence[JudgeSpec]:  # type: ignore[empty-body]
     """Register the judges of this plugin.
 
-    `trainable(reward=NAME)` and `agentjet.load_judge` select a judge by its name. `[judges.NAME]` in
-    `ajet.toml` configures it.
+    `trainable(reward=NAME)` and `agentjet.load_judge` select a judge by its name. `[judges.NAME]`
+    in `ajet.toml` configures it.
 
     .. versionadded:: 1.2
     """

@@ -91,7 +91,8 @@ def import_component(spec: ComponentSpec, owner: str, hint: str) -> type:
     found = import_target(spec.target, what, hint)
     if not (isinstance(found, type) and issubclass(found, kind.interface)):
         raise PluginLoadError(
-            f"{what}: {spec.target} is not a subclass of ajet_core.interfaces.{kind.interface.__name__}"
+            f"{what}: {spec.target} is not a subclass of "
+            f"ajet_core.interfaces.{kind.interface.__name__}"
         )
     return found
 

@@ -22,7 +22,7 @@ def _whole(value: Any) -> Any:
 
 
 AS_JSON_INTEGER = BeforeValidator(_whole)
-"""Of a strict integer: JSON may write it 1.0 as well. Comes last, or the schema loses the bounds."""
+"""For strict integers: accepts 1.0 of JSON too. Comes last, or the schema loses the bounds."""
 
 MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 MetadataText = Annotated[str, StringConstraints(max_length=4096)]

@@ -14,7 +14,7 @@ TokenName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-
 
 
 def _number(value: object) -> object:
-    """Refuse what is no number; ``5.0`` is an integer in JSON, and no reason to refuse a request."""
+    """Refuse values that are not numbers. ``5.0`` is an integer in JSON, and is accepted."""
     if isinstance(value, bool | str):
         raise ValueError("Input should be a valid integer")
     return value
@@ -29,7 +29,8 @@ class TokenQuotas(Message):
     :param open_episodes: episodes claimed and not ended.
     :param waiting_claims: claims that wait for a slot.
     :param calls_at_once: model calls being answered, of all its episodes together.
-    :param requests_per_minute: requests with the token itself; model calls, which have an episode's key, do not count.
+    :param requests_per_minute: requests with the token itself; model calls, which have an episode's
+        key, do not count.
     :param event_streams: open readers of ``GET /v1/events``.
     """
 
@@ -44,8 +45,8 @@ class TokenRequest(Message):
     """Body of ``POST /v1/tokens``.
 
     :param name: who or what it is for; no other valid token has it.
-    :param scope: ``client`` claims episodes and sees those alone; ``view`` sees everything and changes
-        nothing; ``control`` may do everything.
+    :param scope: ``client`` claims episodes and sees those alone; ``view`` sees everything and
+        changes nothing; ``control`` may do everything.
     :param expires_in: seconds until it expires; None never does.
     """
 

@@ -12,15 +12,18 @@ class Evaluation(Message):
 
     :param client_id: the token that claimed them.
     :param tag: the task set, `ClaimRequest.tag` of its episodes.
-    :param step: steps the weights were trained that served when the episodes were claimed: the policy version.
-    :param tasks: tasks with at least one episode that ended, at most 100,000: those that `pass_at` is about.
+    :param step: steps the weights were trained that served when the episodes were claimed: the
+        policy version.
+    :param tasks: tasks with at least one episode that ended, at most 100,000: those that `pass_at`
+        is about.
     :param episodes: that ended with a reward.
     :param open: that are still being rolled out.
     :param aborted: that came to nothing; they count in nothing else.
-    :param mixed: of those that ended, how many were answered by other weights too, because a step was trained meanwhile.
+    :param mixed: of those that ended, how many were answered by other weights too, because a step
+        was trained meanwhile.
     :param reward_mean: over `episodes`; null without any.
-    :param pass_at: pass@k by k, the mean over the tasks with at least k episodes (see `EvaluationConfig`); a k for
-        which there is no such task is left out.
+    :param pass_at: pass@k by k, the mean over the tasks with at least k episodes (see
+        `EvaluationConfig`); a k for which there is no such task is left out.
     """
 
     client_id: str

@@ -9,18 +9,19 @@ from pydantic import Field
 from ajet_core.protocol.base import Message, Name
 
 JointId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{32,128}$")]
-"""At least 128 random bits as text. Whoever knows it and has a token may read how the joint episode ended, no more."""
+"""At least 128 random bits as text. With a token, it allows to read how the joint episode ended."""
 
 JointOutcome = Literal["open", "ended", "aborted", "unknown"]
-"""What an arbiter says: ``open`` is not decided yet; ``unknown``, of the right run, will never be ended."""
+"""An arbiter's decision. ``open``: not yet decided. ``unknown`` from the right run: never ended."""
 
 
 class JointPart(Message):
     """Which part of a joint episode a claim is for.
 
     :param role: what the client calls the server that it asks.
-    :param arbiter: the role of the server whose outcome is that of all: the first in the order of the alphabet. Its
-        part is claimed first, so that an arbiter knows of every joint episode that another server knows of.
+    :param arbiter: the role of the server whose outcome is that of all: the first in the order of
+        the alphabet. Its part is claimed first, so that an arbiter knows of every joint episode
+        that another server knows of.
     :param arbiter_run: the id of the arbiter's run, as its ``GET /v1/run`` says it.
     """
 
@@ -33,7 +34,8 @@ class JointPart(Message):
 class PreparedPart(Message):
     """A part whose outcome is stored and waits for the arbiter's.
 
-    :param seconds: for how long it has waited since it was prepared, or since the server was started.
+    :param seconds: for how long it has waited since it was prepared, or since the server was
+        started.
     """
 
     episode_id: str
@@ -59,7 +61,8 @@ class JointOutcomesRequest(Message):
 class JointOutcomes(Message):
     """Answer of ``POST /v1/joint/outcomes``.
 
-    :param run_id: of this server; if it is another run than the arbiter's, the outcomes mean nothing.
+    :param run_id: of this server; if it is another run than the arbiter's, the outcomes mean
+        nothing.
     :param outcomes: by joint id.
     """
 

@@ -14,11 +14,11 @@ Number = Annotated[float, Field(strict=True)]
 
 
 AgentCause = Literal["error", "timeout", "rate_limit", "cancelled"]
-"""Why a client gives an episode up: its agent raised, took too long, was refused by a service it uses because of a
-rate limit, or is not wanted any more."""
+"""Why a client aborts an episode: its agent raised, took too long, met the rate limit of a service,
+or is no longer needed."""
 
 AbortCause = Literal[AgentCause, "lease_expired", "run_stopped", "token_revoked", "late"]
-"""Why an episode was aborted, by its client or by the server; ``late`` as `RolloutConfig.late` says."""
+"""Why a client or the server aborted an episode. `RolloutConfig.late` explains ``late``."""
 
 ABORT_CAUSES: tuple[AbortCause, ...] = get_args(AbortCause)
 
@@ -58,9 +58,9 @@ class ClaimRequest(Message):
         promises. After three times as long, the episode stays open but loses its slot in the
         batch, long before the lease ends. With None it keeps the slot until the lease ends.
     :param wait_seconds: how long the server may hold the request until an episode can be claimed.
-    :param claim_id: at least 128 random bits as text. The same claim again, after an answer that was lost, gets the
-        same episode with the same key, also from a server that was started again in between. A secret: the
-        episode's key is made of it.
+    :param claim_id: at least 128 random bits as text. The same claim again, after an answer that
+        was lost, gets the same episode with the same key, also from a server that was started again
+        in between. A secret: the episode's key is made of it.
     :param joint: the joint episode that this one is a part of; see `ajet_core.protocol.joint`.
     """
 
@@ -92,12 +92,15 @@ class EpisodeGrant(Message):
 class EndRequest(Message):
     """Body of ``POST /v1/episodes/{id}/end``, and of ``/prepare`` for parts of joint episodes.
 
-    A server refuses rewards beyond its setting ``server.max_reward``, by default 1e6 in absolute value.
+    A server refuses rewards beyond its setting ``server.max_reward``, by default 1e6 in absolute
+    value.
 
     :param reward: the episode's reward.
     :param components: named parts of the reward, for the logs.
-    :param call_rewards: rewards of single calls, on top of `reward`, by the id of their chat completion.
-    :param agent_rewards: rewards by agent name; for the calls of these agents they take the place of `reward`.
+    :param call_rewards: rewards of single calls, on top of `reward`, by the id of their chat
+        completion.
+    :param agent_rewards: rewards by agent name; for the calls of these agents they take the place
+        of `reward`.
     """
 
     reward: Number
@@ -112,8 +115,8 @@ class AbortRequest(Message):
 
     :param final: the client will not retry: the batch uses the episodes of its task that succeed.
         Also accepted for an episode that is already aborted, for example by its lease.
-    :param arbiter_aborted: the arbiter of its joint episode has aborted its own part. A prepared part is not aborted
-        without it.
+    :param arbiter_aborted: the arbiter of its joint episode has aborted its own part. A prepared
+        part is not aborted without it.
     """
 
     reason: Annotated[str, Field(min_length=1, max_length=4096)]

@@ -33,7 +33,8 @@ class ModelConfig(Message):
     :param name: the model id that ``/v1/models`` lists.
     :param renderer: how messages become tokens: a name of the `renderers` library, such as
         ``qwen3``, or ``auto``.
-    :param max_context: tokens a prompt and its completion may have; None takes the model's own limit.
+    :param max_context: tokens a prompt and its completion may have; None takes the model's own
+        limit.
     """
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -59,21 +60,23 @@ class AlgorithmConfig(Message):
     ``advantage="group_mean"`` leaves out the division by the standard deviation
     (Dr. GRPO, arXiv:2503.20783); ``"leave_one_out"`` is RLOO (arXiv:2402.14740).
 
-    Of a token, *behaviour* is the probability it was sampled with, *old* that under the weights before the step, and
-    *policy* that under the weights that are trained. With A the advantage, the surrogate that is maximised is, for
-    each `importance`,
+    Of a token, *behaviour* is the probability it was sampled with, *old* that under the weights
+    before the step, and *policy* that under the weights that are trained. With A the advantage, the
+    surrogate that is maximised is, for each `importance`,
 
     - ``ratio``: ``min(r A, clip(r) A)`` with ``r = policy / behaviour``;
-    - ``truncated``: ``min(old / behaviour, importance_cap) * min(r A, clip(r) A)`` with ``r = policy / old``. Its first
-      factor is a constant without gradient. For rollouts of earlier weights: clipping bounds how far a step goes from
-      where it begins, not from the weights that sampled. The decoupled objective (Hilton et al. 2021,
-      arXiv:2110.00641; AReaL, arXiv:2505.24298) with truncated importance weights (IMPALA, Espeholt et al. 2018,
-      arXiv:1802.01561; Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training").
-      The advantages of each task are balanced: they sum to 0 over its trained tokens, weighed as `aggregation` says, because
-      with samples of earlier weights any rest is unlearnt or learnt blindly (`ajet_core.timeline.credit.balanced`).
+    - ``truncated``: ``min(old / behaviour, importance_cap) * min(r A, clip(r) A)`` with ``r =
+      policy / old``. Its first factor is a constant without gradient. For rollouts of earlier
+      weights: clipping bounds how far a step goes from where it begins, not from the weights that
+      sampled. The decoupled objective (Hilton et al. 2021, arXiv:2110.00641; AReaL,
+      arXiv:2505.24298) with truncated importance weights (IMPALA, Espeholt et al. 2018,
+      arXiv:1802.01561; Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy
+      RL Training"). The advantages of each task are balanced: they sum to 0 over its trained
+      tokens, weighed as `aggregation` says, because with samples of earlier weights any rest is
+      unlearnt or learnt blindly (`ajet_core.timeline.credit.balanced`).
 
-    :param advantage: the estimator of advantages: ``group_std``, ``group_mean``, ``leave_one_out``, or one that a plugin
-        registers.
+    :param advantage: the estimator of advantages: ``group_std``, ``group_mean``, ``leave_one_out``,
+        or one that a plugin registers.
     :param advantage_settings: of the estimator, checked by its own settings type.
     :param call_credit: how rewards for single calls are credited: ``return_to_go``, the rewards of
         a call and of those after it, relative to the same call number of the other episodes of the
@@ -81,14 +84,14 @@ class AlgorithmConfig(Message):
         which assumes the same number of calls in all (see `ajet_core.timeline.credit`).
     :param discount: of rewards for single calls, per call.
     :param aggregation: what weighs the same in the loss of a minibatch: each sampled token
-        (``token_mean``, as DAPO), each call (``call_mean``: mean over calls of their token means), each episode
-        (``episode_mean``: mean over episodes of their token means, as GRPO), or each token again, but
-        divided by the number of episodes instead of tokens (``episode_sum``, as Dr. GRPO up to a
-        constant). How calls were merged has no influence on any of them.
+        (``token_mean``, as DAPO), each call (``call_mean``: mean over calls of their token means),
+        each episode (``episode_mean``: mean over episodes of their token means, as GRPO), or each
+        token again, but divided by the number of episodes instead of tokens (``episode_sum``, as
+        Dr. GRPO up to a constant). How calls were merged has no influence on any of them.
     :param clip_low: the ratio is clipped below 1 - clip_low.
     :param clip_high: the ratio is clipped above 1 + clip_high.
-    :param importance: how tokens are weighed that other weights sampled, see above. ``auto`` takes ``truncated`` in the
-        mode ``async`` and ``ratio`` in ``sync``.
+    :param importance: how tokens are weighed that other weights sampled, see above. ``auto`` takes
+        ``truncated`` in the mode ``async`` and ``ratio`` in ``sync``.
     :param importance_cap: ``truncated``: most that a token weighs.
     :param kl_coef: weight of the KL divergence to the reference model (the model at the start),
         estimated as k3 (Schulman, "Approximating KL divergence").
@@ -96,15 +99,18 @@ class AlgorithmConfig(Message):
     :param epochs: times the batch is gone through.
     :param warmup_steps: steps over which the learning rate rises linearly.
     :param max_grad_norm: gradients are clipped to this norm; 0 turns clipping off.
-    :param max_update_rms: bounds how far a single update of AdamW moves the weights, in learning rates: with R the root mean
-        square of ``gradient / sqrt(second moment)`` over all weights, an update is divided by ``max(1, R / max_update_rms)``
-        (StableAdamW, Wortsman et al. 2023, arXiv:2304.13013); 0 turns it off. What clipping the norm of gradients cannot
-        do, because Adam's update does not depend on their scale.
-    :param max_update_kl: bounds how far a single update moves the policy, in nats a token: an update is shortened until
-        ``(log p_after - log p_before)^2 / 2``, on average over trained tokens of its minibatch, is no more (the estimator k2
-        of the KL divergence, Schulman, "Approximating KL divergence"; a backtracking line search as TRPO's,
-        arXiv:1502.05477). 0 turns it off; None is 0.01, as in TRPO, with trainers that honour it, and 0 with others.
-    :param token_budget: most tokens (padding included) of one forward pass; None lets the trainer choose.
+    :param max_update_rms: bounds how far a single update of AdamW moves the weights, in learning
+        rates: with R the root mean square of ``gradient / sqrt(second moment)`` over all weights,
+        an update is divided by ``max(1, R / max_update_rms)`` (StableAdamW, Wortsman et al. 2023,
+        arXiv:2304.13013); 0 turns it off. What clipping the norm of gradients cannot do, because
+        Adam's update does not depend on their scale.
+    :param max_update_kl: bounds how far a single update moves the policy, in nats a token: an
+        update is shortened until ``(log p_after - log p_before)^2 / 2``, on average over trained
+        tokens of its minibatch, is no more (the estimator k2 of the KL divergence, Schulman,
+        "Approximating KL divergence"; a backtracking line search as TRPO's, arXiv:1502.05477). 0
+        turns it off; None is 0.01, as in TRPO, with trainers that honour it, and 0 with others.
+    :param token_budget: most tokens (padding included) of one forward pass; None lets the trainer
+        choose.
     """
 
     advantage: Name = "group_std"
@@ -136,13 +142,13 @@ class AlgorithmConfig(Message):
 class TimelineConfig(Message):
     """How an episode's timelines are trained, which the merger made of its calls.
 
-    :param layout: how timelines are laid out for the trainer, see `ajet_core.timeline.layouts`; ``auto``
-        takes what the trainer will compute fastest. All of them train the same.
+    :param layout: how timelines are laid out for the trainer, see `ajet_core.timeline.layouts`;
+        ``auto`` takes what the trainer will compute fastest. All of them train the same.
     :param max_timelines: an episode is trained on at most so many timelines, those with the most
         sampled tokens; None trains all.
     :param max_tokens: longer timelines are treated as `over_long` says; None allows any length.
-    :param over_long: ``drop`` leaves the timeline out, ``truncate`` ends it with the last turn that fits,
-        ``separate`` trains the later calls each as a sample of its own.
+    :param over_long: ``drop`` leaves the timeline out, ``truncate`` ends it with the last turn that
+        fits, ``separate`` trains the later calls each as a sample of its own.
     """
 
     layout: Literal["auto", "separate", "linear", "tree", "group_tree"] = "auto"
@@ -157,9 +163,9 @@ class BatchConfig(Message):
     :param full_by: ``tasks``: `tasks` tasks have `episodes_per_task` ended episodes each;
         ``episodes``: `tasks` x `episodes_per_task` episodes ended, of whatever tasks;
         ``differing_tasks``: as ``tasks``, but a task whose rewards are all equal does not count.
-    :param max_aborts_per_task: a task with more failed episodes in one batch is given no more slots: the batch goes
-        on with those of its episodes that ended, if they are two or more. One of which none ended is quarantined
-        until the run is resumed or started again.
+    :param max_aborts_per_task: a task with more failed episodes in one batch is given no more
+        slots: the batch goes on with those of its episodes that ended, if they are two or more. One
+        of which none ended is quarantined until the run is resumed or started again.
     """
 
     full_by: Literal["tasks", "episodes", "differing_tasks"] = "tasks"
@@ -179,29 +185,30 @@ SystemText = Annotated[str, Field(min_length=1, max_length=4096)]
 class RolloutConfig(Message):
     """How rolling out and training take turns.
 
-    A token's staleness is the number of steps that the weights which sampled it are behind those that are trained on
-    it; 0 if they are the same.
+    A token's staleness is the number of steps that the weights which sampled it are behind those
+    that are trained on it; 0 if they are the same.
 
     :param mode: ``sync``: no episode begins while a step is trained. The calls of open episodes
         wait meanwhile if engine and trainer share their weights. ``async``: rollouts never stop,
         and the weights change under them. Engine and trainer are processes of their own then.
-    :param max_staleness: of any trained token. A batch waits for the tasks that would be too old for the next one; an episode
-        that is too old all the same is left out as a whole.
-    :param max_mean_staleness: ``async``: of trained tokens, on average over the steps: so many batches are rolled out
-        ahead of the one that fills. None, or more than `max_staleness`, means `max_staleness`. More hides slower tools, and
-        learns less from each step.
-    :param spare_tasks: ``sync``: tasks that may be rolled out beyond those that fill a batch, so that the slowest
-        need not be waited for.
+    :param max_staleness: of any trained token. A batch waits for the tasks that would be too old
+        for the next one; an episode that is too old all the same is left out as a whole.
+    :param max_mean_staleness: ``async``: of trained tokens, on average over the steps: so many
+        batches are rolled out ahead of the one that fills. None, or more than `max_staleness`,
+        means `max_staleness`. More hides slower tools, and learns less from each step.
+    :param spare_tasks: ``sync``: tasks that may be rolled out beyond those that fill a batch, so
+        that the slowest need not be waited for.
     :param drain_seconds: ``sync``: how long a full batch waits for episodes that are still open.
     :param late: what happens to a task that has open episodes when its batch is made. ``carry``:
         it belongs to a later batch, with all its episodes. ``drop``: the server aborts the open
         episodes, in ``sync`` at once, in ``async`` when they are too old to be trained.
-    :param late_seconds: ``carry``: how long a batch that is complete but for tasks that would be too old for the next one waits
-        for them. Their open episodes are aborted then, and what has ended of them is trained.
-    :param engine_sleeps: ``sync``: the engine frees its device memory while a step is trained, for a trainer on the same
-        device. Calls wait meanwhile.
-    :param agents: names of agents, each with a text that its system prompt contains: whose a call is that does not say so by
-        ``x-ajet-agent``. The first that fits counts.
+    :param late_seconds: ``carry``: how long a batch that is complete but for tasks that would be
+        too old for the next one waits for them. Their open episodes are aborted then, and what has
+        ended of them is trained.
+    :param engine_sleeps: ``sync``: the engine frees its device memory while a step is trained, for
+        a trainer on the same device. Calls wait meanwhile.
+    :param agents: names of agents, each with a text that its system prompt contains: whose a call
+        is that does not say so by ``x-ajet-agent``. The first that fits counts.
     """
 
     mode: Literal["sync", "async"] = "sync"
@@ -266,8 +273,8 @@ class MixtureStage(Message):
 class MixtureConfig(Message):
     """Of which tags a batch is made, also the body of ``PUT /v1/mixture``.
 
-    Slots are shared out batch by batch: the tasks of a batch, or its episodes if it is full by episodes. A batch
-    waits for its slowest tag.
+    Slots are shared out batch by batch: the tasks of a batch, or its episodes if it is full by
+    episodes. A batch waits for its slowest tag.
 
     :param ratios: by tag of the episodes; they sum to 1. Episodes of other tags are refused.
     :param schedule: ratios that take their place from certain steps on, in order.
@@ -332,33 +339,37 @@ Growth = Annotated[float, Field(gt=1)]
 class FailureConfig(Message):
     """When a run pauses instead of training on bad data, and what counts as bad.
 
-    The limits from `zero_signal_steps` on are those of findings about training; None turns one off. docs/health.md says
-    how each is measured.
+    The limits from `zero_signal_steps` on are those of findings about training; None turns one off.
+    docs/health.md says how each is measured.
 
     :param window: train episodes that are looked at, the latest ones; only when there are so many.
-    :param max_rate: share of them that may fail (the agent raised, took too long, met a rate limit); 1 never pauses.
-    :param max_refused: batches in a row that may be refused before the run pauses, or before the one client whose
-        episodes they have is quarantined.
+    :param max_rate: share of them that may fail (the agent raised, took too long, met a rate
+        limit); 1 never pauses.
+    :param max_refused: batches in a row that may be refused before the run pauses, or before the
+        one client whose episodes they have is quarantined.
     :param max_deaths: workers that may die of training one batch, before it is refused.
     :param zero_signal_steps: batches in a row in which no episode has an advantage.
     :param max_equal_rewards: share of a batch's tasks whose rewards are all equal.
     :param max_cut_off: share of answers that end at ``max_tokens`` or at the model's context.
     :param max_malformed: share of answers with a tool call that cannot be parsed.
     :param max_stale: share of a batch's episodes that are too old to be trained.
-    :param max_trimmed: share of a batch's sampled tokens that are not trained, because of the limits of `TimelineConfig` or
-        because they are too old.
-    :param max_advantage_bias: the sum of the advantages of all trained tokens before they are balanced, over the sum of their
-        absolute values.
-    :param max_logprob_gap: mean absolute difference between the engine's and the trainer's logprobs at the same
-        weights, in nats.
+    :param max_trimmed: share of a batch's sampled tokens that are not trained, because of the
+        limits of `TimelineConfig` or because they are too old.
+    :param max_advantage_bias: the sum of the advantages of all trained tokens before they are
+        balanced, over the sum of their absolute values.
+    :param max_logprob_gap: mean absolute difference between the engine's and the trainer's logprobs
+        at the same weights, in nats.
     :param max_logprob_gap_growth: the same, relative to the steps before.
     :param max_kl_growth: KL divergence to the reference model, relative to the steps before.
     :param max_entropy_growth: entropy, relative to the steps before.
     :param min_entropy: nats per token.
-    :param max_length_growth: tokens per answer, relative to the steps before, and the other way round.
+    :param max_length_growth: tokens per answer, relative to the steps before, and the other way
+        round.
     :param max_grad_growth: gradient norm, relative to the steps before.
-    :param max_shortened: share of a step's updates that are shortened by ``algorithm.max_update_kl``.
-    :param max_reward_drop: loss of reward, as a share of the best mean reward's distance to the worst.
+    :param max_shortened: share of a step's updates that are shortened by
+        ``algorithm.max_update_kl``.
+    :param max_reward_drop: loss of reward, as a share of the best mean reward's distance to the
+        worst.
     :param pause_on: findings that pause the run, unless their limits are None.
     """
 
@@ -394,13 +405,13 @@ class FailureConfig(Message):
 
 
 class PreflightConfig(Message):
-    """What is looked at before a run changes any weights: its first batch is computed, and nothing is applied.
+    """Checks before a run changes any weights: its first batch is computed, not applied.
 
     :param enabled: the run pauses if engine and trainer disagree about the first batch, if nothing
         reads the model's tool calls, or if the longest episode does not fit into memory. Other
         problems are reported.
-    :param max_logprob_gap: between engine and trainer, in nats: the mean absolute difference of the sampled tokens'
-        logprobs, at any quarter of the context.
+    :param max_logprob_gap: between engine and trainer, in nats: the mean absolute difference of the
+        sampled tokens' logprobs, at any quarter of the context.
     """
 
     enabled: bool = True
@@ -408,7 +419,7 @@ class PreflightConfig(Message):
 
 
 class EvaluationSampling(Message):
-    """How calls of evaluation episodes are sampled, whatever their agents ask for; None leaves it to them.
+    """Sampling of evaluation episodes, which overrides their agents'; None keeps the agents'.
 
     :param temperature: 0 takes the most likely token.
     :param top_k: 0 is off.
@@ -425,8 +436,8 @@ class EvaluationConfig(Message):
     """How evaluation episodes are sampled and scored; they are never trained on.
 
     :param pass_reward: an episode passes if it ended with at least this reward.
-    :param pass_at: for which k pass@k is reported, in growing order. A task counts for a k if it has at least k
-        episodes that ended.
+    :param pass_at: for which k pass@k is reported, in growing order. A task counts for a k if it
+        has at least k episodes that ended.
     """
 
     sampling: EvaluationSampling = EvaluationSampling()
@@ -449,8 +460,9 @@ class RunConfig(Message):
     :param merger: what makes timelines of an episode's calls. The setting ``policy`` of ``trie``
         says when a call continues in an existing context (docs/timelines.md).
     :param mixture: None takes episodes of any tag as they come.
-    :param weight_channel: how weights come from the trainer to the engine, such as ``safetensors_dir`` or
-        ``collective``; None takes the first that the trainer offers and the engine accepts.
+    :param weight_channel: how weights come from the trainer to the engine, such as
+        ``safetensors_dir`` or ``collective``; None takes the first that the trainer offers and the
+        engine accepts.
     :param steps: the run stops by itself after this many steps; None: only when it is stopped.
     :param checkpoint_every: steps between checkpoints; one is also written when the run stops.
     """
@@ -475,7 +487,7 @@ class RunConfig(Message):
 
     @property
     def importance(self) -> Literal["ratio", "truncated"]:
-        """How tokens are weighed that other weights sampled: what `algorithm` says, or what ``auto`` means here."""
+        """How tokens that other weights sampled are weighted, with ``auto`` resolved."""
         chosen = self.algorithm.importance
         if chosen != "auto":
             return chosen

@@ -18,8 +18,8 @@ class ServerState(StrEnum):
 
     OFFLINE -> BOOTING -> ROLLING -> ROLLING_POST -> WEIGHT_SYNCING -> ROLLING. In ROLLING episodes
     are claimed and model calls answered; in ROLLING_POST the trainer steps; in WEIGHT_SYNCING the
-    engine takes the new weights. Model calls that arrive in the last two wait. PAUSED is ROLLING without new
-    episodes: open episodes can end, and no batch is trained.
+    engine takes the new weights. Model calls that arrive in the last two wait. PAUSED is ROLLING
+    without new episodes: open episodes can end, and no batch is trained.
     """
 
     OFFLINE = "OFFLINE"
@@ -35,35 +35,40 @@ class StepSummary(Message):
 
     `metrics` has the names of `ajet_core.interfaces.StepReport` and, of the batch:
 
-    - ``reward_mean``, ``episodes``, ``calls``, ``calls_aborted`` (their client went away: recorded, not
-      trained), ``timelines``;
-    - seconds: ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the engine, for
-      this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds`` (of which ``publish_seconds`` until
-      the trainer has written the weights and ``load_seconds`` until the engine serves them; ``seal_seconds`` of both
-      went into the proof that these are the same, and ``sealed_tensors`` were compared), ``plan_seconds``
-      (what the planner expected of the update, if the trainer says what its passes cost);
-    - tokens: ``tokens_raw`` (each call a sample of its own), ``tokens_merged`` (each distinct context of an
-      episode once), ``tokens_planned`` (what the trainer computes), ``tokens_trained``;
-    - ``tasks``, ``tasks_equal`` (all rewards of the task are equal), ``no_signal`` (1 if no call has an advantage),
-      ``reward_std`` (over the episodes), ``advantage_bias`` (the sum of the advantages of all trained tokens, before
-      they are balanced, over the sum of their absolute values, -1 to 1), ``calls_cut_off`` (by ``max_tokens`` or the context), ``calls_malformed``
+    - ``reward_mean``, ``episodes``, ``calls``, ``calls_aborted`` (their client went away: recorded,
+      not trained), ``timelines``;
+    - seconds: ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the
+      engine, for this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds`` (of which
+      ``publish_seconds`` until the trainer has written the weights and ``load_seconds`` until the
+      engine serves them; ``seal_seconds`` of both went into the proof that these are the same, and
+      ``sealed_tensors`` were compared), ``plan_seconds`` (what the planner expected of the update,
+      if the trainer says what its passes cost);
+    - tokens: ``tokens_raw`` (each call a sample of its own), ``tokens_merged`` (each distinct
+      context of an episode once), ``tokens_planned`` (what the trainer computes),
+      ``tokens_trained``;
+    - ``tasks``, ``tasks_equal`` (all rewards of the task are equal), ``no_signal`` (1 if no call
+      has an advantage), ``reward_std`` (over the episodes), ``advantage_bias`` (the sum of the
+      advantages of all trained tokens, before they are balanced, over the sum of their absolute
+      values, -1 to 1), ``calls_cut_off`` (by ``max_tokens`` or the context), ``calls_malformed``
       (tool calls that could not be parsed), ``tokens_per_call`` (sampled);
     - ``forks``, ``tokens_paid_again`` (computed again because agents rewrote their history);
-    - ``calls_drifted``, ``tokens_drifted`` (writing the answer again would have given other tokens),
-      ``calls_echoed_otherwise`` (the agent gave our answer back in another form): the sampled tokens were
-      kept;
-    - ``staleness_mean``, ``staleness_max`` of the trained tokens, ``episodes_stale`` (left out because they were too
-      old, see `RolloutConfig`) and ``tokens_stale`` (that these sampled);
+    - ``calls_drifted``, ``tokens_drifted`` (writing the answer again would have given other
+      tokens), ``calls_echoed_otherwise`` (the agent gave our answer back in another form): the
+      sampled tokens were kept;
+    - ``staleness_mean``, ``staleness_max`` of the trained tokens, ``episodes_stale`` (left out
+      because they were too old, see `RolloutConfig`) and ``tokens_stale`` (that these sampled);
       ``tokens_per_second`` (sampled tokens of the batch over the time since the step before);
-    - with a mixture, ``tasks/TAG`` and ``episodes/TAG`` for each of its tags, and where it has episodes ``reward_mean/TAG``,
-      ``reward_std/TAG``, ``calls/TAG``, ``calls_malformed/TAG`` and ``tokens_per_call/TAG``;
+    - with a mixture, ``tasks/TAG`` and ``episodes/TAG`` for each of its tags, and where it has
+      episodes ``reward_mean/TAG``, ``reward_std/TAG``, ``calls/TAG``, ``calls_malformed/TAG`` and
+      ``tokens_per_call/TAG``;
     - ``tokens_altered`` (by a merger that is not exact), ``calls_dropped``, ``tokens_dropped``,
       ``calls_alone`` (by the limits of `TimelineConfig`), ``tokens_sampled`` (those that are not
       trained included).
 
     :param plan: the layout that was trained.
     :param forks: in words, why timelines forked and what it costs, the dearest first.
-    :param findings: in words, what is wrong with the batch or with the training, such as rewards without signal.
+    :param findings: in words, what is wrong with the batch or with the training, such as rewards
+        without signal.
     """
 
     step: int
@@ -124,7 +129,7 @@ class BatchProgress(Message):
 
 
 class TagProgress(Message):
-    """A tag of the mixture in the batch that is being filled, in tasks (or episodes, as its `full_by` says).
+    """A mixture's tag in the batch that is filling, in tasks (or episodes, by its `full_by`).
 
     :param ratio: what the batch asks of it.
     :param slots: its share of the batch.
@@ -156,8 +161,10 @@ class MixtureStatus(Message):
 class RolloutStatus(Message):
     """How rolling out and training take turns at present.
 
-    :param training_step: the step that is being trained or published, while rollouts continue or wait.
-    :param staleness_mean: of the tokens of the last step, see `RolloutConfig`; None before the first.
+    :param training_step: the step that is being trained or published, while rollouts continue or
+        wait.
+    :param staleness_mean: of the tokens of the last step, see `RolloutConfig`; None before the
+        first.
     """
 
     mode: Literal["sync", "async"]
@@ -170,15 +177,16 @@ class RolloutStatus(Message):
 class Finding(Message):
     """Something that keeps the server from going on, or that is wrong with what it is given.
 
-    :param code: ``no_client``, ``waiting_for_episodes``, ``waiting_for_late``, ``incomplete_tasks``, ``no_signal``,
-        ``throttled``, ``engine_stalled``, ``tasks_quarantined``, ``paused``, ``slow_state``, ``joint_in_doubt``, ``tool_calls_unread``,
-        or a `HealthKind`.
+    :param code: ``no_client``, ``waiting_for_episodes``, ``waiting_for_late``,
+        ``incomplete_tasks``, ``no_signal``, ``throttled``, ``engine_stalled``,
+        ``tasks_quarantined``, ``paused``, ``slow_state``, ``joint_in_doubt``,
+        ``tool_calls_unread``, or a `HealthKind`.
     :param message: the cause in words, and what to do.
     :param seconds: for how long it has been so.
     :param stuck: nothing changes without help.
     :param since_step: of a finding about training, the first step that shows it.
-    :param good_step: of a finding about training, the step of the newest checkpoint from before it; 0 is the model
-        that the run began with.
+    :param good_step: of a finding about training, the step of the newest checkpoint from before it;
+        0 is the model that the run began with.
     """
 
     code: str
@@ -212,15 +220,19 @@ class ServerStatus(Message):
     :param paused: why the run is PAUSED.
     :param findings: what blocks the server, and other findings.
     :param quarantined: tasks that are not tried again, and why.
-    :param checks: of each kind of finding about training, "ok", "found", "off", or why it cannot be judged.
+    :param checks: of each kind of finding about training, "ok", "found", "off", or why it cannot be
+        judged.
     :param rollout: None while no run is active.
     :param mixture: by tag, None without a mixture.
-    :param evaluations: of each task set (at most 64 of a client, those that changed last) what the evaluation episodes of its
-        last step came to; ``GET /v1/evaluations`` has those of other steps.
-    :param counters: totals over the run: ``episodes``, ``episodes_ended``, ``episodes_aborted``,
-        of these ``aborted_CAUSE`` for each `AbortCause`, ``joint_ended`` and ``joint_aborted`` (parts of joint
-        episodes), ``calls``, ``tokens_raw``, ``tokens_sampled``, ``open_episodes``, ``prepared_episodes`` (joint,
-        their arbiter's outcome is not known yet), ``waiting_claims``, and of the engine ``engine_prompt_tokens``, ``engine_cached_tokens``, ``engine_forward_seconds``.
+    :param evaluations: of each task set (at most 64 of a client, those that changed last) what the
+        evaluation episodes of its last step came to; ``GET /v1/evaluations`` has those of other
+        steps.
+    :param counters: totals over the run: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of
+        these ``aborted_CAUSE`` for each `AbortCause`, ``joint_ended`` and ``joint_aborted`` (parts
+        of joint episodes), ``calls``, ``tokens_raw``, ``tokens_sampled``, ``open_episodes``,
+        ``prepared_episodes`` (joint, their arbiter's outcome is not known yet), ``waiting_claims``,
+        and of the engine ``engine_prompt_tokens``, ``engine_cached_tokens``,
+        ``engine_forward_seconds``.
     """
 
     state: ServerState
@@ -244,7 +256,7 @@ class ServerStatus(Message):
 
 
 class RunStatus(Message):
-    """Answer of ``PUT /v1/run`` and of ``POST /v1/run/start``, ``pause``, ``resume`` and ``stop``."""
+    """Answer of ``PUT /v1/run`` and ``POST /v1/run/start``, ``pause``, ``resume``, ``stop``."""
 
     run_id: str
     state: ServerState
@@ -272,9 +284,10 @@ class PauseRequest(Message):
 class ResumeRequest(Message):
     """Body of ``POST /v1/run/resume``.
 
-    :param from_step: go back to the checkpoint of this step first; 0 is the model that the run began with.
-    :param retrain: train the batches after that step again; otherwise they, and the episodes that are rolled out or
-        have ended since, are kept for inspection and not trained.
+    :param from_step: go back to the checkpoint of this step first; 0 is the model that the run
+        began with.
+    :param retrain: train the batches after that step again; otherwise they, and the episodes that
+        are rolled out or have ended since, are kept for inspection and not trained.
     """
 
     from_step: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), AS_JSON_INTEGER] | None = None
@@ -292,9 +305,9 @@ class Event(Message):
 
     :param id: increases; a client that reconnects sends the last one it saw as
         ``Last-Event-ID``.
-    :param type: ``state``, ``run``, ``episode``, ``step``, ``refused`` (a batch), ``task_quarantined``, ``worker``,
-        ``mixture``, ``evaluation`` (its episodes are over, for now), ``finding``, or ``gap`` (entries were lost to a
-        slow reader).
+    :param type: ``state``, ``run``, ``episode``, ``step``, ``refused`` (a batch),
+        ``task_quarantined``, ``worker``, ``mixture``, ``evaluation`` (its episodes are over, for
+        now), ``finding``, or ``gap`` (entries were lost to a slow reader).
     """
 
     id: int

@@ -38,7 +38,8 @@ class TimelineSampling(Message):
 class TimelineNode(Message):
     """A run of tokens without a branch.
 
-    :param parent: index of the node it continues, -1 for a root; parents stand before their children.
+    :param parent: index of the node it continues, -1 for a root; parents stand before their
+        children.
     :param samplings: the calls that sampled the tokens; empty for context.
     """
 
@@ -59,9 +60,10 @@ class TimelineCall(Message):
     :param policy_versions: of each sampled token.
     :param advantage: of each of its tokens; null if it has not been trained on.
     :param reward: that was reported for this call alone.
-    :param drift_tokens: sampled tokens that the template would have written otherwise, had the answer been rendered
-        again; they were kept.
-    :param echo_fields: comma separated, in which the agent gave the answer before this call back in another form.
+    :param drift_tokens: sampled tokens that the template would have written otherwise, had the
+        answer been rendered again; they were kept.
+    :param echo_fields: comma separated, in which the agent gave the answer before this call back in
+        another form.
     """
 
     call_id: str
@@ -107,8 +109,8 @@ class TimelineFork(Message):
 class EpisodeTimelines(Message):
     """Answer of ``GET /v1/timelines/{episode_id}``: the calls of an episode as one tree of tokens.
 
-    Calls whose client went away (finish reason ``abort``) are in the tree, but neither trained nor in `forks` and
-    the numbers of tokens.
+    Calls whose client went away (finish reason ``abort``) are in the tree, but neither trained nor
+    in `forks` and the numbers of tokens.
 
     :param merger: name of the run's merger, which made the tree.
     :param timelines: paths from root to leaf.

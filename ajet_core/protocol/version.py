@@ -21,7 +21,7 @@ def parse_version(text: str) -> tuple[int, int]:
 
 
 def negotiate(theirs: Sequence[str], ours: Sequence[str] = SUPPORTED_VERSIONS) -> str | None:
-    """The version to speak: of the majors both sides know, the highest, at the lower of the two minors.
+    """Return the version to use: the highest common major, with the lower of the two minors.
 
     Within a major version a later minor only adds, so the lower minor is understood by both.
 
