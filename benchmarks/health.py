@@ -122,7 +122,8 @@ FAULTS: Sequence[Fault] = (
     Fault(
         "learning rate x100, updates of any size, KL",
         ("kl",),
-        trainer={"rate": 100.0},
+        # The loss grows beyond the trainer's limit, too.
+        trainer={"rate": 100.0, "loss_limit": None},
         config={"algorithm": {**UNLIMITED, "kl_coef": 1e-3}},
     ),
     Fault(
@@ -235,13 +236,14 @@ class Pause:
     """A pause of a run.
 
     :param step: the last step trained before it.
-    :param kinds: the findings that it names.
-    :param good: the checkpoint that it names as good.
+    :param kinds: the findings that it names; none if something else paused the run, such as batches
+        that the trainer refused.
+    :param good: the checkpoint that it names as good, if it names one.
     """
 
     step: int
     kinds: tuple[str, ...]
-    good: int
+    good: int | None
 
     @classmethod
     def of(cls, status: ServerStatus) -> Pause:
@@ -249,9 +251,7 @@ class Pause:
         words = status.paused or ""
         kinds = tuple(f.code for f in status.findings if f.message in words)
         named = re.search(r"resume --from-step (\d+)", words)
-        if named is None or not kinds:
-            raise RuntimeError(f"the pause was not caused by a finding: {words}")
-        return cls(status.step, kinds, int(named[1]))
+        return cls(status.step, kinds, None if named is None else int(named[1]))
 
 
 @dataclass
@@ -396,7 +396,7 @@ def judged(fault: Fault, seen: Seen, within: int) -> dict[str, Any]:
     last = begins + within
     named = [step for kind, step in seen.found.items() if kind in fault.kinds]
     pauses = [pause for pause in seen.pauses if fault.pausing & set(pause.kinds)]
-    paused = any(pause.step <= last and pause.good < begins for pause in pauses)
+    paused = any(p.step <= last and p.good is not None and p.good < begins for p in pauses)
     rewards = [step["reward_mean"] for step in seen.steps]
     return {
         "fault": fault.name,
@@ -430,6 +430,7 @@ KEPT = frozenset(
         "advantage_bias",
         "reward_mean",
         "reward_std",
+        "sampled_entropy",
         "entropy",
         "kl",
         "grad_norm",

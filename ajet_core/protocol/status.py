@@ -50,7 +50,9 @@ class StepSummary(Message):
       has an advantage), ``reward_std`` (over the episodes), ``advantage_bias`` (the sum of the
       advantages of all trained tokens, before they are balanced, over the sum of their absolute
       values, -1 to 1), ``calls_cut_off`` (by ``max_tokens`` or the context), ``calls_malformed``
-      (tool calls that could not be parsed), ``tokens_per_call`` (sampled);
+      (tool calls that could not be parsed), ``tokens_per_call`` (sampled),
+      ``sampled_entropy`` (the mean of ``-logprob`` of all sampled tokens, in nats: an estimate of
+      the entropy of what they were sampled from);
     - ``forks``, ``tokens_paid_again`` (computed again because agents rewrote their history);
     - ``calls_drifted``, ``tokens_drifted`` (writing the answer again would have given other
       tokens), ``calls_echoed_otherwise`` (the agent gave our answer back in another form): the
@@ -59,8 +61,8 @@ class StepSummary(Message):
       because they were too old, see `RolloutConfig`) and ``tokens_stale`` (that these sampled);
       ``tokens_per_second`` (sampled tokens of the batch over the time since the step before);
     - with a mixture, ``tasks/TAG`` and ``episodes/TAG`` for each of its tags, and where it has
-      episodes ``reward_mean/TAG``, ``reward_std/TAG``, ``calls/TAG``, ``calls_malformed/TAG`` and
-      ``tokens_per_call/TAG``;
+      episodes ``reward_mean/TAG``, ``reward_std/TAG``, ``calls/TAG``, ``calls_malformed/TAG``,
+      ``tokens_per_call/TAG`` and ``sampled_entropy/TAG``;
     - ``tokens_altered`` (by a merger that is not exact), ``calls_dropped``, ``tokens_dropped``,
       ``calls_alone`` (by the limits of `TimelineConfig`), ``tokens_sampled`` (those that are not
       trained included).

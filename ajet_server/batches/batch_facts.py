@@ -18,6 +18,7 @@ TAG_FACTS = (
     "calls",
     "calls_malformed",
     "tokens_per_call",
+    "sampled_entropy",
 )
 """The statistics that `tag_facts` computes for a tag."""
 
@@ -77,10 +78,14 @@ def _rewards(records: Sequence[EpisodeRecord]) -> dict[str, float]:
 
 def _answers(calls: Sequence[Call]) -> dict[str, float]:
     sampled = sum(len(call.sampled_ids) for call in calls)
-    return {
+    answers = {
         "calls_malformed": float(sum(MALFORMED_CALLS in call.metadata for call in calls)),
         "tokens_per_call": sampled / len(calls) if calls else 0.0,
     }
+    if sampled:
+        surprise = -math.fsum(math.fsum(call.logprobs) for call in calls)
+        answers["sampled_entropy"] = max(0.0, surprise / sampled)
+    return answers
 
 
 def differ(members: Sequence[EpisodeRecord]) -> bool:

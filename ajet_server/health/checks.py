@@ -215,12 +215,12 @@ def kl(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def entropy(history: History, limits: FailureConfig) -> Reading | str:
-    """Measure growth or collapse of the entropy."""
-    found = series.values(series.of_most_tasks(history), "entropy")
+    """Measure growth or collapse of the entropy of all answers, estimated from their logprobs."""
+    found = series.values(history, "sampled_entropy")
     if not found:
-        return "the trainer reports no entropy"
+        return "no step has measured it"
     least, growth = limits.min_entropy, limits.max_entropy_growth
-    level, cause = 0.0, f"the entropy is {found[-1]:.3g} nats per token"
+    level, cause = 0.0, f"the entropy of the answers is {found[-1]:.3g} nats per token"
     if least is not None and len(found) >= _SPAN:
         level = least / max(median(found[-_SPAN:]), least / 100)
     return _or_growth(Reading(level, cause), found, growth, _SMALL_ENTROPY)
@@ -292,7 +292,7 @@ _PAST = 20
 # Differences below these, in nats, mean nothing.
 _SMALL_GAP = 0.01
 _SMALL_KL = 0.1
-_SMALL_ENTROPY = 0.02
+_SMALL_ENTROPY = 0.05
 _LOST_KL = 100.0
 # Sampling noise of a mean reward rarely exceeds this many standard errors.
 _NOISE = 5.0
@@ -359,9 +359,12 @@ CHECKS: Sequence[Check] = (
         "entropy",
         ("max_entropy_growth", "min_entropy"),
         entropy,
-        f"{_GO_BACK}; raise algorithm.entropy_coef or clip_high if the entropy falls",
+        f"{_GO_BACK}; raise algorithm.entropy_coef or clip_high if the entropy falls, and check "
+        "that the sampling temperature is above 0",
+        before=True,
         span=2,
         of_answers=True,
+        by_tag=True,
     ),
     Check(
         "malformed",

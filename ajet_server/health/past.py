@@ -14,7 +14,7 @@ Figures = Mapping[str, float]
 """Values by name."""
 
 _COUNTS = ("tasks", "episodes", "calls", "calls_malformed")
-_OF_TAGS = frozenset({*_COUNTS, "reward_mean", "reward_std", "tokens_per_call"})
+_OF_TAGS = frozenset({*_COUNTS, "reward_mean", "reward_std", "tokens_per_call", "sampled_entropy"})
 # Fewer tasks of a tag give no meaningful values.
 _TASKS = 4
 # The mixtures of two batches must not differ by more than this share to be comparable.
@@ -131,6 +131,8 @@ def _as_one(steps: Sequence[Figures]) -> Figures:
         joined |= {"reward_mean": mean, "reward_std": sqrt(max(0.0, square - mean**2))}
     if joined["calls"]:
         joined["tokens_per_call"] = average("tokens_per_call", "calls")
+        if any("sampled_entropy" in metrics for metrics in steps):
+            joined["sampled_entropy"] = average("sampled_entropy", "calls")
     return joined
 
 

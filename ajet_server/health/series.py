@@ -70,17 +70,6 @@ def values(history: Sequence[Mapping[str, float]], name: str) -> list[float]:
     return [metrics[name] for metrics in history if name in metrics]
 
 
-def of_most_tasks(
-    history: Sequence[Mapping[str, float]],
-) -> Sequence[Mapping[str, float]]:
-    """Return the steps in which at least half of the tasks had a signal.
-
-    A trainer measures only what it computes. In a batch where few tasks have a signal, that is
-    little, and not representative.
-    """
-    return [m for m in history if 2 * m.get("tasks_equal", 0.0) <= m.get("tasks", 0.0)]
-
-
 def ratios(history: Sequence[Mapping[str, float]], part: str, whole: str) -> list[float]:
     """Return the ratio of two metrics for the steps that report both; 0 where the whole is 0."""
     return [

@@ -34,22 +34,22 @@ class JsonRoute(APIRoute):
         takes = self.dependant
         self._body = takes.body_params[0] if takes.body_params else None
         if self._body is not None:
-            self._from_json = TypeAdapter(self._body.field_info.annotation)
+            annotation: Any = self._body.field_info.annotation
+            self._from_json = TypeAdapter(annotation)
         self._request = takes.request_param_name
         self._path = [param.name for param in takes.path_params]
         self._headers = takes.header_params
-        self._makers = [(one.name, one.call) for one in takes.dependencies]
+        self._makers = {one.name: one.call for one in takes.dependencies if one.name and one.call}
         self.app = self._serve
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
-        arguments: dict[str | None, Any] = {}
+        arguments: dict[str, Any] = {}
         problems: list[Any] = []
         if self._body is not None:
             arguments[self._body.name] = self._parse(request, await request.body(), problems)
         _check_version(request)
-        for name, make in self._makers:
-            assert make is not None
+        for name, make in self._makers.items():
             arguments[name] = await make(request)
         for name in self._path:
             arguments[name] = request.path_params[name]

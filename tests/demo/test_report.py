@@ -90,6 +90,8 @@ def test_half_a_line_of_a_killed_process_is_passed_over(tmp_path: Path) -> None:
     assert [r.step for r in History(path).steps()] == [1, 2]
 
 
+# Matplotlib asks fontconfig for the fonts of a machine when it is imported for the first time.
+@pytest.mark.processes
 def test_the_plot_is_a_png_of_a_useful_size(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     history = History(tmp_path / "metrics.jsonl")
@@ -103,6 +105,8 @@ def test_the_plot_is_a_png_of_a_useful_size(tmp_path: Path) -> None:
     assert (width, height) == (1040, 780)
 
 
+# Matplotlib asks fontconfig for the fonts of a machine when it is imported for the first time.
+@pytest.mark.processes
 def test_a_plot_of_nothing_is_drawn_too(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     draw(History(tmp_path / "none.jsonl"), 0.9, tmp_path / "reward.png")

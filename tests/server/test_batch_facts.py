@@ -70,6 +70,17 @@ def test_each_tag_has_figures_of_its_own() -> None:
     assert {name.partition("/")[0] for name in found} == set(TAG_FACTS)
 
 
+def test_the_entropy_is_estimated_from_all_sampled_tokens() -> None:
+    # The samples' logprobs are -0.1, -0.2, -0.3 and so on.
+    found = facts([], [call("a", 1), call("b", 3)], [0.0, 0.0])
+    assert found["sampled_entropy"] == pytest.approx((0.1 + 0.1 + 0.2 + 0.3) / 4)
+    assert "sampled_entropy" not in facts([], [call("a", 0)], [0.0])
+    records = [replace(episode(name, 0), tag=name) for name in "xy"]
+    found = tag_facts([], records, [[call("a", 1)], [call("b", 3)]])
+    assert found["sampled_entropy/x"] == pytest.approx(0.1)
+    assert found["sampled_entropy/y"] == pytest.approx(0.2)
+
+
 def test_a_batch_without_calls_has_figures_too() -> None:
     assert facts([], [], [])["advantage_bias"] == 0
 

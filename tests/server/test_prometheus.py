@@ -33,7 +33,7 @@ def test_everything_a_status_says_in_numbers_is_there() -> None:
     found = scraped()
     assert found["ajet_state", (("state", "ROLLING"),)] == 1
     assert found["ajet_state", (("state", "PAUSED"),)] == 0
-    assert found["ajet_mixture_places", (("tag", "code"),)] == 5
+    assert found["ajet_mixture_slots", (("tag", "code"),)] == 5
     assert found["ajet_mixture_blocked", (("tag", "code"),)] == 1
     assert found["ajet_max_staleness", ()] == 4
     joint = scraped(counters={"joint_ended": 3, "joint_aborted": 2, "prepared_episodes": 1})
@@ -48,7 +48,7 @@ def test_names_that_clients_give_cannot_break_the_format() -> None:
     tag = 'a"b\\c\nd'
     progress = {"ratio": 1.0, "slots": 8, "ready": 0, "under_way": 0, "blocked": False}
     found = scraped(mixture={tag: progress})
-    assert found["ajet_mixture_places", (("tag", tag.replace("\n", "?")),)] == 8
+    assert found["ajet_mixture_slots", (("tag", tag.replace("\n", "?")),)] == 8
 
 
 async def test_a_scrape_of_a_rolling_server(server: Running) -> None:

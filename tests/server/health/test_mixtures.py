@@ -121,7 +121,7 @@ def test_the_trend_of_a_tag_that_was_away_begins_anew() -> None:
             {"easy": 10.0, "hard": 200.0},
             {"easy": 200.0, "hard": 200.0},
         ),
-        ("entropy", "entropy", {"easy": 0.05, "hard": 1.0}, {"easy": 1.0, "hard": 1.0}),
+        ("sampled_entropy", "entropy", {"easy": 0.05, "hard": 1.0}, {"easy": 1.0, "hard": 1.0}),
     ],
 )
 def test_other_tags_have_other_answers(
