@@ -117,8 +117,8 @@ def ajet_register_loggers() -> Sequence[LoggerSpec]:  # type: ignore[empty-body]
 def ajet_register_worlds() -> Sequence[WorldSpec]:  # type: ignore[empty-body]
     """Register the worlds of this plugin.
 
-    Benchmarks, health checks and studies select a world by its name. `[worlds.NAME]` in
-    `ajet.toml` configures it.
+    `ajet_worlds.load_world` selects a world by its name, as the demo and the benchmarks do.
+    `[worlds.NAME]` in `ajet.toml` configures it.
 
     .. versionadded:: 1.1
     """

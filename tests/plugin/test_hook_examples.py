@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import math
 import random
@@ -30,26 +31,25 @@ from ajet_testing.suites.samples import conversation, make_episode
 from ajet_worlds import load_world
 from ajet_worlds.rehearsal import rehearse
 
-DOCS = Path(__file__).parents[2] / "docs"
-BLOCKS = [
-    block
-    for page in ("plugins.md", "worlds.md")
-    for block in re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.S | re.M)
-]
+PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
+
+
+def example_of(hook: str) -> str:
+    """The only Python in the hook's section, which is a plugin with this hook."""
+    section = PAGE.partition(f"### `{hook}(")[2].partition("\n### ")[0]
+    (source,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE) or [""]
+    assert f"\n@hookimpl\ndef {hook}(" in source, f"docs/plugins.md needs an example of {hook}"
+    return str(source)
 
 
 class Example:
     """The example of a hook, as an installed plugin."""
 
     def __init__(self, hook: str, directory: Path) -> None:
-        sources = [block for block in BLOCKS if f"\n@hookimpl\ndef {hook}(" in block]
-        assert len(sources) == 1, f"docs/plugins.md must have one example of {hook}"
-        (module,) = set(re.findall(r'target="(\w+):', sources[0])) or {"my_plugin"}
-        (directory / f"{module}.py").write_text(sources[0])
+        (directory / "my_plugin.py").write_text(example_of(hook))
         importlib.invalidate_caches()
-        self.module = module
         self.directory = directory
-        self.plugins: PluginManager = plugins_with("example", module)
+        self.plugins: PluginManager = plugins_with("example", "my_plugin")
         (info,) = [info for info in self.plugins.plugins(load=True) if info.name == "example"]
         assert info.problem == ""
         assert info.hooks == (hook,)
@@ -77,9 +77,8 @@ def example(
     monkeypatch.chdir(tmp_path)
     name = request.node.name.removeprefix("test_")
     (hook,) = [hook for hook in HOOK_NAMES if hook.endswith(name)]
-    made = Example(hook, tmp_path)
-    yield made
-    sys.modules.pop(made.module, None)
+    yield Example(hook, tmp_path)
+    sys.modules.pop("my_plugin", None)
 
 
 async def test_register_engines(example: Example) -> None:
@@ -171,8 +170,11 @@ def test_register_loggers(example: Example) -> None:
 
 
 def test_register_worlds(example: Example) -> None:
-    world = load_world("coin", plugins=example.plugins)
-    assert rehearse(world, "t", world.expert, random.Random(0)).outcome.success == 1.0
+    Path("ajet.toml").write_text("[worlds.say]\nwords = ['up', 'down']\n")
+    world = load_world("say", plugins=example.plugins)
+    played = rehearse(world, "t", world.expert, random.Random(0))
+    assert played.outcome.success == 1.0
+    assert played.exchanges[0].answer.text in {"up", "down"}
 
 
 def test_register_readers(example: Example) -> None:
@@ -224,4 +226,10 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("hook", HOOK_NAMES)
 def test_every_hook_has_an_example_that_is_tested(hook: str) -> None:
-    assert f"test_{hook.removeprefix('ajet_')}" in globals()
+    assert example_of(hook)
+    tested = globals()[f"test_{hook.removeprefix('ajet_')}"]
+    assert "example" in inspect.signature(tested).parameters
+
+
+def test_there_are_no_other_examples_on_the_page() -> None:
+    assert PAGE.count("```python\n") == len(HOOK_NAMES)
