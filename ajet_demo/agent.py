@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from agentjet.client import Episode, EpisodeOutcome, Task
-from ajet_core.interfaces import ComponentSettings, WorldAnswer, WorldCall
+from ajet_core.interfaces import WorldAnswer, WorldCall
+from ajet_worlds import load_world
 from ajet_worlds.agent import WorldAgent, episode_outcome
-from ajet_worlds.grid import GridWorld, grid_outcome, walk_with
+from ajet_worlds.grid import grid_outcome, walk_with
 from ajet_worlds.gridwalk import GridWalk
 
 
@@ -17,11 +18,11 @@ class GridWalkAgent(WorldAgent):
     :param temperature: temperature of every model call.
     :param http_client: an async client of the HTTP library that the installed SDK uses, instead of
         a new one.
-    :raises ConfigError: the SDK is not installed.
+    :raises ConfigError: the SDK is not installed, or the settings of the world are invalid.
     """
 
     def __init__(self, temperature: float = 1.0, *, http_client: Any = None) -> None:
-        super().__init__(GridWorld(ComponentSettings()), temperature, http_client=http_client)
+        super().__init__(load_world("grid"), temperature, http_client=http_client)
 
     async def __call__(self, task: Task, episode: Episode) -> EpisodeOutcome:
         """Walk the task of `task.id` with the model of `episode`."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet_core.interfaces import ComponentSettings
 from ajet_core.protocol import RunConfig
-from ajet_worlds import recipe
+from ajet_worlds import load_world, recipe
 from ajet_worlds.grid import GridWorld
 
 TASKS_PER_STEP = GridWorld.recipe.batch.tasks
@@ -24,7 +23,7 @@ def run_config(
 ) -> RunConfig:
     """Return the demo's GRPO configuration with these components."""
     return recipe.run_config(
-        GridWorld(ComponentSettings()),
+        load_world("grid"),
         model,
         name="gridwalk-tiny",
         seed=seed,

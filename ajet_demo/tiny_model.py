@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet_core.interfaces import ComponentSettings
-from ajet_worlds import tiny_model
-from ajet_worlds.grid import GridWorld
+from ajet_worlds import load_world, tiny_model
 from ajet_worlds.tiny_model import HIDDEN, ProgressCallback, TinyModelReport
 
 
@@ -20,11 +18,12 @@ def create_tiny_model(
 ) -> TinyModelReport:
     """Create a model with `ajet_worlds.tiny_model.create_tiny_model` for the world ``grid``.
 
-    :raises ConfigError: `directory` exists, or required packages are not installed.
+    :raises ConfigError: `directory` exists, required packages are not installed, or the settings of
+        the world are invalid.
     """
     return tiny_model.create_tiny_model(
         directory,
-        worlds=[GridWorld(ComponentSettings())],
+        worlds=[load_world("grid")],
         seed=seed,
         hidden=hidden,
         warmup_steps=warmup_steps,

@@ -54,7 +54,6 @@ from options import at_least, fraction
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient, SwarmClient
-from ajet_core.interfaces import ComponentSettings
 from ajet_core.protocol import ComponentChoice, RolloutConfig, RunConfig, ServerState, ServerStatus
 from ajet_demo.orchestrate import terminate_as_interrupt
 from ajet_demo.recipe import (
@@ -66,8 +65,9 @@ from ajet_demo.recipe import (
 )
 from ajet_demo.server_child import DemoServer
 from ajet_demo.tiny_model import create_tiny_model
+from ajet_worlds import load_world
 from ajet_worlds.agent import WorldAgent
-from ajet_worlds.grid import GridWorld, SlowGridSettings, SlowGridWorld
+from ajet_worlds.grid import SlowGridWorld
 
 EVAL_TASKS = 256
 POLL_SECONDS = 0.05
@@ -107,7 +107,9 @@ class SlowTools(SlowGridWorld):
     """The world ``slow-grid``, which also sums the time of its tools."""
 
     def __init__(self) -> None:
-        super().__init__(SlowGridSettings())
+        world = load_world("slow-grid")
+        assert isinstance(world, SlowGridWorld)
+        super().__init__(world.settings)
         self.seconds = 0.0
 
     def delays(self, task_id: str) -> Iterator[float]:
@@ -144,10 +146,7 @@ async def train(
 ) -> Figures:
     """Roll out the tasks of `steps` batches, wait for the last step, and evaluate its weights."""
     tools = SlowTools()
-    slow, quick = (
-        WorldAgent(tools, TEMPERATURE),
-        WorldAgent(GridWorld(ComponentSettings()), TEMPERATURE),
-    )
+    slow, quick = WorldAgent(tools, TEMPERATURE), WorldAgent(load_world("grid"), TEMPERATURE)
     tasks = [task_id for step in range(1, steps + 1) for task_id in train_task_ids(seed, step)]
 
     async with AsyncSwarmClient(url, token) as client:

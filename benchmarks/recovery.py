@@ -59,7 +59,6 @@ from recovery_swarm import CONTROL, Swarm
 from reporting import report
 
 from agentjet.client import SwarmClient
-from ajet_core.interfaces import ComponentSettings
 from ajet_core.protocol import (
     AlgorithmConfig,
     BatchConfig,
@@ -222,10 +221,10 @@ def rampage(
 
 def make_model(directory: Path) -> None:
     """Make a tiny model, which need not be good at anything."""
-    from ajet_worlds.grid import GridWorld
+    from ajet_worlds import load_world
     from ajet_worlds.tiny_model import build_model, build_tokenizer, save
 
-    tokenizer = build_tokenizer([GridWorld(ComponentSettings())])
+    tokenizer = build_tokenizer([load_world("grid")])
     save(build_model(tokenizer, 0), tokenizer, directory)
 
 

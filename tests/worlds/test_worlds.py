@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ajet_core.errors import ConfigError, UnknownComponentError
 from ajet_core.interfaces import Chat, ComponentSettings, World, WorldOutcome
+from ajet_demo import recipe as demo_recipe
+from ajet_demo import tiny_model as demo_model
+from ajet_demo.agent import GridWalkAgent
 from ajet_testing.plugins import plugins_with
 from ajet_testing.suites.world_suite import WorldSuite
 from ajet_worlds import load_world, world_specs
@@ -110,6 +115,45 @@ def test_settings_are_those_of_the_file_and_of_the_call(
     (tmp_path / "ajet.toml").write_text("[worlds.slow-grid]\nshortest = 'short'\n")
     with pytest.raises(ConfigError, match=r"worlds\.slow-grid\.shortest: Input should be a"):
         load_world("slow-grid")
+
+
+def test_settings_of_a_world_that_is_not_installed_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ajet.toml").write_text("[worlds.slow-gird]\nshortest = 2\n")
+    load_world("grid")
+    (said,) = [r.getMessage() for r in caplog.records if "slow-gird" in r.getMessage()]
+    assert said.startswith("the settings [worlds.slow-gird] are not used: no usable plugin")
+    assert "grid" in said.partition("; known: ")[2]
+
+
+def test_the_demo_uses_the_settings_of_its_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ajet.toml").write_text("[worlds.grid]\nsize = 5\n")
+    uses: list[Callable[[], object]] = [
+        GridWalkAgent,
+        lambda: demo_recipe.run_config(tmp_path, 0),
+        lambda: demo_model.create_tiny_model(tmp_path / "model", seed=0),
+    ]
+    for use in uses:
+        with pytest.raises(ConfigError, match=r"worlds\.grid\.size: unknown key"):
+            use()
+
+
+def test_programs_load_worlds_by_name() -> None:
+    worlds = {type(load_world(name)).__name__ for name in OURS}
+    root = Path(__file__).parents[2]
+    made = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for folder in ("agentjet", "ajet_cli", "ajet_demo", "ajet_server", "benchmarks")
+        for path in (root / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in worlds
+    ]
+    assert made == [], "load_world uses the settings of ajet.toml"
 
 
 def test_a_slow_grid_waits_the_same_for_the_same_rollout_of_a_task() -> None:
