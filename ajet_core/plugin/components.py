@@ -8,15 +8,33 @@ which may be another interpreter.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, Never
 
-from ajet_core.interfaces import EngineCapabilities, TrainerCapabilities
+from typing_extensions import TypeVar
+
+from ajet_core.interfaces import (
+    AdvantageEstimator,
+    AgentAdapter,
+    DatasetReader,
+    Engine,
+    EngineCapabilities,
+    Judge,
+    Merger,
+    MetricsLogger,
+    SampleStore,
+    Trainer,
+    TrainerCapabilities,
+    World,
+)
+
+T_co = TypeVar("T_co", default=object, covariant=True)
 
 NO_SETTINGS = "ajet_core.interfaces:ComponentSettings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComponentSpec:
-    """A component with its unique name.
+class ComponentSpec(Generic[T_co]):
+    """A component with its unique name; `T_co` is the interface of its kind.
 
     :param name: the name in settings and run configurations; unique among components of its kind.
     :param target: the class, a subclass of the kind's interface.
@@ -32,7 +50,7 @@ class ComponentSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpec(ComponentSpec):
+class EngineSpec(ComponentSpec[Engine]):
     """An `ajet_core.interfaces.Engine`.
 
     :param sleep_setting: the boolean setting that enables sleeping, if there is one.
@@ -43,29 +61,29 @@ class EngineSpec(ComponentSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerSpec(ComponentSpec):
+class TrainerSpec(ComponentSpec[Trainer]):
     """An `ajet_core.interfaces.Trainer`."""
 
     capabilities: TrainerCapabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreSpec(ComponentSpec):
+class StoreSpec(ComponentSpec[SampleStore]):
     """An `ajet_core.interfaces.SampleStore`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergerSpec(ComponentSpec):
+class MergerSpec(ComponentSpec[Merger]):
     """An `ajet_core.interfaces.Merger`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageSpec(ComponentSpec):
+class AdvantageSpec(ComponentSpec[AdvantageEstimator]):
     """An `ajet_core.interfaces.AdvantageEstimator`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSpec(ComponentSpec):
+class AgentSpec(ComponentSpec[AgentAdapter]):
     """An `ajet_core.interfaces.AgentAdapter`.
 
     :param framework: a module that programs import if they use the framework, such as
@@ -76,12 +94,12 @@ class AgentSpec(ComponentSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggerSpec(ComponentSpec):
+class LoggerSpec(ComponentSpec[MetricsLogger]):
     """An `ajet_core.interfaces.MetricsLogger`, which receives every step's metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorldSpec(ComponentSpec):
+class WorldSpec(ComponentSpec[World]):
     """An `ajet_core.interfaces.World`.
 
     :param ability: the ability that an agent needs, in a few words.
@@ -91,17 +109,17 @@ class WorldSpec(ComponentSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderSpec(ComponentSpec):
+class ReaderSpec(ComponentSpec[DatasetReader]):
     """An `ajet_core.interfaces.DatasetReader`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeSpec(ComponentSpec):
+class JudgeSpec(ComponentSpec[Judge]):
     """An `ajet_core.interfaces.Judge`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandSpec(ComponentSpec):
+class CommandSpec(ComponentSpec[Never]):
     """A subcommand of ``ajet``: `target` is a `click.Command`, whose options are its settings."""
 
 

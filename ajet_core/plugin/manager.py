@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import click
 
@@ -19,19 +19,7 @@ from ajet_core.errors import (
     PluginLoadError,
     UnknownComponentError,
 )
-from ajet_core.interfaces import (
-    AdvantageEstimator,
-    AgentAdapter,
-    ComponentSettings,
-    DatasetReader,
-    Engine,
-    Judge,
-    Merger,
-    MetricsLogger,
-    SampleStore,
-    Trainer,
-    World,
-)
+from ajet_core.interfaces import ComponentSettings
 from ajet_core.plugin import discovery, targets
 from ajet_core.plugin.components import (
     AdvantageSpec,
@@ -54,6 +42,7 @@ from ajet_core.plugin.loading import OBSERVERS, LoadedPlugin, load_plugin
 logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=ComponentSpec)
+T = TypeVar("T")
 
 _BUILT_IN = PluginInfo(
     name="ajet",
@@ -172,27 +161,7 @@ class PluginManager:
             if its_kind == kind and len(providers) == 1 and providers[0][1] is not None
         )
 
-    @overload
-    def load_target(self, spec: EngineSpec) -> type[Engine]: ...
-    @overload
-    def load_target(self, spec: TrainerSpec) -> type[Trainer]: ...
-    @overload
-    def load_target(self, spec: StoreSpec) -> type[SampleStore]: ...
-    @overload
-    def load_target(self, spec: MergerSpec) -> type[Merger]: ...
-    @overload
-    def load_target(self, spec: AdvantageSpec) -> type[AdvantageEstimator]: ...
-    @overload
-    def load_target(self, spec: AgentSpec) -> type[AgentAdapter]: ...
-    @overload
-    def load_target(self, spec: LoggerSpec) -> type[MetricsLogger]: ...
-    @overload
-    def load_target(self, spec: WorldSpec) -> type[World]: ...
-    @overload
-    def load_target(self, spec: ReaderSpec) -> type[DatasetReader]: ...
-    @overload
-    def load_target(self, spec: JudgeSpec) -> type[Judge]: ...
-    def load_target(self, spec: ComponentSpec) -> type:
+    def load_target(self, spec: ComponentSpec[T]) -> type[T]:
         """Import a component's class.
 
         :raises PluginLoadError: it cannot be imported (the message says what to install), or does
