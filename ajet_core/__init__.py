@@ -4,4 +4,6 @@ All other packages import this one, and it imports none of them: plugins and cli
 versions can rely on its contents.
 """
 
+__all__ = ["__version__"]
+
 __version__ = "0.1.0"

@@ -56,6 +56,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+__all__ = [
+    "AjetError",
+    "AuthError",
+    "BackendEnvironmentError",
+    "BatchStarvedError",
+    "BodyTooLargeError",
+    "BusyError",
+    "ChannelError",
+    "ConfigError",
+    "ContextLengthError",
+    "DamagedRecordError",
+    "DeadlineError",
+    "EngineError",
+    "EpisodeClosedError",
+    "EpisodeError",
+    "EpisodeNotFoundError",
+    "ForbiddenError",
+    "HeadTooLargeError",
+    "ModelDirectoryError",
+    "NotFoundError",
+    "NotRollingError",
+    "PluginApiError",
+    "PluginConflictError",
+    "PluginError",
+    "PluginLoadError",
+    "RequestError",
+    "RoutingError",
+    "SealError",
+    "ServerUnreachableError",
+    "SlowRequestError",
+    "StateError",
+    "StepRefusedError",
+    "StoreError",
+    "StoreFullError",
+    "TrainerError",
+    "UnknownComponentError",
+    "UnreadableFileError",
+    "UnsupportedError",
+    "VersionError",
+    "WeightsGoneError",
+    "WeightsLostError",
+    "WorkerBootError",
+    "WorkerDiedError",
+    "WorkerError",
+    "error_from_payload",
+]
+
 
 class AjetError(Exception):
     """Base of all agentjet errors.

@@ -14,11 +14,13 @@ import pydantic_core
 
 from ajet_core.errors import UnreadableFileError
 
-MAX_TEXT_BYTES = 64 * 1024 * 1024
+__all__ = ["lock_file", "read_bytes", "read_json", "read_toml", "sync", "write_whole"]
+
+_MAX_TEXT_BYTES = 64 * 1024 * 1024
 """Limit for files that are read completely: larger than any configuration or weight index."""
 
 
-def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
+def read_bytes(path: Path, limit: int = _MAX_TEXT_BYTES) -> bytes:
     """Read a regular file.
 
     :param limit: maximum size in bytes.
@@ -47,7 +49,7 @@ def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
     return content
 
 
-def read_json(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
+def read_json(path: Path, limit: int = _MAX_TEXT_BYTES) -> dict[str, Any]:
     """Read the JSON object in a file.
 
     Nesting is limited to 200 levels and text to valid UTF-8; if a key is repeated, its last value
@@ -70,7 +72,7 @@ def read_json(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
     return value
 
 
-def read_toml(path: Path, limit: int = MAX_TEXT_BYTES) -> dict[str, Any]:
+def read_toml(path: Path, limit: int = _MAX_TEXT_BYTES) -> dict[str, Any]:
     """Read a TOML file.
 
     :raises FileNotFoundError: there is no such file.

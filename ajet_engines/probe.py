@@ -11,6 +11,8 @@ from statistics import median
 from ajet_core.errors import SealError
 from ajet_core.interfaces import SealReport, WeightUpdate
 
+__all__ = ["ProbeWatch", "probe_ids"]
+
 _TOKENS = 64
 # Any number that has no factor in common with most vocabulary sizes.
 _STRIDE = 2654435761

@@ -8,6 +8,8 @@ from ajet_core.errors import SealError
 from ajet_core.interfaces import WeightUpdate
 from ajet_engines.in_server.ajet_checksums import OTHERWISE
 
+__all__ = ["check_seal"]
+
 _SHOWN = 3
 
 

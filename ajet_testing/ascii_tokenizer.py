@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+__all__ = ["ascii_text", "write_ascii_tokenizer"]
+
 _FIRST = 32
 _PRINTABLE = 95
 

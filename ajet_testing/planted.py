@@ -11,6 +11,8 @@ from typing import Any, Literal, get_args
 from ajet_core.interfaces import WeightUpdate
 from ajet_engines.in_server.ajet_checksums import published
 
+__all__ = ["PLANTED", "Planted", "planted", "sealed"]
+
 Planted = Literal["stale", "swapped", "half_loaded"]
 PLANTED: tuple[Planted, ...] = get_args(Planted)
 _FILE = "model.safetensors"

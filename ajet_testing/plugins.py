@@ -7,6 +7,8 @@ from importlib.metadata import EntryPoint
 from ajet_core.plugin import PluginManager
 from ajet_core.plugin.discovery import installed_entry_points
 
+__all__ = ["entry_points_of", "plugins_with", "scripted_plugins"]
+
 
 class _Distribution:
     """The attributes of a distribution that discovery uses."""

@@ -37,6 +37,18 @@ from ajet_testing.planted import Planted
 if TYPE_CHECKING:
     from ajet_testing.suites.grammar_check import GrammarCheck
 
+__all__ = [
+    "ASLEEP",
+    "MAX_TOP_LOGPROBS",
+    "WEIGHT_CHANNELS",
+    "ScriptedEngine",
+    "ScriptedEngineSettings",
+    "ScriptedReply",
+    "TokenId",
+    "scripted_logprob",
+    "swayed",
+]
+
 ASLEEP = "scripted-engine-sleeps"
 WEIGHT_CHANNELS = ("in_process", "digest_file")
 MAX_TOP_LOGPROBS = 5

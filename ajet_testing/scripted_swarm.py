@@ -28,6 +28,8 @@ from ajet_testing.plugins import scripted_plugins
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.tokenizers import write_model
 
+__all__ = ["ScriptedSwarm"]
+
 T = TypeVar("T")
 
 _RENDERER = "qwen3"

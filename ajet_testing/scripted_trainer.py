@@ -27,6 +27,8 @@ from ajet_core.timeline import TrainBatch
 from ajet_testing.faults import Count, Faults, FaultSettings
 from ajet_testing.scripted_engine import swayed
 
+__all__ = ["ALGORITHM_FIELDS", "WEIGHT_CHANNELS", "ScriptedTrainer", "ScriptedTrainerSettings"]
+
 WEIGHT_CHANNELS = ("in_process", "digest_file")
 ALGORITHM_FIELDS = frozenset(AlgorithmConfig.model_fields)
 

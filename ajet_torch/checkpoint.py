@@ -18,6 +18,17 @@ from ajet_core.files import read_json
 from ajet_torch.directories import whole_directory
 from ajet_torch.optimiser import Snapshot
 
+__all__ = [
+    "FORMAT",
+    "OPTIMISER_FILE",
+    "PROGRESS_FILE",
+    "WEIGHTS_FILE",
+    "Checkpointed",
+    "Progress",
+    "load_checkpoint",
+    "save_checkpoint",
+]
+
 FORMAT = 1
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMISER_FILE = "optimiser.safetensors"

@@ -9,6 +9,8 @@ import numpy as np
 from ajet_core.errors import TrainerError
 from ajet_core.timeline.batch import TrainBatch, TrainCall, TrainSegment, TrainSpan, TrainTree
 
+__all__ = ["check_batch"]
+
 
 def check_batch(
     batch: TrainBatch,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ajet_core.files import sync
 
+__all__ = ["whole_directory"]
+
 
 @contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:

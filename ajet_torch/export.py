@@ -12,6 +12,8 @@ from ajet_core.protocol.run import ModelConfig
 from ajet_torch.directories import whole_directory
 from ajet_torch.models import without_progress_bar
 
+__all__ = ["COPIED", "KEPT_VERSIONS", "publish_directory", "without_adapters", "write_model"]
+
 COPIED = (
     "tokenizer*",
     "special_tokens_map.json",

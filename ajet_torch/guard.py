@@ -11,6 +11,17 @@ import torch
 from ajet_core.errors import StepRefusedError
 from ajet_core.timeline.batch import TrainBatch
 
+__all__ = [
+    "FAR_AWAY",
+    "NO_LOGPROB",
+    "OVERFLOW",
+    "TOO_FAST",
+    "Accumulated",
+    "Limits",
+    "StepGuard",
+    "check_finite",
+]
+
 OVERFLOW = "an overflow in the model's dtype, or rewards that are too large"
 FAR_AWAY = "logprobs that another model or temperature sampled"
 NO_LOGPROB = "a logprob of the policy is not finite"

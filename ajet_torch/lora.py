@@ -13,6 +13,8 @@ from torch import nn
 from ajet_core.errors import ConfigError
 from ajet_core.protocol.run import LoraConfig
 
+__all__ = ["BASE_LAYER", "add_lora", "merged"]
+
 BASE_LAYER = ".base_layer."
 
 

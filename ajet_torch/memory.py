@@ -6,6 +6,15 @@ import gc
 
 import torch
 
+__all__ = [
+    "ALWAYS_COPIED",
+    "LEAST_BUDGET",
+    "MESSAGES",
+    "free_memory",
+    "headline",
+    "is_out_of_memory",
+]
+
 ALWAYS_COPIED = 2**28
 """Up to this many, weights are copied even before a single optimiser step: 3 GiB with the
 optimiser's state."""

@@ -21,6 +21,25 @@ from ajet_core.protocol.run import ModelConfig
 from ajet_engines.model_config import read_model_config
 from ajet_torch.memory import is_out_of_memory
 
+__all__ = [
+    "DTYPES",
+    "INDEX_FILE",
+    "SHARED_MODEL_KEY",
+    "SharedModel",
+    "check_model_directory",
+    "checked_positions",
+    "context_limit",
+    "disable_own_dropout",
+    "exact_positions",
+    "in_a_sentence",
+    "load_config",
+    "load_model",
+    "resolve_device",
+    "set_threads",
+    "vocabulary_size",
+    "without_progress_bar",
+]
+
 _SAID_CHARACTERS = 1000
 SHARED_MODEL_KEY = "torch.model"
 INDEX_FILE = "model.safetensors.index.json"

@@ -13,6 +13,8 @@ from ajet_core.protocol.run import AlgorithmConfig
 from ajet_torch.update_clipping import UpdateClipping
 from ajet_torch.update_limit import LastUpdate
 
+__all__ = ["MasterAdamW", "Snapshot", "drop_gathered"]
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -15,6 +15,8 @@ from ajet_engines.collective import WeightSender, file_tensors
 from ajet_engines.in_server.ajet_checksums import published
 from ajet_torch.export import publish_directory, without_adapters
 
+__all__ = ["Publisher"]
+
 
 class Publisher:
     """Publishes weights on ``safetensors_dir`` and ``collective``.

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.distributed.tensor import DTensor
 
+__all__ = ["UpdateClipping"]
+
 
 class UpdateClipping:
     """Divides the learning rate of each update of an AdamW by ``max(1, R / most)``.

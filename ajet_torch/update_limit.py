@@ -9,6 +9,16 @@ import torch
 
 from ajet_core.protocol.run import AlgorithmConfig
 
+__all__ = [
+    "AIM",
+    "MAX_UPDATE_KL",
+    "MOVED_TOKENS",
+    "SHORTENED_TIMES",
+    "LastUpdate",
+    "limit_of",
+    "shorten_to",
+]
+
 MAX_UPDATE_KL = 0.01
 """Default of `AlgorithmConfig.max_update_kl`, in nats per token; TRPO's bound."""
 MOVED_TOKENS = 4096

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from ajet_core.timeline.batch import TrainEpisode
 
+__all__ = ["deal", "dealing_units", "deals_groups"]
+
 
 def deals_groups(episodes: Sequence[TrainEpisode], minibatches: int) -> bool:
     """Return whether groups stay together, so that a tree may have several episodes of a group."""

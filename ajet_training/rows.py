@@ -13,6 +13,8 @@ from ajet_core.timeline.batch import TrainBatch, TrainSpan
 from ajet_core.timeline.credit import Aggregation, token_weights
 from ajet_training.minibatches import deal, dealing_units
 
+__all__ = ["Row", "RowHand", "call_weights", "deal_rows", "logprobs_by_call", "rows_of"]
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -26,6 +26,18 @@ from itertools import pairwise
 from ajet_core.timeline.batch import TrainTree
 from ajet_core.timeline.cost import PassShape
 
+__all__ = [
+    "LEAST_ROOM",
+    "MAX_PADDING",
+    "MOST_GATHERED",
+    "PADDED_ENOUGH",
+    "Block",
+    "Pass",
+    "Row",
+    "Schedule",
+    "schedule",
+]
+
 PADDED_ENOUGH = 1024
 """A pass of this many tokens is closed rather than padded by more than `MAX_PADDING`."""
 MAX_PADDING = 0.1

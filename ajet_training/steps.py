@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline.batch import TrainCall
 
+__all__ = ["advantage_metrics", "learning_rate"]
+
 
 def learning_rate(algorithm: AlgorithmConfig, steps_done: int) -> float:
     """Return the learning rate of the step after `steps_done` steps."""

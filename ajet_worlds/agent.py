@@ -15,6 +15,16 @@ from ajet_core.interfaces import Chat, World, WorldAnswer, WorldCall, WorldOutco
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+__all__ = [
+    "AGENT_HEADER",
+    "MAX_RETRIES",
+    "TIMEOUT_SECONDS",
+    "OpenAIChat",
+    "WorldAgent",
+    "episode_outcome",
+    "shared_client",
+]
+
 AGENT_HEADER = "x-ajet-agent"
 MAX_RETRIES = 2
 TIMEOUT_SECONDS = 600.0

@@ -25,6 +25,7 @@ first request.
 """
 
 from agentjet.client._async import AsyncScopedEpisode, AsyncSwarmClient
+from agentjet.client._credentials import TokenClient
 from agentjet.client._episode import (
     Episode,
     EpisodeFailure,
@@ -60,4 +61,5 @@ __all__ = [
     "SwarmOutcome",
     "Task",
     "TaskEvaluation",
+    "TokenClient",
 ]

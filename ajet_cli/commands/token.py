@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from agentjet.client._credentials import TokenClient
+from agentjet.client import TokenClient
 from ajet_cli.output import table_console
 from ajet_cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.errors import ConfigError, StoreError

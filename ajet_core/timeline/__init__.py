@@ -1,6 +1,7 @@
 """Conversion of recorded calls to training data: pure, without torch or other agentjet code."""
 
 from ajet_core.timeline.batch import (
+    NO_VERSION,
     TrainBatch,
     TrainCall,
     TrainEpisode,
@@ -29,6 +30,7 @@ from ajet_core.timeline.trie import MergePolicy, TokenTrie
 __all__ = [
     "LAYOUTS",
     "LINEAR_LAYOUTS",
+    "NO_VERSION",
     "AdvantageMethod",
     "Aggregation",
     "Call",

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+__all__ = ["OTHERWISE", "LoadedWeights", "checksum", "published"]
+
 _log = logging.getLogger("ajet.checksums")
 
 # Odd, without a pattern: 2**64 divided by the golden ratio, and a constant of MurmurHash3.

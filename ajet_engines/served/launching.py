@@ -14,6 +14,19 @@ from ajet_core.errors import ConfigError, EngineError
 from ajet_core.protocol.run import ModelConfig
 from ajet_engines.model_config import read_model_config
 
+__all__ = [
+    "SHARED_IN_SERVER",
+    "check_arguments",
+    "dtype_of",
+    "explained",
+    "find_python",
+    "gpus_of",
+    "has_gpu",
+    "how_to_install",
+    "model_config",
+    "server_environment",
+]
+
 SHARED_IN_SERVER = Path(__file__).parents[1] / "in_server"
 """Directory of agentjet's modules that run in servers of every kind."""
 

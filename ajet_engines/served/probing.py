@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from ajet_core.interfaces import GenerateRequest, SamplingParams
 from ajet_engines.served.api import Piece
 
+__all__ = ["PROBE", "PROBED_IDS", "is_scaled", "is_whole", "probed"]
+
 PROBE = SamplingParams(max_tokens=1, top_logprobs=20)
 PROBED_IDS = (1, 2, 3)
 

@@ -13,6 +13,8 @@ from ajet_engines.probe import ProbeWatch
 from ajet_engines.seal import check_seal
 from ajet_engines.served.replica import Replica
 
+__all__ = ["Sealing", "of_all_ranks"]
+
 
 def of_all_ranks(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Combine the checksums of a server's processes, each of which loads whole tensors.

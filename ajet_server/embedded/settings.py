@@ -9,6 +9,8 @@ from pydantic import Field
 from ajet_core.interfaces import ComponentSettings
 from ajet_core.timeline import MergePolicy
 
+__all__ = ["FileName", "JsonlLoggerSettings", "SqliteStoreSettings", "TrieMergerSettings"]
+
 FileName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][\w.-]*$")]
 
 

@@ -42,6 +42,8 @@ from ajet_server.store.schema import (
 )
 from ajet_server.store.writing import StoreWriter
 
+__all__ = ["SqliteStore"]
+
 _log = logging.getLogger("ajet.server")
 
 T = TypeVar("T")

@@ -11,6 +11,8 @@ from ajet_core.interfaces import AdvantageEstimator
 from ajet_core.timeline import Call, TrainEpisode
 from ajet_testing.suites.samples import conversation
 
+__all__ = ["AdvantageSuite", "Batch", "batch_of"]
+
 Batch = tuple[list[TrainEpisode], list[list[Call]]]
 
 

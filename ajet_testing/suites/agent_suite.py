@@ -380,11 +380,14 @@ class AgentSuite:
 
 __all__ = [
     "DOORS",
+    "HIDDEN",
     "LAST_IS_TOOL",
+    "MANY",
     "PLANNER",
     "REPLIES",
     "TRAPDOOR",
     "WORKER",
     "AgentSuite",
+    "Secret",
     "tool_call",
 ]

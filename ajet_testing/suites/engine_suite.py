@@ -23,6 +23,8 @@ from ajet_testing.suites.asking import ask, begin, make_request, until
 from ajet_testing.suites.engine_case import versions
 from ajet_testing.suites.shaping_suite import TRIES, ShapingSuite
 
+__all__ = ["MANY", "EngineSuite"]
+
 MANY = 32
 
 

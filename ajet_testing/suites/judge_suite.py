@@ -15,6 +15,8 @@ import pytest
 from agentjet import EpisodeOutcome
 from ajet_core.interfaces import Judge
 
+__all__ = ["UNUSABLE", "JudgeSuite"]
+
 UNUSABLE = ("", " \n", "I would rather not say.", "\x00\ufffd", "-", "1" * 10_000)
 """Results that no task expects."""
 

@@ -11,6 +11,8 @@ from ajet_core.protocol.run import AlgorithmConfig
 from ajet_testing.suites.batches import linear_batch
 from ajet_testing.suites.reference_loss import AGGREGATED, reference_logprobs, reference_loss
 
+__all__ = ["LOSSES", "LossSuite"]
+
 # The step is so small that the loss is almost linear along it.
 _STEP = {"learning_rate": 1e-4, "clip_low": 0.1, "clip_high": 0.3}
 LOSSES = {

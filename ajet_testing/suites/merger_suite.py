@@ -13,6 +13,8 @@ from ajet_core.interfaces import Merger
 from ajet_core.timeline import LAYOUTS, Call, MessageText, PlacedMessage, TokenTree, lay_out
 from ajet_testing.suites.samples import conversation, make_call
 
+__all__ = ["MergerSuite", "assert_exact", "assert_shared", "assert_trained_once", "assert_whole"]
+
 
 def assert_whole(tree: TokenTree, calls: Sequence[Call]) -> None:
     """Check that every tree of `Merger.merge` loses nothing and counts alterations."""

@@ -11,6 +11,8 @@ from agentjet.agents import task_of
 from ajet_core.errors import AjetError
 from ajet_core.interfaces import DatasetReader
 
+__all__ = ["ITEMS", "ReaderSuite"]
+
 ITEMS: Sequence[Mapping[str, str]] = (
     {"id": "a", "question": "1 + 1?", "answer": "2"},
     {"id": "b", "question": 'Say "yes", then \\ and a comma, or;a semicolon', "answer": ""},

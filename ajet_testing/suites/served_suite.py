@@ -18,6 +18,8 @@ from ajet_engines.served import ServedEngine
 from ajet_testing.suites.asking import Answer, ask
 from ajet_testing.suites.engine_case import EngineCase, versions
 
+__all__ = ["ServedEngineSuite", "all_up", "begin_at_all", "children"]
+
 
 def children(pid: int) -> list[int]:
     """Return the child processes of a process."""

@@ -27,6 +27,8 @@ from ajet_core.interfaces import (
 )
 from ajet_testing.suites.samples import conversation, make_call, make_episode, make_joint
 
+__all__ = ["SampleStoreSuite", "aborted", "ended", "found", "owners"]
+
 
 class SampleStoreSuite:
     """Conformance tests of a `SampleStore`; a subclass creates one.

@@ -23,6 +23,8 @@ from ajet_core.timeline import (
 )
 from ajet_testing.suites.broadcast import receive_once
 
+__all__ = ["EPISODES", "NOT_FINITE", "TrainerSuite"]
+
 EPISODES = 4
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 

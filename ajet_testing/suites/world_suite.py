@@ -13,6 +13,17 @@ import pytest
 from ajet_core.interfaces import World, WorldAnswer, WorldCall, WorldOutcome, WorldPrompt
 from ajet_worlds.rehearsal import Policy, Rehearsal, rehearse
 
+__all__ = [
+    "MOST_OF_A_NOVICE",
+    "SEED",
+    "TASKS",
+    "UNUSABLE",
+    "WorldSuite",
+    "policy_named",
+    "seeded",
+    "total_reward",
+]
+
 TASKS = 64
 SEED = 0
 # Maximum share of full success for a random policy; with more, little is left to learn.

@@ -22,7 +22,7 @@ from ajet_backend_torch.settings import TorchEngineSettings
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet_core.interfaces import GenerateRequest, SamplingParams, WorkerContext
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 
 VOCAB = 512
 STOPS = tuple(range(24))

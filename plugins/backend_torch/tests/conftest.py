@@ -13,7 +13,7 @@ from tiny_models import EngineMaker, write_model
 from transformers.utils import logging as hf_logging
 
 from ajet_core.interfaces import WorkerContext
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 
 torch.set_num_threads(1)
 hf_logging.disable_progress_bar()

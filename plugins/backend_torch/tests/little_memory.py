@@ -18,7 +18,7 @@ from ajet_backend_torch.trainer import TorchTrainer
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet_core.interfaces import WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import (
     TrainBatch,
     TrainCall,

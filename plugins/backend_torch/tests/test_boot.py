@@ -19,7 +19,7 @@ from tiny_models import write_model
 
 import ajet_core
 from ajet_core.interfaces import TrainerInfo, WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import CostModel
 
 COSTS = CostModel(per_pass=2e-3, per_token=1e-5, per_pair=0.0, per_gathered=1e-7)
@@ -31,7 +31,7 @@ def test_peft_is_imported_by_runs_with_adapters_only(model_dir, tmp_path):
         "from ajet_backend_torch.settings import TorchTrainerSettings\n"
         "from ajet_backend_torch.trainer import TorchTrainer\n"
         "from ajet_core.interfaces import WorkerContext\n"
-        "from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig\n"
+        "from ajet_core.protocol import AlgorithmConfig, LoraConfig, ModelConfig\n"
         "def start(lora):\n"
         "    settings = TorchTrainerSettings(device='cpu', measure_costs=False)\n"
         f"    trainer = TorchTrainer(settings, WorkerContext(Path({str(tmp_path)!r})))\n"

@@ -18,8 +18,7 @@ from tiny_models import SIZES, full_logprobs, load
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet_core.interfaces import GenerateRequest, SamplingParams, WeightUpdate
-from ajet_core.protocol import ServerState
-from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, ModelConfig, ServerState
 from ajet_server.gateway.engine_gate import EngineGate
 from ajet_server.observe.events import EventLog
 from ajet_server.run.state import StateBoard

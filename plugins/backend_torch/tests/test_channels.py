@@ -14,7 +14,7 @@ from tiny_models import VOCAB, load, write_model
 
 from ajet_core.errors import EngineError, SealError
 from ajet_core.interfaces import Probe
-from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_engines.probe import probe_ids
 from ajet_server.run.probing import batch_of_one
 

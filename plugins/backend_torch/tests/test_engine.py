@@ -25,7 +25,7 @@ from ajet_core.interfaces import (
     GenerateRequest,
     WeightUpdate,
 )
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_testing.suites import asking
 from ajet_testing.suites.asking import Answer, make_request, until
 

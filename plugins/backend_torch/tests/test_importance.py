@@ -18,7 +18,7 @@ from test_trees import batches, gradients
 from tiny_models import load
 
 from ajet_core.errors import StepRefusedError
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import LAYOUTS, TrainBatch, TrainCall
 
 TRUNCATED = AlgorithmConfig(importance="truncated", learning_rate=1e-2)

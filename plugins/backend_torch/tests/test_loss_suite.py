@@ -11,7 +11,7 @@ from test_trainer import make
 from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer, WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_testing.suites.loss_suite import LossSuite
 
 

@@ -16,7 +16,7 @@ from tiny_models import write_model
 
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import Engine, Trainer
-from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_torch.directories import whole_directory
 from ajet_torch.models import context_limit, load_model, resolve_device
 

@@ -19,7 +19,7 @@ from test_trainer import LORA, batch, make, module_of, same, weights
 from tiny_models import load
 
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import TrainBatch, TrainCall
 
 RATE = AlgorithmConfig(learning_rate=1e-2)

@@ -8,7 +8,7 @@ from ajet_backend_torch.settings import TorchEngineSettings
 from test_engine import request
 
 from ajet_core.errors import UnsupportedError
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 
 
 async def test_a_model_without_a_tokenizer_has_no_grammars(models, context):

@@ -18,7 +18,7 @@ from tiny_models import VOCAB, full_logprobs, load
 
 from ajet_core.errors import ConfigError, TrainerError
 from ajet_core.interfaces import WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import (
     AdvantageMethod,
     TrainBatch,

@@ -23,7 +23,7 @@ from tiny_models import VOCAB
 
 from ajet_core.errors import TrainerError
 from ajet_core.interfaces import WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig
 from ajet_core.timeline import (
     LAYOUTS,
     Call,

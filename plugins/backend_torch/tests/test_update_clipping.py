@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_torch.optimiser import MasterAdamW
 from ajet_torch.update_clipping import UpdateClipping
 

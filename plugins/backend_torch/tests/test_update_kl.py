@@ -10,7 +10,7 @@ from test_trainer import batch, make, module_of, weights
 from test_update_clipping import gradients, optimiser, parameters
 from tiny_models import load
 
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig
 from ajet_core.timeline import TrainBatch
 from ajet_torch.update_limit import MAX_UPDATE_KL
 

@@ -17,7 +17,7 @@ from ajet_backend_trl.trainer import TrlDistillationTrainer, TrlSftTrainer, TrlT
 from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer, WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import (
     TrainBatch,
     TrainCall,

@@ -21,7 +21,7 @@ from batches import LORA, batch, load, make, make_distillation, make_sft, weight
 from torch.distributed.fsdp import FSDPModule
 
 from ajet_core.errors import StepRefusedError, WeightsLostError
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
 
 DISTRIBUTIONS: dict[str, dict[str, object]] = {

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, Qwen2Config
 
 from ajet_core.errors import ConfigError, ModelDirectoryError, TrainerError
 from ajet_core.interfaces import Trainer
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig
 from ajet_core.timeline import (
     TrainBatch,
     TrainCall,

@@ -14,7 +14,7 @@ from ajet_backend_trl.zero import zero_config
 from batches import make
 
 from ajet_core.errors import ConfigError
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 
 FSDP = {"processes": 2, "distribution": "fsdp"}
 ZERO = {"processes": 2, "distribution": "deepspeed"}

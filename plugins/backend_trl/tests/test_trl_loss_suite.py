@@ -10,7 +10,7 @@ from batches import make
 from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_testing.suites.loss_suite import LossSuite
 
 

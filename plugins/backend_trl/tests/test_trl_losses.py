@@ -12,7 +12,7 @@ from batches import LORA, batch, full_logprobs, load, make, make_torch, module_o
 from tiny_models import VOCAB
 
 from ajet_core.errors import ConfigError, TrainerError
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_core.timeline import (
     TrainBatch,
     TrainCall,

@@ -13,7 +13,7 @@ from batches import LORA, batch, full_logprobs, load, make_sft, module_of, weigh
 from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
 from ajet_testing.suites.trainer_suite import TrainerSuite
 

@@ -11,7 +11,7 @@ from batches import make
 from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig
 from ajet_testing.suites.trainer_suite import TrainerSuite
 
 

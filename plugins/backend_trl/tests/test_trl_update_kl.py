@@ -12,7 +12,7 @@ from ajet_backend_trl.settings import TrlSftSettings, TrlTrainerSettings
 from batches import batch, load, make, make_torch, weights
 
 from ajet_core.errors import ConfigError
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig
 from ajet_torch.update_limit import MAX_UPDATE_KL
 
 FAR = AlgorithmConfig(learning_rate=0.05, max_update_rms=0, weight_decay=0.1, minibatches=2)

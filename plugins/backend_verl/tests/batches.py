@@ -13,7 +13,7 @@ from tiny_models import VOCAB
 
 from ajet_core.errors import TrainerError
 from ajet_core.interfaces import WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import TrainBatch
 from ajet_testing.suites.batches import Scorer, linear_batch
 from ajet_torch.models import load_model

@@ -15,7 +15,7 @@ from ajet_backend_verl.settings import (
 from ajet_backend_verl.verl_keys import ACTOR, CORRECTION, ELSEWHERE, FSDP, PASSED_ON, REFUSED
 
 from ajet_core.errors import ConfigError
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 
 
 def test_the_server_reads_them_without_torch_ray_or_verl() -> None:

@@ -16,7 +16,7 @@ import ray
 from batches import LORA, batch, load, make, same, state, weights
 
 from ajet_core.errors import TrainerError, WeightsLostError
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 
 pytestmark = pytest.mark.timeout(900)
 ALGORITHM = AlgorithmConfig(

@@ -15,7 +15,7 @@ from batches import LORA, aim, batch, full_logprobs, load, module_of, scorer, we
 from tiny_models import VOCAB
 
 from ajet_core.interfaces import WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import group_advantages
 from ajet_testing.suites.batches import favouring_batch
 from ajet_torch.update_limit import MAX_UPDATE_KL

@@ -11,7 +11,7 @@ from batches import LORA, Started
 from tiny_models import VOCAB
 
 from ajet_core.interfaces import Trainer
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_testing.suites.trainer_suite import TrainerSuite
 
 pytestmark = pytest.mark.timeout(300)

@@ -22,7 +22,7 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, HFModelConfig
 
 from ajet_core.errors import ConfigError, StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.interfaces import WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig
 from ajet_testing.large_models import too_large
 from ajet_torch import memory
 
@@ -232,7 +232,7 @@ def test_keys_reach_what_they_are_for(models) -> None:
     from ajet_backend_verl.configs import actor_config, worker_config
     from ajet_backend_verl.settings import VerlTrainerSettings
 
-    from ajet_core.protocol.run import ModelConfig
+    from ajet_core.protocol import ModelConfig
 
     options = VerlTrainerSettings(
         verl={

@@ -22,7 +22,7 @@ from tiny_sglang import (
 
 from ajet_core.errors import EngineError, SealError, UnsupportedError
 from ajet_core.interfaces import ModelServers, Probe, WeightUpdate
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engines.probe import probe_ids
 from ajet_engines.served import Address, HttpClient, ServerProcess
 from ajet_testing.planted import PLANTED, Planted, planted

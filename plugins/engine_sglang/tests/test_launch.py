@@ -15,7 +15,7 @@ from tiny_sglang import CONTEXT, make_engine
 
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engines.served.launching import check_arguments
 from ajet_testing.large_models import too_large
 from ajet_testing.served_models import write_model

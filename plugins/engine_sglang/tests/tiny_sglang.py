@@ -10,7 +10,7 @@ from ajet_engine_sglang.engine import SglangEngine
 from ajet_engine_sglang.settings import SglangEngineSettings
 
 from ajet_core.interfaces import ModelServers, WorkerContext
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_testing.served_models import Models
 from ajet_testing.served_ports import address_of, at_port
 from ajet_testing.suites.asking import Answer

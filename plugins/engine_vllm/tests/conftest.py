@@ -12,7 +12,7 @@ from tiny_vllm import CONTEXT, make_engine
 from transformers.utils import logging as hf_logging
 
 from ajet_core.interfaces import ModelServers
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_testing.backends import backend_python
 from ajet_testing.served_models import Models
 

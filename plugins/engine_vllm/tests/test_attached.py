@@ -14,7 +14,7 @@ from tiny_vllm import CONTEXT, make_engine
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers, WeightUpdate
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_testing.served_models import Models
 from ajet_testing.served_ports import address_of, at_port
 from ajet_testing.suites.asking import ask, until

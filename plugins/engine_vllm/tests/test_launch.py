@@ -15,7 +15,7 @@ from tiny_vllm import make_engine
 
 from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engines.served.launching import check_arguments, explained, find_python
 from ajet_installation.environment import RECORD, UNFINISHED
 from ajet_testing.backends import environment

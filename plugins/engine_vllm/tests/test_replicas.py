@@ -11,7 +11,7 @@ from ajet_engine_vllm.engine import VllmEngine
 from tiny_vllm import make_engine
 
 from ajet_core.interfaces import ModelServers
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engines.served import ServedEngine
 from ajet_testing.served_models import Models, ModelsCase
 from ajet_testing.suites.served_suite import ServedEngineSuite

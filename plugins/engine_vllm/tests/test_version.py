@@ -15,7 +15,7 @@ from tiny_vllm import make_engine
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import ModelServers
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_installation import recipe
 
 ROOT = Path(__file__).parents[3]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ajet_core.plugin.components import AgentSpec
-from ajet_core.plugin.spec import hookimpl
+from ajet_core.plugin import AgentSpec, hookimpl
 
 
 @hookimpl

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.update import BatchUpdate, Minibatch
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
-from ajet_core.protocol.run import AlgorithmConfig
-from ajet_core.timeline.batch import TrainBatch
+from ajet_core.protocol import AlgorithmConfig
+from ajet_core.timeline import TrainBatch
 from ajet_torch.checkpoint import Progress
 from ajet_torch.guard import Limits, StepGuard
 from ajet_torch.memory import (

@@ -12,8 +12,7 @@ from torch import nn
 
 from ajet_backend_torch.forest import Forest
 from ajet_backend_torch.packing import CallTokens, PackedTree, PassTensors, pack
-from ajet_core.timeline.batch import TrainCall, TrainSegment, TrainSpan, TrainTree
-from ajet_core.timeline.cost import CostModel, PassShape
+from ajet_core.timeline import CostModel, PassShape, TrainCall, TrainSegment, TrainSpan, TrainTree
 from ajet_torch.models import vocabulary_size
 from ajet_training.schedule import Block, Pass, Row
 

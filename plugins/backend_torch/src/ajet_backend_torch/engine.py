@@ -34,7 +34,7 @@ from ajet_core.interfaces import (
     WorkerContext,
     check_request,
 )
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engines.collective import file_tensors
 from ajet_engines.in_server.ajet_checksums import checksum
 from ajet_engines.probe import ProbeWatch

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ajet_core.interfaces import EngineCapabilities, TrainerCapabilities
-from ajet_core.plugin.components import EngineSpec, TrainerSpec
-from ajet_core.plugin.spec import hookimpl
+from ajet_core.plugin import EngineSpec, TrainerSpec, hookimpl
 from ajet_engines.collective import CHANNEL
 
 OFFERED_CHANNELS = ("in_process", "safetensors_dir", CHANNEL)

@@ -19,8 +19,8 @@ from transformers import PreTrainedConfig
 import ajet_core
 from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_core.files import write_whole
-from ajet_core.protocol.run import ModelConfig
-from ajet_core.timeline.cost import CostModel, PassShape
+from ajet_core.protocol import ModelConfig
+from ajet_core.timeline import CostModel, PassShape
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ajet_backend_torch.past import to_device
-from ajet_core.timeline.batch import TrainCall, TrainTree
+from ajet_core.timeline import TrainCall, TrainTree
 from ajet_training.schedule import Pass, Row
 
 Ints = NDArray[np.int64]

@@ -27,8 +27,8 @@ from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.tree_probe import trees_are_exact
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.interfaces import TrainerInfo, WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
-from ajet_core.timeline.cost import CostModel
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
+from ajet_core.timeline import CostModel
 from ajet_torch.memory import free_memory, is_out_of_memory
 from ajet_torch.models import (
     checked_positions,

@@ -18,8 +18,8 @@ from ajet_core.interfaces import (
     WeightUpdate,
     WorkerContext,
 )
-from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
-from ajet_core.timeline.batch import TrainBatch
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
+from ajet_core.timeline import TrainBatch
 from ajet_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
 from ajet_torch.checks import check_batch
 from ajet_torch.export import write_model

@@ -11,7 +11,7 @@ from torch import nn
 from ajet_backend_torch.forest import Forest
 from ajet_backend_torch.losses import TokenScores
 from ajet_backend_torch.packing import CallTokens, PackedTree, PassTensors, pack
-from ajet_core.timeline.batch import TrainCall, TrainSegment, TrainSpan, TrainTree
+from ajet_core.timeline import TrainCall, TrainSegment, TrainSpan, TrainTree
 from ajet_training.schedule import schedule
 
 _log = logging.getLogger(__name__)

@@ -30,9 +30,8 @@ from ajet_backend_torch.losses import (
 from ajet_backend_torch.packing import CallTokens, Floats, PackedTree, PassTensors, pack
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.totals import Totals
-from ajet_core.protocol.run import AlgorithmConfig
-from ajet_core.timeline.batch import TrainBatch, TrainCall
-from ajet_core.timeline.credit import token_weights
+from ajet_core.protocol import AlgorithmConfig
+from ajet_core.timeline import TrainBatch, TrainCall, token_weights
 from ajet_torch.guard import Accumulated
 from ajet_torch.update_limit import MOVED_TOKENS
 from ajet_training.minibatches import deal, dealing_units

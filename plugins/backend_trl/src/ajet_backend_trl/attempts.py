@@ -13,7 +13,7 @@ from ajet_backend_trl.stepped import Work
 from ajet_backend_trl.tally import Tally
 from ajet_backend_trl.zero import ZeroAdamW
 from ajet_core.errors import TrainerError, WeightsLostError
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
 from ajet_torch.checkpoint import Progress
 from ajet_torch.guard import Limits, StepGuard

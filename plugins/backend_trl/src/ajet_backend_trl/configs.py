@@ -20,7 +20,7 @@ from ajet_backend_trl.settings import (
 from ajet_backend_trl.sharding import fsdp_config
 from ajet_backend_trl.stepped import NEVER
 from ajet_core.errors import ConfigError
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 
 Config = TypeVar("Config")
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
 from ajet_training.rows import Row, RowHand, call_weights, deal_rows, rows_of
 

@@ -34,7 +34,7 @@ from ajet_backend_trl.tensors import PAD
 from ajet_backend_trl.zero import ZeroAdamW, zero_config
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TrainerInfo, WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, LoraConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_torch.checkpoint import Checkpointed
 from ajet_torch.models import (
     disable_own_dropout,

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ajet_backend_trl.settings import FsdpSettings
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_torch.optimiser import MasterAdamW, Snapshot, drop_gathered
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

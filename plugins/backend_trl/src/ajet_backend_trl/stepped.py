@@ -24,7 +24,7 @@ from ajet_backend_trl.plan import Minibatch, Plan
 from ajet_backend_trl.settings import FsdpSettings
 from ajet_backend_trl.tally import Tally
 from ajet_backend_trl.tensors import MicroBatch, micro_batch
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_torch.optimiser import MasterAdamW
 
 Optimiser = MasterAdamW | zero.ZeroAdamW

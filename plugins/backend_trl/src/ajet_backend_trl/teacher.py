@@ -10,7 +10,7 @@ from torch import nn
 
 from ajet_backend_trl.settings import TrlDistillationSettings
 from ajet_core.errors import ConfigError, ModelDirectoryError
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_torch.models import load_model, vocabulary_size
 
 PARAM = "trainer.settings.teacher"

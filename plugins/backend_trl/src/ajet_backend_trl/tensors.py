@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ajet_backend_trl.plan import LEAST_WIDTH, Share
-from ajet_core.timeline.batch import NO_VERSION
+from ajet_core.timeline import NO_VERSION
 from ajet_training.rows import Row
 
 PAD = 0

@@ -19,7 +19,7 @@ from torch import nn
 from ajet_backend_trl.settings import DeepSpeedSettings
 from ajet_backend_trl.sharding import become
 from ajet_core.errors import ConfigError
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_torch.optimiser import Snapshot
 from ajet_torch.update_clipping import UpdateClipping
 

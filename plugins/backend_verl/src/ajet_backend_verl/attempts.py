@@ -22,7 +22,7 @@ from ajet_backend_verl.settings import VerlTrainerSettings
 from ajet_backend_verl.tally import Tally, importance_metrics
 from ajet_backend_verl.tensors import Known, by_row, score_data, update_data
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
 from ajet_torch.checkpoint import Progress
 from ajet_torch.guard import Limits, StepGuard

@@ -23,7 +23,7 @@ from verl.workers.config import (
 from ajet_backend_verl.settings import VerlTrainerSettings
 from ajet_backend_verl.verl_keys import ACTOR, FSDP, MODEL, under
 from ajet_core.errors import ConfigError
-from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
 
 Config = TypeVar("Config")
 

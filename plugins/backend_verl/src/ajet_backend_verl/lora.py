@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ajet_core.protocol.run import LoraConfig
+from ajet_core.protocol import LoraConfig
 
 PREFIX = "base_model.model."
 BASE = ".base_layer"

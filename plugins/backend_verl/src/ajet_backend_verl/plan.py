@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ajet_backend_verl.settings import VerlTrainerSettings
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
 from ajet_training.rows import Row, call_weights, deal_rows, rows_of
 

@@ -22,7 +22,7 @@ from ajet_backend_verl.shards import STATE, WEIGHTS
 from ajet_backend_verl.surroundings import variables
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TrainerInfo, WorkerContext
-from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_torch.models import (
     check_model_directory,
     load_config,

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from ajet_backend_verl.verl_keys import ACTOR, CORRECTION, checked, under
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import ComponentSettings
-from ajet_core.protocol.run import AlgorithmConfig
+from ajet_core.protocol import AlgorithmConfig
 
 LossMode = Literal[
     "vanilla",

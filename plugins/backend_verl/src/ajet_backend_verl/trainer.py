@@ -19,7 +19,7 @@ from ajet_core.interfaces import (
     WeightUpdate,
     WorkerContext,
 )
-from ajet_core.protocol.run import AlgorithmConfig, ModelConfig
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import TrainBatch
 from ajet_torch.checkpoint import Progress, load_checkpoint, save_checkpoint
 from ajet_torch.checks import check_batch

@@ -7,7 +7,7 @@ import secrets
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import WorkerContext
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engine_sglang.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
 from ajet_engine_sglang.launch import LaunchPlan
 from ajet_engine_sglang.server import SglangServer

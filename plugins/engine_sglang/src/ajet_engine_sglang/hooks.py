@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ajet_core.interfaces import EngineCapabilities
-from ajet_core.plugin.components import EngineSpec
-from ajet_core.plugin.spec import hookimpl
+from ajet_core.plugin import EngineSpec, hookimpl
 from ajet_engines.collective import CHANNEL
 
 WEIGHT_CHANNELS = ("safetensors_dir", CHANNEL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engine_sglang.server import RESERVED, SLEEPS
 from ajet_engine_sglang.settings import SglangEngineSettings
 from ajet_engines.served.launching import (

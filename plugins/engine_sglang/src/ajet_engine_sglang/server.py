@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces import EngineInfo, EngineStats, GenerateRequest, WeightUpdate
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engine_sglang.group import SglangMember
 from ajet_engines.collective import CHANNEL as COLLECTIVE
 from ajet_engines.served import (

@@ -6,7 +6,7 @@ import asyncio
 
 from ajet_core.errors import EngineError
 from ajet_core.interfaces import WorkerContext
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engine_vllm.hooks import MAX_TOP_LOGPROBS, WEIGHT_CHANNELS
 from ajet_engine_vllm.launch import LaunchPlan
 from ajet_engine_vllm.server import VllmServer

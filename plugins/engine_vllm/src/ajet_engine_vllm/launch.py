@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engine_vllm.hooks import MAX_TOP_LOGPROBS
 from ajet_engine_vllm.server import IN_SERVER, LOGITS_PROCESSOR, SERVED_NAME, WORKER_EXTENSION
 from ajet_engine_vllm.settings import VllmEngineSettings

@@ -18,7 +18,7 @@ from ajet_core.interfaces import (
     SamplingParams,
     WeightUpdate,
 )
-from ajet_core.protocol.run import ModelConfig
+from ajet_core.protocol import ModelConfig
 from ajet_engine_vllm.group import VllmMember
 from ajet_engine_vllm.settings import VllmEngineSettings
 from ajet_engine_vllm.version import check_version
