@@ -23,6 +23,7 @@ from agentjet.client._wire import (
     read_answer,
     read_error,
     resolve_endpoint,
+    warn_of_deprecated,
 )
 from ajet_core.errors import AjetError, AuthError, ServerUnreachableError, VersionError
 from ajet_core.protocol import (
@@ -75,6 +76,7 @@ class Connection:
         self._retries = retries
         self._pool = Pool(transport)
         self._told_at = -math.inf
+        self._warned: set[str] = set()
 
     def close(self) -> None:
         """Close all connections; further calls fail."""
@@ -125,6 +127,7 @@ class Connection:
                     with http.stream(
                         "GET", url, headers=headers, timeout=timeouts(SILENCE)
                     ) as response:
+                        warn_of_deprecated(self.endpoint.url, response, self._warned)
                         if response.status_code == 200:
                             for chunk in response.iter_bytes():
                                 failures = 0
@@ -191,6 +194,7 @@ class Connection:
                         "no response from %s yet (%s): retrying", self.endpoint.url, failure
                     )
             else:
+                warn_of_deprecated(self.endpoint.url, response, self._warned)
                 if 200 <= response.status_code < 300:
                     return read_answer(call, response)
                 error = read_error(f"{call.method} {self.endpoint.url}{call.path}", response)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from ajet_core.credentials import find_local
 from ajet_core.errors import AjetError, ConfigError, RequestError, error_from_payload
-from ajet_core.protocol import ErrorBody
+from ajet_core.protocol import DEPRECATED_HEADER, ErrorBody
 
 if TYPE_CHECKING:
     import httpx
@@ -185,6 +186,17 @@ def read_answer(call: Call[A], response: httpx.Response) -> A:
             f"{call.method} {call.path}: the response is not a valid {call.answer.__name__}: "
             f"{where}: {found['msg']}; is this an agentjet server?"
         ) from None
+
+
+def warn_of_deprecated(url: str, response: httpx.Response, warned: set[str]) -> None:
+    """Emit a DeprecationWarning for each deprecated part of the protocol that a request used.
+
+    :param warned: those of earlier requests, which are not repeated; new ones are added.
+    """
+    for text in response.headers.get_list(DEPRECATED_HEADER):
+        if text not in warned:
+            warned.add(text)
+            warnings.warn(f"{url}: {text[:SHOWN_BODY]}", DeprecationWarning, stacklevel=2)
 
 
 def read_error(what: str, response: httpx.Response) -> AjetError:

@@ -83,6 +83,8 @@ from ajet_core.protocol.timelines import (
     TimelineSampling,
 )
 from ajet_core.protocol.version import (
+    DEPRECATED,
+    DEPRECATED_HEADER,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     SUPPORTED_VERSIONS,
@@ -91,6 +93,8 @@ from ajet_core.protocol.version import (
 
 __all__ = [
     "ABORT_CAUSES",
+    "DEPRECATED",
+    "DEPRECATED_HEADER",
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
     "SUPPORTED_VERSIONS",

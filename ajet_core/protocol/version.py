@@ -8,6 +8,15 @@ PROTOCOL_VERSION = "1.1"
 PROTOCOL_HEADER = "x-ajet-protocol"
 SUPPORTED_VERSIONS: tuple[str, ...] = (PROTOCOL_VERSION,)
 
+DEPRECATED_HEADER = "x-ajet-deprecated"
+DEPRECATED: dict[str, str] = {}
+"""What the next major version changes or removes: since when it is deprecated, and what to use.
+
+Keys are routes (``POST /v1/episodes``), fields of messages (``ClaimRequest.tag``) and major
+versions (``protocol 1``), values such as ``since protocol 1.2: use labels``. A server names what a
+request uses of them in the `DEPRECATED_HEADER` of its answer.
+"""
+
 
 def parse_version(text: str) -> tuple[int, int]:
     """``"1.0"`` as (1, 0).

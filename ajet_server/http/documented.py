@@ -12,6 +12,7 @@ from ajet_core import __version__
 from ajet_core.protocol import ErrorBody
 from ajet_server.gateway.formats.table import is_llm_path
 from ajet_server.http.auth_middleware import OPEN_PATHS
+from ajet_server.http.deprecated import mark_deprecated
 from ajet_server.http.llm_routes import OPENAPI_PATHS
 
 Responses = dict[int | str, dict[str, object]]
@@ -63,4 +64,5 @@ def openapi_document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         opened_by = "episode_key" if is_llm_path(path) else "token"
         for operation in operations.values():
             operation["security"] = [] if path in OPEN_PATHS else [{opened_by: []}]
+    mark_deprecated(document)
     return document

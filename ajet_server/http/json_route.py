@@ -13,7 +13,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ajet_core.errors import RequestError, VersionError
-from ajet_core.protocol import PROTOCOL_HEADER, SUPPORTED_VERSIONS, negotiate
+from ajet_core.protocol import (
+    DEPRECATED,
+    DEPRECATED_HEADER,
+    PROTOCOL_HEADER,
+    SUPPORTED_VERSIONS,
+    negotiate,
+)
+from ajet_server.http.deprecated import deprecations
 from ajet_server.http.http_errors import request_error
 
 _JSON = "application/json"
@@ -48,7 +55,7 @@ class JsonRoute(APIRoute):
         problems: list[Any] = []
         if self._body is not None:
             arguments[self._body.name] = self._parse(request, await request.body(), problems)
-        _check_version(request)
+        version = _agreed_version(request)
         for name, make in self._makers.items():
             arguments[name] = await make(request)
         for name in self._path:
@@ -66,6 +73,10 @@ class JsonRoute(APIRoute):
         answer = await self.endpoint(**arguments)
         if not isinstance(answer, Response):
             answer = Response(answer.model_dump_json(), media_type=_JSON)
+        if DEPRECATED:
+            body = arguments[self._body.name] if self._body is not None else None
+            for one in deprecations(f"{request.method} {self.path_format}", version, body):
+                answer.headers.append(DEPRECATED_HEADER, one)
         await answer(scope, receive, send)
 
     def _parse(self, request: Request, body: bytes, problems: list[Any]) -> Any:
@@ -118,14 +129,14 @@ def _loads(body: bytes) -> Any:
         raise RequestError("the body is not valid JSON") from None
 
 
-def _check_version(request: Request) -> None:
-    """Check the protocol version of a request, if its header states one.
+def _agreed_version(request: Request) -> str | None:
+    """Return the protocol version that a request and the server share, if its header states one.
 
     :raises VersionError: the server does not support the version.
     """
     spoken = request.headers.get(PROTOCOL_HEADER)
     if spoken is None:
-        return
+        return None
     try:
         common = negotiate([spoken])
     except ValueError as error:
@@ -136,3 +147,4 @@ def _check_version(request: Request) -> None:
             f"sent {spoken}: install a client of the same major version",
             param=PROTOCOL_HEADER,
         )
+    return common
