@@ -30,7 +30,7 @@ from ajet_server.gateway.formats.stopping import StopScanner
 from ajet_server.gateway.rendering.conversation import Record
 from ajet_server.gateway.rendering.messages import ChatMessage, without_names
 from ajet_server.gateway.rendering.parsing import Parsed
-from ajet_server.gateway.rendering.prompting import Prompt, characters, raw_prompt
+from ajet_server.gateway.rendering.prompting import Prompt, raw_prompt
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 
 
@@ -123,10 +123,7 @@ class CompletionService:
         self._check_engine(request)
         self._note_tools(request)
         grammar = self._grammar(request)
-        if request.prompt is not None:
-            prompt = raw_prompt(self._raw_ids(request.prompt))
-        else:
-            prompt = await self._prompt(session, request)
+        prompt = await self._prompt(session, request)
         room = self._room(len(prompt.ids))
         limits = (room, request.max_tokens, request.most_tokens)
         created_at = self._clock()
@@ -192,18 +189,14 @@ class CompletionService:
 
         :raises RequestError: the model's template cannot express the messages.
         """
+        if request.prompt is not None:
+            return raw_prompt(self._raw_ids(request.prompt))
         plan = session.index.plan(self._messages(request), request.tools)
-        renderer, quick = self._renderer, self._renderer.quick_characters
-        render = plan.render
-        if plan.parent is not None and characters(plan.messages[plan.answered :]) <= quick:
-            prompt = plan.bridged(renderer)
-            if prompt is not None:
-                return prompt
-            render = plan.unbridged
-        if characters(plan.messages) <= quick:
-            return render(renderer)
-        async with self._rendering:
-            return await asyncio.to_thread(render, renderer)
+        prompt = plan.render(self._renderer, self._renderer.quick_characters)
+        if prompt is None:
+            async with self._rendering:
+                prompt = await asyncio.to_thread(plan.render, self._renderer)
+        return prompt
 
     def _messages(self, request: ModelRequest) -> tuple[ChatMessage, ...]:
         """Return the messages as the model sees them, so that conversations differ only in that."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
+from typing import overload
 
 from ajet_core.errors import RequestError
 from ajet_core.timeline import Call, PlacedMessage
@@ -123,21 +125,30 @@ class PromptPlan:
     parent_ids: list[int] = field(default_factory=list)
     parent_written: list[int] | None = None
 
-    def render(self, renderer: ChatRenderer) -> Prompt:
-        """Return the prompt.
+    @overload
+    def render(self, renderer: ChatRenderer) -> Prompt: ...
+    @overload
+    def render(self, renderer: ChatRenderer, at_most: int) -> Prompt | None: ...
+    def render(self, renderer: ChatRenderer, at_most: int | None = None) -> Prompt | None:
+        """Return the prompt, continued from the parent if possible.
 
+        :param at_most: about how many characters may be rendered; None does not limit them.
+        :return: None if more have to be rendered.
         :raises RequestError: the model's template cannot express the messages.
         """
-        return self.bridged(renderer) or self.unbridged(renderer)
+        limit = math.inf if at_most is None else at_most
+        parent = self.parent
+        if parent is not None and characters(self.messages[self.answered :]) <= limit:
+            prompt = self._bridged(parent, renderer)
+            if prompt is not None:
+                return prompt
+        return self._unbridged(renderer) if characters(self.messages) <= limit else None
 
-    def bridged(self, renderer: ChatRenderer) -> Prompt | None:
+    def _bridged(self, parent: Call, renderer: ChatRenderer) -> Prompt | None:
         """Return the prompt by the renderer's own rules, which render only the new messages.
 
         :return: None if the rules do not cover this conversation.
         """
-        parent = self.parent
-        if parent is None:
-            return None
         new = named_results(self.messages, start=self.answered)
         reasoned = REASONED in parent.metadata
         extension = renderer.bridge(
@@ -147,11 +158,8 @@ class PromptPlan:
             return None
         return self._continued(parent, new, extension, Continuation.BRIDGED)
 
-    def unbridged(self, renderer: ChatRenderer) -> Prompt:
-        """Return the prompt if `bridged` returned None, by rendering all messages.
-
-        :raises RequestError: the model's template cannot express the messages.
-        """
+    def _unbridged(self, renderer: ChatRenderer) -> Prompt:
+        """Return the prompt by rendering all messages."""
         parent, anew = self.parent, self.anew
         if parent is not None:
             new = named_results(self.messages, start=self.answered)
