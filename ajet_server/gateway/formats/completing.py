@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from ajet_core.errors import ContextLengthError, UnsupportedError
 from ajet_core.interfaces.engine import (
@@ -60,8 +59,6 @@ def evaluated(request: ModelRequest, sampling: EvaluationSampling) -> ModelReque
         most_tokens=sampling.max_tokens,
     )
 
-
-T = TypeVar("T")
 
 _log = logging.getLogger("ajet.server")
 
@@ -168,9 +165,14 @@ class CompletionService:
             else:
                 await gathered(self._sampled(generation) for generation in generations)
         except BaseException:
-            await self._aborted(exchange, generations)
+            # No client gets an answer.
+            await asyncio.gather(*(self._recorder.record(exchange, g, None) for g in generations))
             raise
-        return await _finishing(self._choices(exchange, generations))
+        finishing = asyncio.ensure_future(self._choices(exchange, generations))
+        try:
+            return await asyncio.shield(finishing)
+        except asyncio.CancelledError:
+            return await finishing
 
     def events(self, exchange: Exchange) -> AsyncGenerator[Event, None]:
         """Yield the events of all choices as they occur; closing the generator cancels the calls.
@@ -297,18 +299,18 @@ class CompletionService:
             async for _ in progress:
                 pass
 
-    async def _aborted(self, exchange: Exchange, generations: Sequence[Generation]) -> None:
-        """Record generations whose answer no client gets."""
-        await asyncio.gather(
-            *(self._recorder.aborted(exchange, generation) for generation in generations)
-        )
-
     async def _choices(self, exchange: Exchange, generations: Sequence[Generation]) -> list[Choice]:
         """Record and return choices that are complete."""
-        answers = [self._answer(exchange, generation) for generation in generations]
+        offered = exchange.request.tools is not None
+        answers = [
+            make_answer(
+                self._parsed(exchange, one), tools_offered=offered, token_hex=self._token_hex
+            )
+            for one in generations
+        ]
         pairs = list(zip(generations, answers, strict=True))
         await asyncio.gather(
-            *(self._recorder.finished(exchange, one, answer) for one, answer in pairs)
+            *(self._recorder.record(exchange, one, answer) for one, answer in pairs)
         )
         return [
             Choice(i, generation, answer, _reason(generation, answer))
@@ -328,18 +330,13 @@ class CompletionService:
                     yield ChoiceDelta(choice, deltas.grown())
         except BaseException:
             # The part of an answer sent before an error does not count, as after a disconnect.
-            await self._recorder.aborted(exchange, generation)
+            await self._recorder.record(exchange, generation, None)
             raise
         answer = deltas.given(self._parsed(exchange, generation))
-        await self._recorder.finished(exchange, generation, answer)
+        await self._recorder.record(exchange, generation, answer)
         if last := deltas.completed(answer):
             yield ChoiceDelta(choice, last)
         yield Choice(choice, generation, answer, _reason(generation, answer), deltas.rest(answer))
-
-    def _answer(self, exchange: Exchange, generation: Generation) -> Answer:
-        offered = exchange.request.tools is not None
-        parsed = self._parsed(exchange, generation)
-        return make_answer(parsed, tools_offered=offered, token_hex=self._token_hex)
 
     def _parsed(self, exchange: Exchange, generation: Generation) -> Parsed:
         if exchange.request.prompt is not None:
@@ -347,15 +344,6 @@ class CompletionService:
         return self._renderer.parse(
             generation.visible_ids(), exchange.prompt.ids, exchange.request.tools
         )
-
-
-async def _finishing(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, which continues if this is cancelled."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        return await task
 
 
 def _reason(generation: Generation, answer: Answer) -> str:
