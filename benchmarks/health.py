@@ -7,7 +7,9 @@ for it within these steps, and the message of the pause must name a checkpoint f
 fault. Healthy runs, half of them asynchronous, must end without findings.
 
 The JSON line comes last: `planted` and `found` count faults, `false_alarms` healthy runs with
-findings. `--histories` writes the metrics of each step, for the tests of the checks.
+findings. `--histories` writes the metrics of each step, for the tests of the checks. With `--runs
+FILE` each run appends its result to FILE when it ends, and runs whose results are there are not
+repeated: an interrupted benchmark continues.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from altered_plugin import environment_with_plugin
+from kept import KeptResults
 from options import at_least
 from reporting import report
 
@@ -266,6 +269,12 @@ class Seen:
     found: dict[str, int] = field(default_factory=dict)
     pauses: list[Pause] = field(default_factory=list)
 
+    @classmethod
+    def from_kept(cls, name: str, kept: Mapping[str, Any]) -> Seen:
+        """Read what `run` kept."""
+        pauses = [Pause(p["step"], tuple(p["kinds"]), p["good"]) for p in kept["pauses"]]
+        return cls(name, kept["steps"], kept["found"], pauses)
+
 
 def configured(model: Path, seed: int, fault: Fault | None, *, asynchronous: bool) -> RunConfig:
     """Return the demo's configuration with the fault's settings."""
@@ -352,13 +361,17 @@ async def train(
 def run(
     name: str,
     models: Mapping[int, Path],
+    kept: KeptResults,
     *,
     seed: int,
     steps: int,
     fault: Fault | None,
     asynchronous: bool,
 ) -> Seen:
-    """Run on a new server."""
+    """Run on a new server, unless the result of an earlier run is kept."""
+    key = f"{name}, {steps} steps"
+    if (known := kept.get(key)) is not None:
+        return Seen.from_kept(name, known)
     seen = Seen(name)
     with tempfile.TemporaryDirectory(prefix="ajet-health-") as root:
         directory = Path(root)
@@ -378,6 +391,7 @@ def run(
     pauses = [dataclasses.asdict(pause) for pause in seen.pauses]
     told = {"run": name, "steps": len(seen.steps), "found": seen.found, "pauses": pauses}
     print(json.dumps(told), file=sys.stderr, flush=True)
+    kept.add(key, {"steps": seen.steps, "found": seen.found, "pauses": pauses})
     return seen
 
 
@@ -462,6 +476,7 @@ def main() -> None:
         "--jobs", type=at_least(1), default=1, help="number of runs at the same time"
     )
     parser.add_argument("--only", help="only faults whose names contain this; no healthy runs")
+    parser.add_argument("--runs", type=Path, help="file of the results of single runs")
     parser.add_argument("--histories", type=Path, help="directory for the metrics of each run")
     parser.add_argument("--output", type=Path, help="also write the results to this file")
     options = parser.parse_args()
@@ -469,16 +484,18 @@ def main() -> None:
     healthy = options.healthy if options.only is None else 0
 
     models: dict[int, Path] = {}
+    kept = KeptResults(options.runs)
 
     def planted(fault: Fault) -> Seen:
         steps = fault.from_step + options.within
-        return run(fault.name, models, seed=0, steps=steps, fault=fault, asynchronous=False)
+        return run(fault.name, models, kept, seed=0, steps=steps, fault=fault, asynchronous=False)
 
     def unplanted(number: int) -> Seen:
         seed, odd = divmod(number, 2)
         return run(
             f"healthy {'async' if odd else 'sync'} {seed}",
             models,
+            kept,
             seed=seed,
             steps=options.steps,
             fault=None,
