@@ -41,12 +41,14 @@ class FaultySettings(TorchTrainerSettings):
     :param noise: standard deviation of the noise added to the engine's logprobs, in nats.
     :param sharpen: factor by which the first step with the fault multiplies all logits of the
         model.
+    :param reset: each step with the fault ends with the weights that the run began with.
     """
 
     from_step: Annotated[int, Field(ge=1)] = 1
     rate: Annotated[float, Field(gt=0)] = 1.0
     noise: Annotated[float, Field(ge=0)] = 0.0
     sharpen: Annotated[float, Field(gt=0)] = 1.0
+    reset: bool = False
 
 
 class LaggingSettings(TorchEngineSettings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import torch
 from ajet_backend_torch.trainer import TorchTrainer
 from altered_plugin import FaultySettings
 
@@ -13,17 +14,20 @@ from ajet_core.timeline import TrainBatch
 
 
 class FaultyTrainer(TorchTrainer):
-    """The torch trainer with a wrong learning rate, noisy logprobs, or a deterministic policy."""
+    """The torch trainer with a wrong learning rate, noisy logprobs, or weights that it loses."""
 
     def __init__(self, settings: FaultySettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
         self._fault = settings
         self._random = random.Random(settings.from_step)
         self._raised = False
+        self._initial: dict[str, torch.Tensor] = {}
 
     def step(self, batch: TrainBatch) -> StepReport:
         """Train, with the fault from its first step on."""
         fault = self._fault
+        if fault.reset and not self._initial:
+            self._initial = {n: p.detach().clone() for n, p in self._parameters()}
         if batch.step >= fault.from_step:
             if fault.rate != 1.0 and not self._raised:
                 self._raised = True
@@ -40,7 +44,13 @@ class FaultyTrainer(TorchTrainer):
         if batch.step == fault.from_step and fault.sharpen != 1.0:
             # The last norm scales the logits.
             self.policy.module.get_parameter("model.norm.weight").data.mul_(fault.sharpen)
+        if batch.step >= fault.from_step and fault.reset:
+            for name, parameter in self._parameters():
+                parameter.data.copy_(self._initial[name])
         return report
+
+    def _parameters(self):  # type: ignore[no-untyped-def]
+        return self.policy.module.named_parameters()
 
     def _noisy(self, call):  # type: ignore[no-untyped-def]
         noise = self._random.gauss

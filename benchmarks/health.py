@@ -71,6 +71,7 @@ class Fault:
     :param call: changes to the agent's requests.
     :param reward: change of an episode's reward, as the name of a method of `FaultyAgent`.
     :param broken: the tool does not work any longer.
+    :param rambling: each walk that fails ends with a very long answer.
     :param trainer: settings of the trainer ``faulty``.
     :param engine: settings of the engine ``faulty``.
     :param config: changes to the run's configuration.
@@ -82,6 +83,7 @@ class Fault:
     call: dict[str, Any] = field(default_factory=dict)
     reward: str = "as_it_is"
     broken: bool = False
+    rambling: bool = False
     trainer: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
@@ -97,6 +99,9 @@ class Fault:
         """The findings that name the fault and pause a run by default."""
         return set(self.kinds) & set(FailureConfig().pause_on)
 
+
+# A walk samples about 35.
+RAMBLING_TOKENS = 600
 
 # A trainer without a limit of updates, such as DeepSpeed's. The limit would undo some of these
 # faults.
@@ -115,6 +120,14 @@ FAULTS: Sequence[Fault] = (
     Fault("greedy sampling", ("entropy", "zero_signal"), call={"temperature": 0.01}),
     Fault("logprob gap", ("logprob_gap",), trainer={"noise": 0.5}),
     Fault("small logprob gap", ("logprob_gap",), trainer={"noise": 0.2}),
+    Fault("logprob gap that grows below its limit", ("logprob_gap",), trainer={"noise": 0.12}),
+    Fault("sampling that is too hot", ("entropy",), call={"temperature": 1.5}),
+    Fault(
+        "weights that are lost",
+        ("kl",),
+        trainer={"reset": True},
+        config={"algorithm": {**UNLIMITED, "kl_coef": 1e-3}},
+    ),
     Fault("learning rate x100", ("shortened",), trainer={"rate": 100.0}),
     Fault(
         "learning rate x100, updates of any size",
@@ -149,6 +162,7 @@ FAULTS: Sequence[Fault] = (
         config={"timelines": {"max_tokens": 185, "over_long": "drop"}},
         start=True,
     ),
+    Fault("failures that are much longer", ("advantage_bias",), rambling=True),
     Fault(
         "late turns trimmed", ("trimmed",), config={"timelines": {"max_tokens": 150}}, start=True
     ),
@@ -190,12 +204,19 @@ class FaultyAgent(GridWalkAgent):
     async def walk(self, walk: GridWalk, episode: Episode) -> None:
         fault = self._planted(walk.task_id)
         changes = dict(fault.call) if fault is not None else {}
+        client = self._openai.with_options(base_url=episode.base_url, api_key=episode.api_key)
         if not changes:
             await super().walk(walk, episode)
+            if fault is not None and fault.rambling and not walk.outcome().success:
+                await client.chat.completions.create(
+                    model=episode.model,
+                    messages=list(walk.messages()),
+                    max_tokens=RAMBLING_TOKENS,
+                    logit_bias={str(self._end_of_turn): -100},
+                )
             return
         # The same loop as the agent's, with changed requests.
         bias = changes.pop("end_of_turn", None)
-        client = self._openai.with_options(base_url=episode.base_url, api_key=episode.api_key)
         messages: list[Any] = list(walk.messages())
         asked = {"temperature": TEMPERATURE, "max_tokens": 32, **changes}
         if bias is not None:

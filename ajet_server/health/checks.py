@@ -205,13 +205,14 @@ def kl(history: History, limits: FailureConfig) -> Reading | str:
     change = series.change(found)
     if change is None:
         return series.too_few(len(found), series.ENOUGH)
-    # If the weights are the reference's again, the trained ones were lost.
-    fall = change.before / max(change.now, 1e-9) / _LOST_KL if change.before > _SMALL_KL else 0.0
+    limit = limits.max_kl_growth
     cause = (
         f"the KL divergence from the reference is {change.newest:.3g} nats; before, it was "
-        f"{change.before:.3g}"
+        f"{change.before:.3g}, and in the first steps {change.first:.3g}"
     )
-    return Reading(max(change.growth(limits.max_kl_growth, _SMALL_KL), fall), cause)
+    # If the weights are the reference's again, the trained ones were lost.
+    level = max(change.growth(limit, _SMALL_KL), change.fall(limit, _NO_KL))
+    return Reading(level, cause)
 
 
 def entropy(history: History, limits: FailureConfig) -> Reading | str:
@@ -233,9 +234,17 @@ def length(history: History, limits: FailureConfig) -> Reading | str:
     change = series.change(found)
     if change is None:
         return series.too_few(len(found), series.ENOUGH)
-    ratio = max(change.now, 1e-9) / max(change.before, 1e-9)
-    cause = f"answers have {change.now:.0f} tokens on average; before, they had {change.before:.0f}"
-    return Reading(max(ratio, 1 / ratio) / limits.max_length_growth, cause)
+    limit = limits.max_length_growth
+    level = max(
+        change.now / max(change.before, 1e-9) / limit,
+        change.now / max(change.first, 1e-9) / limit**2,
+        change.fall(limit, 1e-9),
+    )
+    cause = (
+        f"answers have {change.now:.0f} tokens on average; before, they had {change.before:.0f}, "
+        f"and in the first steps {change.first:.0f}"
+    )
+    return Reading(level, cause)
 
 
 def grad_norm(history: History, limits: FailureConfig) -> Reading | str:
@@ -292,8 +301,8 @@ _PAST = 20
 # Differences below these, in nats, mean nothing.
 _SMALL_GAP = 0.01
 _SMALL_KL = 0.1
+_NO_KL = 0.001
 _SMALL_ENTROPY = 0.05
-_LOST_KL = 100.0
 # Sampling noise of a mean reward rarely exceeds this many standard errors.
 _NOISE = 5.0
 
@@ -312,7 +321,8 @@ def _or_growth(
     grown = change.growth(limit, least)
     if grown <= reading.level:
         return reading
-    return Reading(grown, f"{reading.cause}; before, it was {change.before:.3g}")
+    before = f"before, it was {change.before:.3g}, and in the first steps {change.first:.3g}"
+    return Reading(grown, f"{reading.cause}; {before}")
 
 
 def _percent(share: float) -> str:
@@ -353,7 +363,8 @@ CHECKS: Sequence[Check] = (
         ("max_kl_growth",),
         kl,
         f"{_GO_BACK}, or raise algorithm.kl_coef",
-        span=2,
+        span=_SPAN,
+        of_answers=True,
     ),
     Check(
         "entropy",

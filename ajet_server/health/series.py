@@ -26,24 +26,38 @@ _MAD = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A recent level and an earlier one.
+    """A recent level and earlier ones.
 
     :param now: the median of the last steps.
     :param before: the median of the steps before them.
+    :param first: the median of the first steps.
     :param newest: the value of the last step.
     """
 
     now: float
     before: float
+    first: float
     newest: float
 
     def growth(self, limit: float, least: float) -> float:
-        """Return the recent growth over `limit`, or the last step's over its square if larger.
+        """Return the recent growth over `limit`, or over its square what follows, if larger.
+
+        A single step may grow more by chance, and a slow change since the first steps may be what
+        the model learned.
 
         :param least: earlier levels below it count as it.
         """
-        before = max(self.before, least)
-        return max(self.now / before / limit, self.newest / before / limit**2)
+        before, first = max(self.before, least), max(self.first, least)
+        gross = max(self.newest / before, self.now / first)
+        return max(self.now / before / limit, gross / limit**2)
+
+    def fall(self, limit: float, least: float) -> float:
+        """Return the recent fall over `limit`, or the fall since the first steps over its square.
+
+        :param least: levels below it count as it.
+        """
+        now = max(self.now, least)
+        return max(self.before / now / limit, self.first / now / limit**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +99,12 @@ def too_few(known: int, needed: int) -> str:
 
 
 def change(found: Sequence[float]) -> Change | None:
-    """Return the recent and the earlier level of a series; None if it is too short."""
+    """Return the recent and the earlier levels of a series; None if it is too short."""
     before = found[:-_NOW][-WINDOW:]
     if len(before) < ENOUGH - _NOW + 1:
         return None
-    return Change(median(found[-_NOW:]), median(before), found[-1])
+    first = median(found[:-_NOW][:ENOUGH])
+    return Change(median(found[-_NOW:]), median(before), first, found[-1])
 
 
 def reward_trend(history: Sequence[Mapping[str, float]]) -> Trend | None:

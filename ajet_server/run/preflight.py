@@ -76,6 +76,10 @@ async def preflight(
         record.step - 1,
         run.uses_rewards,
         run.config.model.lora is not None and run.config.model.lora.dropout > 0,
+        {
+            episode.episode_id: client
+            for episode, client in zip(data.batch.episodes, data.client_of, strict=True)
+        },
     )
     if refusable and refusal:
         raise StepRefusedError(refusal)

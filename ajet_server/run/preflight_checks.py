@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
 
 from ajet_core.interfaces import SealReport, StepReport
 from ajet_core.protocol import PreflightCheck, PreflightConfig
@@ -45,6 +46,7 @@ class Evidence:
     :param refusal: why it failed.
     :param uses_rewards: whether the trainer learns from advantages.
     :param dropout: whether it computes logprobs with dropout, which engines never do.
+    :param clients: the client of each episode, by episode id.
     """
 
     batch: TrainBatch
@@ -57,18 +59,54 @@ class Evidence:
     policy_version: int = 0
     uses_rewards: bool = True
     dropout: bool = False
+    clients: Mapping[str, str] = field(default_factory=dict)
+
+    def of_client(self, client: str) -> Evidence:
+        """Return the evidence that one client's calls give."""
+        episodes = {episode for episode, its in self.clients.items() if its == client}
+        theirs = [
+            self.batch.episodes[call.episode].episode_id in episodes for call in self.batch.calls
+        ]
+        rehearsal = self.rehearsal and replace(
+            self.rehearsal, logprobs=list(compress(self.rehearsal.logprobs, theirs))
+        )
+        return replace(
+            self,
+            batch=replace(self.batch, calls=list(compress(self.batch.calls, theirs))),
+            calls=[call for call in self.calls if call.episode_id in episodes],
+            rehearsal=rehearsal,
+        )
 
 
 def check_all(evidence: Evidence, config: PreflightConfig) -> list[PreflightCheck]:
-    """Run all checks, in the order of the report."""
+    """Run all checks, in the order of the report.
+
+    What only one of several clients shows in its calls is a warning: a client must not be able to
+    stop a run that others share.
+    """
     return [
-        logprobs_agree(evidence, config.max_logprob_gap),
+        _of_all_clients(evidence, lambda part: logprobs_agree(part, config.max_logprob_gap)),
         weights_are_proven(evidence.seal),
         template_round_trips(evidence.calls),
-        tool_calls_are_read(evidence.calls),
+        _of_all_clients(evidence, lambda part: tool_calls_are_read(part.calls)),
         longest_fits(evidence),
         rewards_differ_in_groups(evidence),
     ]
+
+
+def _of_all_clients(
+    evidence: Evidence, check: Callable[[Evidence], PreflightCheck]
+) -> PreflightCheck:
+    """Run a check; a failure that only one of several clients shows becomes a warning."""
+    whole = check(evidence)
+    clients = sorted(set(evidence.clients.values()))
+    if whole.verdict != "fail" or len(clients) < 2:
+        return whole
+    failing = [client for client in clients if check(evidence.of_client(client)).verdict == "fail"]
+    if len(failing) != 1:
+        return whole
+    found = f"{whole.found}; only the calls of client {failing[0]} show this"
+    return whole.model_copy(update={"verdict": "warn", "found": found})
 
 
 def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:

@@ -128,6 +128,49 @@ def test_tools_whose_calls_nobody_reads() -> None:
     assert "model.renderer" in check.way_out
 
 
+def of_clients(gaps: dict[str, float], unread: set[str]) -> Evidence:
+    """A call of each client, whose tokens' logprobs differ by this."""
+    calls = [
+        call(
+            call_id=client,
+            episode_id=f"e-{client}",
+            metadata={"calls_unread": "1"} if client in unread else {},
+        )
+        for client in gaps
+    ]
+    given = evidence(0.0)
+    batch = replace(
+        given.batch,
+        episodes=[TrainEpisode(made.episode_id, "g", 1.0) for made in calls],
+        calls=[TrainCall.of(made, number, 1.0) for number, made in enumerate(calls)],
+    )
+    logprobs = [[-1.0 + gap] * TOKENS for gap in gaps.values()]
+    return replace(
+        given,
+        batch=batch,
+        calls=calls,
+        rehearsal=StepReport(1, tokens_trained=TOKENS, logprobs=logprobs),
+        clients={made.episode_id: made.call_id for made in calls},
+    )
+
+
+@pytest.mark.parametrize(
+    ("showing", "expected"), [({"b"}, "warn"), ({"a", "b"}, "fail"), (set(), "pass")]
+)
+def test_one_client_of_several_fails_no_check_by_itself(showing: set[str], expected: str) -> None:
+    gaps = {client: 0.5 if client in showing else 0.0 for client in "abc"}
+    given = of_clients(gaps, showing)
+    for name in ("logprobs", "tools"):
+        check = verdict(name, given)
+        assert check.verdict == expected
+        assert ("only the calls of client b show this" in check.found) is (expected == "warn")
+
+
+def test_the_only_client_of_a_batch_fails_checks() -> None:
+    given = of_clients({"a": 0.5}, {"a"})
+    assert (verdict("logprobs", given).verdict, verdict("tools", given).verdict) == ("fail", "fail")
+
+
 def test_an_agent_that_makes_no_call() -> None:
     given = evidence(0.0, calls=[], faults={"empty": "none of the episodes made a model call"})
     assert verdict("template", given).verdict == "fail"

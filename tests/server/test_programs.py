@@ -15,7 +15,15 @@ from ajet_core.protocol import ServerState
 from ajet_core.timeline import Call
 from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.gateway.rendering.renderer import ChatRenderer
-from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, key
+from ajet_testing.servers import (
+    CLIENT,
+    CONTROL,
+    Running,
+    ServerFactory,
+    claim_as,
+    key,
+    new_token,
+)
 from ajet_testing.tokenizers import renderer_for, write_model
 from tests.support.runs import status, until_state
 
@@ -289,3 +297,33 @@ async def test_a_first_batch_whose_tool_calls_nobody_reads_pauses_the_run_untrai
         # Its agent may read them by itself.
         await server.http.post("/v1/run/resume", headers=CONTROL)
         await server.service.board.wait_until(lambda: coordinator.step == 1)
+
+
+async def test_a_client_whose_tool_calls_nobody_reads_does_not_pause_the_run_of_others(
+    tmp_path: Path,
+) -> None:
+    async with says(CALLED, "qwen3", tmp_path, UNREAD) as model:
+        server, coordinator = model.server, model.server.service.coordinator
+        _, other = await new_token(server, "other")
+        claims = [
+            await claim_as(server, headers, task)
+            for headers, task in ((CLIENT, "a"), (other, "b"), (other, "b"))
+        ]
+        grants = [model.grant, *(claim.json() for claim in claims)]
+        for number, grant in enumerate(grants):
+            headers = CLIENT if number < 2 else other
+            tools: dict[str, Any] = {"tools": [{"type": "function", "function": WRITE}]}
+            if headers is other:
+                tools = {}
+            assert (await server.chat(grant, **tools)).status_code == 200
+            url = f"/v1/episodes/{grant['episode_id']}/end"
+            end = {"reward": float(number % 2)}
+            assert (await server.http.post(url, headers=headers, json=end)).status_code == 200
+        await server.service.board.wait_until(
+            lambda: coordinator.step == 1 or server.service.board.state is ServerState.PAUSED
+        )
+        assert coordinator.step == 1
+        checks = (await status(server))["preflight"]["checks"]
+        (check,) = [check for check in checks if check["name"] == "tools"]
+        assert check["verdict"] == "warn"
+        assert "only the calls of client" in check["found"]

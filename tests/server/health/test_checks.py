@@ -123,6 +123,45 @@ def test_chance_is_no_fault(kind: str, changes: dict[str, Any]) -> None:
     assert read(kind, steps(**changes)).level < 1
 
 
+def ramp(start: float, factor: float, most: float = 1e9) -> list[float]:
+    """60 steps, each of which is the one before times `factor`."""
+    return [min(most, start * factor**step) for step in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "course"),
+    [
+        ("entropy", "sampled_entropy", ramp(0.3, 1.1, 6.0)),
+        ("entropy", "sampled_entropy", ramp(0.3, 0.9)),
+        ("length", "tokens_per_call", ramp(20, 1.1)),
+        ("length", "tokens_per_call", ramp(200, 0.9)),
+        ("kl", "kl", ramp(0.05, 1.2)),
+        ("logprob_gap", "logprob_gap_mean", ramp(0.001, 1.1)),
+    ],
+)
+def test_a_slow_change_is_found_too(kind: str, name: str, course: list[float]) -> None:
+    history = steps(60, **{name: course})
+    levels = [read(kind, history[:count]).level for count in range(6, 61)]
+    assert max(levels) >= 1
+    # It is not found before it is large.
+    assert max(levels[:10]) < 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "course"),
+    [
+        ("entropy", "sampled_entropy", ramp(0.5, 0.95)),
+        ("length", "tokens_per_call", ramp(20, 1.03)),
+        ("kl", "kl", ramp(1e-4, 1.15)),
+    ],
+)
+def test_what_models_learn_in_the_long_run_is_no_fault(
+    kind: str, name: str, course: list[float]
+) -> None:
+    history = steps(60, **{name: course})
+    assert max(read(kind, history[:count]).level for count in range(6, 61)) < 1
+
+
 def test_a_model_that_is_as_good_as_it_ever_was_is_no_reason_to_pause() -> None:
     rising = [0.1, 0.3, 0.5, 0.7, 0.95, 1.0, 1.0, 1.0]
     history = steps(8, reward_mean=rising, no_signal=[0, 0, 0, 0, 0, 1, 1, 1])
