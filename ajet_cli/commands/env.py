@@ -167,7 +167,7 @@ def _directory(path: Path) -> Path:
     if directory.name == "..":
         directory = directory.resolve()
     if not directory.name:
-        raise ConfigError(f"{directory} cannot be an environment: choose another --path")
+        raise ConfigError(f"{directory} cannot become an environment: choose another --path")
     return directory
 
 
