@@ -50,7 +50,11 @@ def _interpreters(
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output."
 )
-@click.option("--fresh", is_flag=True, help="Start a new run beside an existing one.")
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="Start a new run, in a new directory next to an existing run.",
+)
 @click.option(
     "--two-models",
     is_flag=True,

@@ -45,8 +45,8 @@ def test_other_modules_that_the_page_names_exist() -> None:
 
 
 def test_the_page_has_every_reason_and_what_it_means() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (continues|starts anew) \|", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (continues|starts over) \|", PAGE, re.MULTILINE)
     continues = {Continuation.BRIDGED, Continuation.PROVEN}
     assert rows == [
-        (one.value, "continues" if one in continues else "starts anew") for one in Continuation
+        (one.value, "continues" if one in continues else "starts over") for one in Continuation
     ]

@@ -1,4 +1,4 @@
-"""The words of documentation, messages and command line: plain English, one word for each idea."""
+"""Documentation, messages and command line use plain English, and pages have no long lines."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from ajet_cli.main import BUILT_IN, cli
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     path.relative_to(ROOT)
-    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "plugins/*/README.md")
+    for pattern in (
+        "*.md",
+        "benchmarks/*.md",
+        "changelog.d/*.md",
+        "docs/*.md",
+        "plugins/*/README.md",
+    )
     for path in ROOT.glob(pattern)
-    if path.name != "CHANGELOG.md"
 )
+WIDTH = 100
+BULLET = 2
+"""What towncrier adds to the lines of `changelog.d`."""
 BANNED = re.compile(
     r"\b(nobody|whoever|goes on|go on|mends?|mended|mending|(is|are|was|were) told|for else"
     r"|none any more)\b",
@@ -32,7 +40,7 @@ IN_MESSAGES = re.compile(
     r"|(?<!there )\b(is|are|holds?|names?) no (?!longer\b|more\b)\w+",
     re.IGNORECASE,
 )
-"""Further words that messages do not use: "is not a valid URL" is plainer than "is no URL"."""
+"""Messages and pages also avoid these: "is not a valid URL" is plainer than "is no URL"."""
 PROGRAMS = sorted(
     path.relative_to(ROOT)
     for pattern in ("agentjet", "ajet_*", "benchmarks", "scripts", "plugins/*/src")
@@ -51,7 +59,39 @@ def prose(text: str) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_pages_use_plain_words(page: Path) -> None:
     text = prose((ROOT / page).read_text(encoding="utf-8"))
-    assert [found.group() for found in BANNED.finditer(text)] == []
+    assert [found.group() for found in IN_MESSAGES.finditer(text)] == []
+
+
+UNBREAKABLE = re.compile(r"(?:`[^`]*`|\[[^\]]*\]\([^)]*\)|\S)+")
+"""A word, a link or a code span: what a line break cannot shorten."""
+
+
+def long_lines(text: str, width: int) -> list[str]:
+    """Lines of prose over `width` that a line break can shorten; tables and code are exempt."""
+    # Fences may be indented, in lists. Indented code follows an empty line.
+    without_code = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    without_code = re.sub(r"(?<=\n\n) {4}.*(?:\n {4}.*)*", "", without_code)
+    return [
+        line
+        for line in without_code.splitlines()
+        if len(line) > width
+        and not line.lstrip().startswith("|")
+        and len(UNBREAKABLE.findall(line.lstrip("-* "))) > 1
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_lines_of_pages_are_not_too_long(page: Path) -> None:
+    is_entry = page.parent.name == "changelog.d" and page.name.startswith("+")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert long_lines(text, WIDTH - BULLET if is_entry else WIDTH) == []
+
+
+def test_only_prose_has_long_lines() -> None:
+    words = "word " * 5
+    assert long_lines(f"- {words}\n  {words}\n", 20) == [f"- {words}", f"  {words}"]
+    exempt = f"| {words} |\n\n    {words}\n    {words}\n\n```\n{words}\n```\n"
+    assert long_lines(f"{exempt}\n- `{words}`.\n![{words}](image.png)\n", 20) == []
 
 
 def texts(source: str) -> Iterator[str]:

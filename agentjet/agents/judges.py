@@ -59,7 +59,7 @@ class NumberJudge(Judge[NumberJudgeSettings]):
         expected = _last_number(_answer(task, key, "number"))
         if expected is None:
             raise ConfigError(
-                f"the field {key!r} of a task has no number, which the judge 'number' needs",
+                f"the field {key!r} of a task has no number: the judge 'number' compares numbers",
                 param="judges.number.answer",
             )
         found = _last_number(_text(result))

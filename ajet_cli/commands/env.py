@@ -50,13 +50,15 @@ def env() -> None:
     "--path", type=_DIRECTORY, help="Directory of the environment.  [default: .venvs/NAME]"
 )
 @click.option(
-    "--python", metavar="PYTHON", help="Python interpreter to use.  [default: one that fits]"
+    "--python",
+    metavar="PYTHON",
+    help="Python interpreter to use.  [default: one that the backend supports]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing environment.")
 @click.option(
     "--source",
     type=_DIRECTORY,
-    help="Source tree of agentjet.  [default: the one that it runs from, if any]",
+    help="Source tree of agentjet.  [default: the one that ajet runs from, if any]",
 )
 @click.option("--find-links", type=_DIRECTORY, help="Directory with wheels of agentjet.")
 @click.option(
@@ -85,8 +87,8 @@ def create(
 ) -> None:
     """Create the environment of a backend, with agentjet and the backend's plugin.
 
-    One that is there already is left as it is, but gets the plugin if it lacks it. Packages come
-    from wherever pip is configured to take them, with uv too.
+    An existing environment is not replaced, but gets the plugin if the plugin is missing. Packages
+    come from the sources that pip is configured to use, also with uv.
     """
     chosen, its_device = recipe(name), device or device_here()
     tree = source if source is not None or find_links is not None else source_tree()
@@ -165,7 +167,7 @@ def _directory(path: Path) -> Path:
     if directory.name == "..":
         directory = directory.resolve()
     if not directory.name:
-        raise ConfigError(f"{directory} cannot be an environment: choose another --path")
+        raise ConfigError(f"{directory} cannot become an environment: choose another --path")
     return directory
 
 

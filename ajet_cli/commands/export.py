@@ -80,8 +80,8 @@ def export(
 ) -> None:
     """Write the samples of a run for other tools, as JSON lines or Parquet.
 
-    RUN is a run directory; its server may be running. Each sampled token is trained (loss_mask 1)
-    in exactly one row.
+    RUN is a run directory; its server may be running. Each sampled token has loss_mask 1 in exactly
+    one row, and is trained there.
     """
     file_type = file_format(out, given_format)
     choice = EpisodeChoice(

@@ -58,7 +58,7 @@ _LIMIT = 20
     type=click.IntRange(1),
     default=MAX_TOKENS,
     show_default=True,
-    help="Maximum number of tokens of a page.",
+    help="Maximum number of tokens on the page.",
 )
 @click.option(
     "--tokenizer",
@@ -84,9 +84,9 @@ def inspect(
 ) -> None:
     """Inspect the episodes of a run, while its server runs or afterwards.
 
-    RUN is a run directory. Without EPISODE the newest episodes are listed; with it (the beginning
-    of an id is enough) its timelines are shown: who said what, what was sampled and what training
-    made of it.
+    RUN is a run directory. Without EPISODE, the command lists the newest episodes. With EPISODE
+    (the beginning of an id is enough), it shows the timelines of the episode: the messages and
+    their roles, the sampled text, and the logprobs, advantages and rewards.
     """
     if as_json and html is not None:
         raise click.UsageError("--json and --html cannot be combined")

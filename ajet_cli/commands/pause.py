@@ -7,7 +7,7 @@ import click
 from agentjet.client import SwarmClient
 from ajet_cli.state import CliState, config_option, pass_state, set_flags
 
-_URL_HELP = "The server.  [default: AJET_URL, or http://127.0.0.1:8642]"
+_URL_HELP = "URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]"
 _RETRIES = 1
 
 
@@ -28,7 +28,7 @@ def _client(state: CliState, url: str | None) -> SwarmClient:
 @config_option
 @pass_state
 def pause(state: CliState, url: str | None, reason: str) -> None:
-    """Pause a run: no episode begins and no batch is trained. Open episodes continue."""
+    """Pause a run: no episode starts and no batch is trained. Open episodes continue."""
     with _client(state, url) as client:
         client.pause_engine(reason)
     click.echo("paused; run `ajet resume` to continue")

@@ -33,8 +33,8 @@ def preflight(state: CliState, url: str | None, wait: float, as_json: bool) -> N
     """Check the next batch before it is trained. Its episodes come from your clients.
 
     The trainer computes the next batch of the configured run without changing any weights. Exit
-    status 1 says that a check failed; the run is paused then, and `ajet resume` trains the batch
-    nevertheless.
+    status 1 means that a check failed. The run is then paused, and `ajet resume` trains the batch
+    anyway.
     """
     settings = state.settings(set_flags("client", url=url)).client
     token = settings.token.get_secret_value() if settings.token else None

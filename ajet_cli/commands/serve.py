@@ -32,7 +32,11 @@ from ajet_core.errors import ConfigError
     default=None,
     help="Allow an address that other machines can reach, without TLS.",
 )
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Lowest level of the messages to log.",
+)
 @config_option
 @pass_state
 def serve(state: CliState, /, **options: object) -> None:

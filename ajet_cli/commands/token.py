@@ -72,7 +72,7 @@ def _where(command: F) -> F:
 def token() -> None:
     """Create, list and revoke the tokens of a server. This needs a control token.
 
-    A running server knows of every change at once.
+    A running server applies each change immediately.
     """
 
 

@@ -15,11 +15,11 @@ __all__ = ["Merger", "MergerPromises"]
 
 @dataclass(frozen=True, slots=True)
 class MergerPromises:
-    """What is true of a merger's trees, besides what `Merger.merge` says of all.
+    """Properties of a merger's trees, besides those that `Merger.merge` requires of all.
 
     :param exact: every call's prompt and sampled tokens are the tokens of one root-to-node path, so
         that training on the tree gives the logprobs and gradients of training on every call.
-    :param shares: tokens that follow the same tokens are in the tree once.
+    :param shares: each shared prefix is in the tree once.
     """
 
     exact: bool = False
@@ -29,8 +29,8 @@ class MergerPromises:
 class Merger(Generic[SettingsT_co], ABC):
     """A merger. It is pure: the same calls give the same tree, whatever was merged before.
 
-    The server makes one with the settings of the run. Its trees are trained, and they are what
-    ``GET /v1/timelines``, ``ajet inspect`` and ``ajet export`` show.
+    The server makes one with the settings of the run. The trainer trains its trees, and
+    ``GET /v1/timelines``, ``ajet inspect`` and ``ajet export`` show them.
     """
 
     def __init__(self, settings: SettingsT_co, context: WorkerContext) -> None:
@@ -39,16 +39,16 @@ class Merger(Generic[SettingsT_co], ABC):
 
     @property
     def promises(self) -> MergerPromises:
-        """What is true of its trees with its settings; the test suite checks it."""
+        """Properties of its trees with its settings; the test suite checks them."""
         return MergerPromises()
 
     @abstractmethod
     def merge(self, episode_id: str, calls: Sequence[Call]) -> TokenTree:
         """Merge the calls of one episode.
 
-        The tree has all calls. The path to the end of a call ends with the tokens that it sampled,
-        each sampled once by it. What differs from its prompt before them is counted in
-        `TokenTree.tokens_altered`.
+        The tree contains all calls. The path to the end of a call ends with the tokens that the
+        call sampled, each of them once. `TokenTree.tokens_altered` counts the tokens before them
+        that differ from the call's prompt.
 
         :param calls: calls of `episode_id`, not always all of them. Their order does not matter:
             `Call.index` says in which order they were made.

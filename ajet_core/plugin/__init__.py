@@ -32,7 +32,7 @@ A plugin is a distribution with a light module of hooks. This one adds an engine
             )
         ]
 
-``ajet_echo/settings.py`` (light: the server imports it to check what a run asks for)::
+``ajet_echo/settings.py`` (light: the server imports it to check the settings of a run)::
 
     from ajet_core.interfaces import ComponentSettings
 
@@ -42,14 +42,14 @@ A plugin is a distribution with a light module of hooks. This one adds an engine
         repeat: int = 1
 
 ``ajet_echo/engine.py`` holds ``class EchoEngine(ajet_core.interfaces.Engine[EchoSettings])`` and
-may import whatever it needs: it is imported only where the engine runs. Its ``self.settings`` is a
+may import any package: it is imported only where the engine runs. Its ``self.settings`` is a
 valid `EchoSettings`. ``ajet plugins`` shows whether the plugin is found and what it registers.
 
 Rules:
 
 - The entry point's name is the plugin's name. Another plugin of the same name is a conflict, and so
   is a component of the same kind and name; only those who use the component notice.
-- The group ``agentjet.hook_api`` says which hook API (major.minor) the module was written for.
+- The group ``agentjet.hook_api`` names the hook API (major.minor) of the module.
   Another major, or a later minor than `HOOK_API`, is refused before the module is imported.
 - Hooks (`ajet_core.plugin.spec`, ``docs/plugins.md``) are plain functions marked with `hookimpl`.
   Registering hooks are called once; observers are called in the server's event loop and return

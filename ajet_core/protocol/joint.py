@@ -16,13 +16,13 @@ JointOutcome = Literal["open", "ended", "aborted", "unknown"]
 
 
 class JointPart(Message):
-    """Which part of a joint episode a claim is for.
+    """The part of a joint episode that is claimed.
 
-    :param role: what the client calls the server that it asks.
-    :param arbiter: the role of the server whose outcome is that of all: the first in the order of
-        the alphabet. Its part is claimed first, so that an arbiter knows of every joint episode
-        that another server knows of.
-    :param arbiter_run: the id of the arbiter's run, as its ``GET /v1/run`` says it.
+    :param role: the client's name for the server that receives the claim.
+    :param arbiter: the role of the server that decides the outcome of all parts: the first in
+        alphabetical order. Its part is claimed first, so that the arbiter has a record of every
+        joint episode of which another server has a part.
+    :param arbiter_run: the id of the arbiter's run, from its ``GET /v1/run``.
     """
 
     joint_id: JointId = Field(repr=False)
@@ -32,10 +32,9 @@ class JointPart(Message):
 
 
 class PreparedPart(Message):
-    """A part whose outcome is stored and waits for the arbiter's.
+    """A part whose outcome is stored, and which waits for the arbiter's outcome.
 
-    :param seconds: for how long it has waited since it was prepared, or since the server was
-        started.
+    :param seconds: how long it has waited since it was prepared, or since the server started.
     """
 
     episode_id: str
@@ -47,13 +46,13 @@ class PreparedPart(Message):
 
 
 class PreparedParts(Message):
-    """Answer of ``GET /v1/joint``: the prepared parts that the asking token claimed."""
+    """Answer of ``GET /v1/joint``: the prepared parts that the request's token claimed."""
 
     prepared: list[PreparedPart]
 
 
 class JointOutcomesRequest(Message):
-    """Body of ``POST /v1/joint/outcomes``, which an arbiter is asked."""
+    """Body of ``POST /v1/joint/outcomes``, a request to an arbiter."""
 
     joint_ids: Annotated[list[JointId], Field(max_length=1024)] = Field(repr=False)
 
@@ -61,8 +60,7 @@ class JointOutcomesRequest(Message):
 class JointOutcomes(Message):
     """Answer of ``POST /v1/joint/outcomes``.
 
-    :param run_id: of this server; if it is another run than the arbiter's, the outcomes mean
-        nothing.
+    :param run_id: this server's run; if it is not the arbiter's run, ignore the outcomes.
     :param outcomes: by joint id.
     """
 

@@ -1,6 +1,6 @@
 """The typed training configuration, the body of ``PUT /v1/run``.
 
-It names components by the names they are registered under, never by an import path.
+It names components by their registered names, never by an import path.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class ModelConfig(Message):
 
     :param path: a Hugging Face model directory on the server, inside one of its model roots.
     :param name: the model id that ``/v1/models`` lists.
-    :param renderer: how messages become tokens: a name of the `renderers` library, such as
+    :param renderer: what turns messages into tokens: a name of the `renderers` library, such as
         ``qwen3``, or ``auto``.
-    :param max_context: tokens a prompt and its completion may have; None takes the model's own
-        limit.
+    :param max_context: maximum number of tokens of a prompt and its completion; None takes the
+        model's own limit.
     """
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -80,37 +80,37 @@ class AlgorithmConfig(Message):
     :param advantage_settings: of the estimator, checked by its own settings type.
     :param call_credit: how rewards for single calls are credited: ``return_to_go``, the rewards of
         a call and of those after it, relative to the same call number of the other episodes of the
-        group: without bias, however many calls an episode makes; ``process_supervision``, GRPO's,
-        which assumes the same number of calls in all (see `ajet_core.timeline.credit`).
-    :param discount: of rewards for single calls, per call.
-    :param aggregation: what weighs the same in the loss of a minibatch: each sampled token
+        group, without bias for any number of calls; ``process_supervision``, as in GRPO, which
+        assumes that all episodes have the same number of calls (see `ajet_core.timeline.credit`).
+    :param discount: discount per call of rewards for single calls.
+    :param aggregation: the unit with equal weight in the loss of a minibatch: each sampled token
         (``token_mean``, as DAPO), each call (``call_mean``: mean over calls of their token means),
         each episode (``episode_mean``: mean over episodes of their token means, as GRPO), or each
         token again, but divided by the number of episodes instead of tokens (``episode_sum``, as
-        Dr. GRPO up to a constant). How calls were merged has no influence on any of them.
+        Dr. GRPO up to a constant). Merging has no influence on any of them.
     :param clip_low: the ratio is clipped below 1 - clip_low.
     :param clip_high: the ratio is clipped above 1 + clip_high.
-    :param importance: how tokens are weighed that other weights sampled, see above. ``auto`` takes
+    :param importance: the weighting of tokens that other weights sampled, see above. ``auto`` is
         ``truncated`` in the mode ``async`` and ``ratio`` in ``sync``.
-    :param importance_cap: ``truncated``: most that a token weighs.
+    :param importance_cap: ``truncated``: maximum weight of a token.
     :param kl_coef: weight of the KL divergence to the reference model (the model at the start),
         estimated as k3 (Schulman, "Approximating KL divergence").
-    :param minibatches: optimiser steps a batch is divided into.
-    :param epochs: times the batch is gone through.
+    :param minibatches: parts that a batch is divided into, each with an optimiser step.
+    :param epochs: passes over the batch.
     :param warmup_steps: steps over which the learning rate rises linearly.
     :param max_grad_norm: gradients are clipped to this norm; 0 turns clipping off.
     :param max_update_rms: bounds how far a single update of AdamW moves the weights, in learning
         rates: with R the root mean square of ``gradient / sqrt(second moment)`` over all weights,
         an update is divided by ``max(1, R / max_update_rms)`` (StableAdamW, Wortsman et al. 2023,
-        arXiv:2304.13013); 0 turns it off. What clipping the norm of gradients cannot do, because
-        Adam's update does not depend on their scale.
+        arXiv:2304.13013); 0 turns it off. Clipping the norm of gradients has no such effect,
+        because Adam's update does not depend on their scale.
     :param max_update_kl: bounds how far a single update moves the policy, in nats a token: an
         update is shortened until ``(log p_after - log p_before)^2 / 2``, on average over trained
         tokens of its minibatch, is no more (the estimator k2 of the KL divergence, Schulman,
         "Approximating KL divergence"; a backtracking line search as TRPO's, arXiv:1502.05477). 0
         turns it off; None is 0.01, as in TRPO, with trainers that honour it, and 0 with others.
-    :param token_budget: most tokens (padding included) of one forward pass; None lets the trainer
-        choose.
+    :param token_budget: maximum number of tokens (padding included) of one forward pass; None lets
+        the trainer choose.
     """
 
     advantage: Name = "group_std"
@@ -140,13 +140,13 @@ class AlgorithmConfig(Message):
 
 
 class TimelineConfig(Message):
-    """How an episode's timelines are trained, which the merger made of its calls.
+    """How the timelines that the merger makes of an episode's calls are trained.
 
     :param layout: how timelines are laid out for the trainer, see `ajet_core.timeline.layouts`;
-        ``auto`` takes what the trainer will compute fastest. All of them train the same.
-    :param max_timelines: an episode is trained on at most so many timelines, those with the most
+        ``auto`` chooses the one that the trainer computes fastest. The result is the same.
+    :param max_timelines: maximum number of timelines to train of an episode, those with the most
         sampled tokens; None trains all.
-    :param max_tokens: longer timelines are treated as `over_long` says; None allows any length.
+    :param max_tokens: `over_long` applies to longer timelines; None allows any length.
     :param over_long: ``drop`` leaves the timeline out, ``truncate`` ends it with the last turn that
         fits, ``separate`` trains the later calls each as a sample of its own.
     """
@@ -164,8 +164,8 @@ class BatchConfig(Message):
         ``episodes``: `tasks` x `episodes_per_task` episodes ended, of whatever tasks;
         ``differing_tasks``: as ``tasks``, but a task whose rewards are all equal does not count.
     :param max_aborts_per_task: a task with more failed episodes in one batch is given no more
-        slots: the batch goes on with those of its episodes that ended, if they are two or more. One
-        of which none ended is quarantined until the run is resumed or started again.
+        slots. Its ended episodes are trained if there are at least two. If none ended, the task is
+        quarantined until the run is resumed or started again.
     """
 
     full_by: Literal["tasks", "episodes", "differing_tasks"] = "tasks"
@@ -183,32 +183,33 @@ SystemText = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class RolloutConfig(Message):
-    """How rolling out and training take turns.
+    """The schedule of rolling out and training.
 
     A token's staleness is the number of steps that the weights which sampled it are behind those
     that are trained on it; 0 if they are the same.
 
     :param mode: ``sync``: no episode begins while a step is trained. The calls of open episodes
         wait meanwhile if engine and trainer share their weights. ``async``: rollouts never stop,
-        and the weights change under them. Engine and trainer are processes of their own then.
+        and the weights change during them. Engine and trainer then have separate processes.
     :param max_staleness: of any trained token. A batch waits for the tasks that would be too old
-        for the next one; an episode that is too old all the same is left out as a whole.
-    :param max_mean_staleness: ``async``: of trained tokens, on average over the steps: so many
-        batches are rolled out ahead of the one that fills. None, or more than `max_staleness`,
-        means `max_staleness`. More hides slower tools, and learns less from each step.
-    :param spare_tasks: ``sync``: tasks that may be rolled out beyond those that fill a batch, so
-        that the slowest need not be waited for.
+        for the next one; an episode that is still too old is left out as a whole.
+    :param max_mean_staleness: ``async``: mean staleness of trained tokens over the steps, which is
+        the number of batches that are rolled out ahead of the one that fills. None, or more than
+        `max_staleness`, means `max_staleness`. A higher value hides slower tools, and each step
+        learns less.
+    :param spare_tasks: ``sync``: tasks that may be rolled out in addition to those that fill a
+        batch, so that the batch does not wait for the slowest.
     :param drain_seconds: ``sync``: how long a full batch waits for episodes that are still open.
-    :param late: what happens to a task that has open episodes when its batch is made. ``carry``:
+    :param late: the treatment of a task that has open episodes when its batch is made. ``carry``:
         it belongs to a later batch, with all its episodes. ``drop``: the server aborts the open
         episodes, in ``sync`` at once, in ``async`` when they are too old to be trained.
-    :param late_seconds: ``carry``: how long a batch that is complete but for tasks that would be
-        too old for the next one waits for them. Their open episodes are aborted then, and what has
-        ended of them is trained.
+    :param late_seconds: ``carry``: how long a batch that is otherwise complete waits for tasks that
+        would be too old for the next one. After this time their open episodes are aborted, and
+        their ended episodes are trained.
     :param engine_sleeps: ``sync``: the engine frees its device memory while a step is trained, for
         a trainer on the same device. Calls wait meanwhile.
-    :param agents: names of agents, each with a text that its system prompt contains: whose a call
-        is that does not say so by ``x-ajet-agent``. The first that fits counts.
+    :param agents: names of agents, each with a text that its system prompt contains. They identify
+        the agent of a call without the header ``x-ajet-agent``. The first match counts.
     """
 
     mode: Literal["sync", "async"] = "sync"
@@ -261,7 +262,7 @@ _RATIO_ERROR = 1e-6
 
 
 class MixtureStage(Message):
-    """Ratios that hold from a step on.
+    """Ratios that apply from a step on.
 
     :param from_step: the first step (1-based) whose batch has them.
     """
@@ -271,15 +272,15 @@ class MixtureStage(Message):
 
 
 class MixtureConfig(Message):
-    """Of which tags a batch is made, also the body of ``PUT /v1/mixture``.
+    """The shares of tags in a batch, also the body of ``PUT /v1/mixture``.
 
-    Slots are shared out batch by batch: the tasks of a batch, or its episodes if it is full by
+    Slots are divided batch by batch: the tasks of a batch, or its episodes if it is full by
     episodes. A batch waits for its slowest tag.
 
     :param ratios: by tag of the episodes; they sum to 1. Episodes of other tags are refused.
-    :param schedule: ratios that take their place from certain steps on, in order.
-    :param grace_seconds: if no client has claimed a tag or waited for it for so long, other tags
-        get its slots, until a client claims it.
+    :param schedule: ratios that replace these from certain steps on, in order.
+    :param grace_seconds: if for this time no client has claimed a tag or waited for it, other tags
+        get its slots until a client claims it.
     """
 
     ratios: Ratios
@@ -310,7 +311,7 @@ class MixtureConfig(Message):
 
     @property
     def tags(self) -> set[str]:
-        """All tags that it ever has."""
+        """All tags of the ratios and the schedule."""
         return set(self.ratios).union(*(stage.ratios for stage in self.schedule))
 
 
@@ -340,13 +341,14 @@ class FailureConfig(Message):
     """When a run pauses instead of training on bad data, and what counts as bad.
 
     The limits from `zero_signal_steps` on are those of findings about training; None turns one off.
-    docs/health.md says how each is measured.
+    docs/health.md describes how each is measured.
 
-    :param window: train episodes that are looked at, the latest ones; only when there are so many.
+    :param window: the number of latest train episodes that `max_rate` applies to, once there are so
+        many.
     :param max_rate: share of them that may fail (the agent raised, took too long, met a rate
         limit); 1 never pauses.
-    :param max_refused: batches in a row that may be refused before the run pauses, or before the
-        one client whose episodes they have is quarantined.
+    :param max_refused: batches in a row that may be refused before the run pauses, or before
+        the one client whose episodes they contain is quarantined.
     :param max_deaths: workers that may die of training one batch, before it is refused.
     :param zero_signal_steps: batches in a row in which no episode has an advantage.
     :param max_equal_rewards: share of a batch's tasks whose rewards are all equal.
@@ -363,8 +365,8 @@ class FailureConfig(Message):
     :param max_kl_growth: KL divergence to the reference model, relative to the steps before.
     :param max_entropy_growth: entropy, relative to the steps before.
     :param min_entropy: nats per token.
-    :param max_length_growth: tokens per answer, relative to the steps before, and the other way
-        round.
+    :param max_length_growth: tokens per answer, relative to the steps before, as a factor in
+        either direction.
     :param max_grad_growth: gradient norm, relative to the steps before.
     :param max_shortened: share of a step's updates that are shortened by
         ``algorithm.max_update_kl``.
@@ -407,9 +409,9 @@ class FailureConfig(Message):
 class PreflightConfig(Message):
     """Checks before a run changes any weights: its first batch is computed, not applied.
 
-    :param enabled: the run pauses if engine and trainer disagree about the first batch, if nothing
-        reads the model's tool calls, or if the longest episode does not fit into memory. Other
-        problems are reported.
+    :param enabled: the run pauses if engine and trainer disagree about the first batch, if no
+        parser reads the model's tool calls, or if the longest episode does not fit into memory.
+        Other problems are reported.
     :param max_logprob_gap: between engine and trainer, in nats: the mean absolute difference of the
         sampled tokens' logprobs, at any quarter of the context.
     """
@@ -423,7 +425,7 @@ class EvaluationSampling(Message):
 
     :param temperature: 0 takes the most likely token.
     :param top_k: 0 is off.
-    :param max_tokens: the most that an answer may have; agents may ask for less.
+    :param max_tokens: the most that an answer may have; agents may request fewer.
     """
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -436,7 +438,7 @@ class EvaluationConfig(Message):
     """How evaluation episodes are sampled and scored; they are never trained on.
 
     :param pass_reward: an episode passes if it ended with at least this reward.
-    :param pass_at: for which k pass@k is reported, in growing order. A task counts for a k if it
+    :param pass_at: for which k pass@k is reported, in ascending order. A task counts for a k if it
         has at least k episodes that ended.
     """
 
@@ -455,15 +457,15 @@ class EvaluationConfig(Message):
 
 
 class RunConfig(Message):
-    """Everything that says what is trained and how.
+    """The configuration of a run: what it trains, and how.
 
-    :param merger: what makes timelines of an episode's calls. The setting ``policy`` of ``trie``
-        says when a call continues in an existing context (docs/timelines.md).
-    :param mixture: None takes episodes of any tag as they come.
-    :param weight_channel: how weights come from the trainer to the engine, such as
+    :param merger: the component that makes timelines of an episode's calls. The setting ``policy``
+        of ``trie`` decides when a call continues in an existing context (docs/timelines.md).
+    :param mixture: None accepts episodes of any tag in the order of their claims.
+    :param weight_channel: the way of weights from the trainer to the engine, such as
         ``safetensors_dir`` or ``collective``; None takes the first that the trainer offers and the
         engine accepts.
-    :param steps: the run stops by itself after this many steps; None: only when it is stopped.
+    :param steps: the run stops by itself after this many steps; None continues until it is stopped.
     :param checkpoint_every: steps between checkpoints; one is also written when the run stops.
     """
 
@@ -487,7 +489,7 @@ class RunConfig(Message):
 
     @property
     def importance(self) -> Literal["ratio", "truncated"]:
-        """How tokens that other weights sampled are weighted, with ``auto`` resolved."""
+        """The weighting of tokens that other weights sampled, with ``auto`` resolved."""
         chosen = self.algorithm.importance
         if chosen != "auto":
             return chosen

@@ -1,4 +1,4 @@
-"""What a server says about itself and its run."""
+"""The status of a server and its run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from ajet_core.protocol.run import MixtureConfig, RunConfig
 
 
 class ServerState(StrEnum):
-    """Where a server is.
+    """The state of a server.
 
-    OFFLINE -> BOOTING -> ROLLING -> ROLLING_POST -> WEIGHT_SYNCING -> ROLLING. In ROLLING episodes
-    are claimed and model calls answered; in ROLLING_POST the trainer steps; in WEIGHT_SYNCING the
-    engine takes the new weights. Model calls that arrive in the last two wait. PAUSED is ROLLING
-    without new episodes: open episodes can end, and no batch is trained.
+    OFFLINE -> BOOTING -> ROLLING -> ROLLING_POST -> WEIGHT_SYNCING -> ROLLING. In ROLLING,
+    clients claim episodes and the server answers model calls. In ROLLING_POST, the trainer computes
+    a step. In WEIGHT_SYNCING, the engine loads the new weights. Model calls that arrive in the last
+    two states wait. PAUSED is ROLLING without new episodes: open episodes can end, and no batch is
+    trained.
     """
 
     OFFLINE = "OFFLINE"
@@ -35,16 +36,16 @@ class StepSummary(Message):
 
     `metrics` has the names of `ajet_core.interfaces.StepReport` and, of the batch:
 
-    - ``reward_mean``, ``episodes``, ``calls``, ``calls_aborted`` (their client went away: recorded,
-      not trained), ``timelines``;
+    - ``reward_mean``, ``episodes``, ``calls``, ``calls_aborted`` (their client
+      disconnected: recorded, not trained), ``timelines``;
     - seconds: ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the
       engine, for this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds`` (of which
       ``publish_seconds`` until the trainer has written the weights and ``load_seconds`` until the
-      engine serves them; ``seal_seconds`` of both went into the proof that these are the same, and
-      ``sealed_tensors`` were compared), ``plan_seconds`` (what the planner expected of the update,
-      if the trainer says what its passes cost);
+      engine serves them; both include ``seal_seconds``, for the proof that the weights are the
+      same, which compares ``sealed_tensors``), ``plan_seconds`` (the planner's estimate for the
+      update, if the trainer reports the costs of its passes);
     - tokens: ``tokens_raw`` (each call a sample of its own), ``tokens_merged`` (each distinct
-      context of an episode once), ``tokens_planned`` (what the trainer computes),
+      context of an episode once), ``tokens_planned`` (those that the trainer computes),
       ``tokens_trained``;
     - ``tasks``, ``tasks_equal`` (all rewards of the task are equal), ``no_signal`` (1 if no call
       has an advantage), ``reward_std`` (over the episodes), ``advantage_bias`` (the sum of the
@@ -52,10 +53,10 @@ class StepSummary(Message):
       values, -1 to 1), ``calls_cut_off`` (by ``max_tokens`` or the context), ``calls_malformed``
       (tool calls that could not be parsed), ``tokens_per_call`` (sampled),
       ``sampled_entropy`` (the mean of ``-logprob`` of all sampled tokens, in nats: an estimate of
-      the entropy of what they were sampled from);
+      the entropy of the distributions that they were sampled from);
     - ``forks``, ``tokens_paid_again`` (computed again because agents rewrote their history);
-    - ``calls_drifted``, ``tokens_drifted`` (writing the answer again would have given other
-      tokens), ``calls_echoed_otherwise`` (the agent gave our answer back in another form): the
+    - ``calls_drifted``, ``tokens_drifted`` (rendering the answer again would have given other
+      tokens), ``calls_echoed_otherwise`` (the agent returned the answer in another form): the
       sampled tokens were kept;
     - ``staleness_mean``, ``staleness_max`` of the trained tokens, ``episodes_stale`` (left out
       because they were too old, see `RolloutConfig`) and ``tokens_stale`` (that these sampled);
@@ -68,9 +69,9 @@ class StepSummary(Message):
       trained included).
 
     :param plan: the layout that was trained.
-    :param forks: in words, why timelines forked and what it costs, the dearest first.
-    :param findings: in words, what is wrong with the batch or with the training, such as rewards
-        without signal.
+    :param forks: the reasons why timelines forked and their costs, the most expensive first.
+    :param findings: messages on problems of the batch or the training, such as rewards without
+        signal.
     """
 
     step: int
@@ -85,10 +86,10 @@ Verdict = Literal["pass", "warn", "fail"]
 
 
 class PreflightCheck(Message):
-    """One thing that a preflight looked at.
+    """One check of a preflight.
 
-    :param found: what was measured.
-    :param way_out: what to do; "" if it passed.
+    :param found: the measurement.
+    :param way_out: how to solve the problem; "" if the check passed.
     """
 
     name: Literal["logprobs", "seal", "template", "tools", "memory", "rewards"]
@@ -98,10 +99,10 @@ class PreflightCheck(Message):
 
 
 class PreflightReport(Message):
-    """What became of a preflight.
+    """The result of a preflight.
 
-    :param step: of the batch that was tried.
-    :param seconds: that it took.
+    :param step: the step whose batch was computed.
+    :param seconds: the duration.
     """
 
     step: int
@@ -110,15 +111,15 @@ class PreflightReport(Message):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all checks."""
+        """The worst result of all checks."""
         verdicts = {check.verdict for check in self.checks}
         return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "pass"
 
 
 class BatchProgress(Message):
-    """How full the present batch is.
+    """The progress of the batch that is being filled.
 
-    :param ready: tasks (or episodes, as `full_by` says) that count towards `needed`.
+    :param ready: tasks (or episodes, depending on `full_by`) that count towards `needed`.
     :param open_episodes: train episodes claimed and not ended.
     :param quarantined: tasks that are not tried again because too many of their episodes failed.
     """
@@ -131,13 +132,15 @@ class BatchProgress(Message):
 
 
 class TagProgress(Message):
-    """A mixture's tag in the batch that is filling, in tasks (or episodes, by its `full_by`).
+    """A mixture's tag in the batch that is being filled.
 
-    :param ratio: what the batch asks of it.
-    :param slots: its share of the batch.
-    :param ready: what is complete.
-    :param under_way: what is begun, those that are ready included.
-    :param blocked: no client works on it, and other tags have its slots.
+    Numbers are tasks, or episodes, depending on the batch's `full_by`.
+
+    :param ratio: the tag's ratio in this batch.
+    :param slots: the tag's slots in this batch.
+    :param ready: the number that is complete.
+    :param under_way: the number that was started, including those that are complete.
+    :param blocked: no client works on the tag, and other tags have its slots.
     """
 
     ratio: float
@@ -161,7 +164,7 @@ class MixtureStatus(Message):
 
 
 class RolloutStatus(Message):
-    """How rolling out and training take turns at present.
+    """The current relation of rolling out and training.
 
     :param training_step: the step that is being trained or published, while rollouts continue or
         wait.
@@ -177,18 +180,18 @@ class RolloutStatus(Message):
 
 
 class Finding(Message):
-    """Something that keeps the server from going on, or that is wrong with what it is given.
+    """A problem that blocks the server, or a problem of its episodes or its training.
 
     :param code: ``no_client``, ``waiting_for_episodes``, ``waiting_for_late``,
         ``incomplete_tasks``, ``no_signal``, ``throttled``, ``engine_stalled``,
         ``tasks_quarantined``, ``paused``, ``slow_state``, ``joint_in_doubt``,
         ``tool_calls_unread``, or a `HealthKind`.
-    :param message: the cause in words, and what to do.
-    :param seconds: for how long it has been so.
-    :param stuck: nothing changes without help.
-    :param since_step: of a finding about training, the first step that shows it.
-    :param good_step: of a finding about training, the step of the newest checkpoint from before it;
-        0 is the model that the run began with.
+    :param message: the cause, and what to do.
+    :param seconds: how long the problem has lasted.
+    :param stuck: the run does not continue without intervention.
+    :param since_step: for a finding about training, the first step with the problem.
+    :param good_step: for a finding about training, the step of the newest checkpoint before the
+        problem; 0 is the model that the run started with.
     """
 
     code: str
@@ -218,17 +221,16 @@ class Quarantine(Message):
 class ServerStatus(Message):
     """Answer of ``GET /v1/status``.
 
-    :param error: what ended the run, if it failed.
+    :param error: the error that ended the run, if it failed.
     :param paused: why the run is PAUSED.
     :param findings: what blocks the server, and other findings.
-    :param quarantined: tasks that are not tried again, and why.
-    :param checks: of each kind of finding about training, "ok", "found", "off", or why it cannot be
-        judged.
+    :param quarantined: tasks that are not tried again, with the reasons.
+    :param checks: for each kind of finding about training, "ok", "found", "off", or the reason why
+        it cannot be judged.
     :param rollout: None while no run is active.
     :param mixture: by tag, None without a mixture.
-    :param evaluations: of each task set (at most 64 of a client, those that changed last) what the
-        evaluation episodes of its last step came to; ``GET /v1/evaluations`` has those of other
-        steps.
+    :param evaluations: for each task set (at most 64 of a client, those that changed last) the
+        scores of its last evaluated step; ``GET /v1/evaluations`` has those of other steps.
     :param counters: totals over the run: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of
         these ``aborted_CAUSE`` for each `AbortCause`, ``joint_ended`` and ``joint_aborted`` (parts
         of joint episodes), ``calls``, ``tokens_raw``, ``tokens_sampled``, ``open_episodes``,
@@ -271,7 +273,7 @@ class RunStatus(Message):
 class StartRequest(Message):
     """Body of ``POST /v1/run/start``.
 
-    :param wait_seconds: how long the server may hold the answer until it is ROLLING.
+    :param wait_seconds: how long the server may delay the answer until it is ROLLING.
     """
 
     wait_seconds: Annotated[float, Field(strict=True, ge=0, le=600)] = 0.0
@@ -305,7 +307,7 @@ class ResumeRequest(Message):
 class Event(Message):
     """One entry of ``GET /v1/events``.
 
-    :param id: increases; a client that reconnects sends the last one it saw as
+    :param id: increases; a client that reconnects sends the last one that it received as
         ``Last-Event-ID``.
     :param type: ``state``, ``run``, ``episode``, ``step``, ``refused`` (a batch),
         ``task_quarantined``, ``worker``, ``mixture``, ``evaluation`` (its episodes are over, for

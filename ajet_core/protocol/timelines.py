@@ -1,4 +1,4 @@
-"""The token tree of one episode, for tools that look at it."""
+"""The token tree of one episode, for tools that display it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ajet_core.protocol.base import Message
 
 
 class TimelineRole(Message):
-    """Tokens of a node that belong to one message; what is between messages is of the template.
+    """Tokens of a node that belong to one message; those between messages are the template's.
 
     :param start: offset of the first one in the node.
     :param end: offset behind the last one.
     :param role: ``system``, ``user``, ``assistant`` or ``tool``.
-    :param name: of a tool message: the function that was called.
+    :param name: for a tool message, the function that was called.
     """
 
     start: int
@@ -28,7 +28,7 @@ class TimelineSampling(Message):
     """A call that sampled the tokens of a node.
 
     :param call: index into `EpisodeTimelines.calls`.
-    :param start: of the node's first token in what the call sampled.
+    :param start: offset of the node's first token in the tokens that the call sampled.
     """
 
     call: int
@@ -36,9 +36,9 @@ class TimelineSampling(Message):
 
 
 class TimelineNode(Message):
-    """A run of tokens without a branch.
+    """A sequence of tokens without a branch.
 
-    :param parent: index of the node it continues, -1 for a root; parents stand before their
+    :param parent: index of the node it continues, -1 for a root; parents come before their
         children.
     :param samplings: the calls that sampled the tokens; empty for context.
     """
@@ -59,10 +59,10 @@ class TimelineCall(Message):
     :param trainer_logprobs: the same by the trainer; empty if it computed none.
     :param policy_versions: of each sampled token.
     :param advantage: of each of its tokens; null if it has not been trained on.
-    :param reward: that was reported for this call alone.
-    :param drift_tokens: sampled tokens that the template would have written otherwise, had the
-        answer been rendered again; they were kept.
-    :param echo_fields: comma separated, in which the agent gave the answer before this call back in
+    :param reward: the reward that was reported for this call alone.
+    :param drift_tokens: sampled tokens that would be different if the template rendered the answer
+        again; the sampled tokens were kept.
+    :param echo_fields: comma-separated fields of the previous answer that the agent returned in
         another form.
     """
 
@@ -90,8 +90,8 @@ class TimelineFork(Message):
     :param kind: what the agent did, see `ajet_server.observe.forks`.
     :param message: index of the first message that differs, -1 if none does.
     :param role: of that message.
-    :param field: what differs in it.
-    :param paid_again: tokens that were computed again although an earlier call said the same.
+    :param field: the field of the message that differs.
+    :param paid_again: tokens that were computed again although an earlier call had the same tokens.
     """
 
     call_id: str
@@ -109,14 +109,15 @@ class TimelineFork(Message):
 class EpisodeTimelines(Message):
     """Answer of ``GET /v1/timelines/{episode_id}``: the calls of an episode as one tree of tokens.
 
-    Calls whose client went away (finish reason ``abort``) are in the tree, but neither trained nor
-    in `forks` and the numbers of tokens.
+    Calls whose client disconnected (finish reason ``abort``) are in the tree. They are not trained,
+    and `forks` and the numbers of tokens do not include them.
 
     :param merger: name of the run's merger, which made the tree.
     :param timelines: paths from root to leaf.
     :param tokens_raw: tokens of all calls, each a sample of its own.
     :param tokens: tokens of the tree.
-    :param tokens_altered: by a merger that is not exact.
+    :param tokens_altered: tokens that differ from those of the calls, with a merger that is not
+        exact.
     :param batch_id: the batch that consumed the episode.
     """
 

@@ -271,7 +271,7 @@ class Admission:
         if builder is None or not self._board.rolling:
             # Do not quote the pause reason: it may contain another client's data.
             paused = self._board.state is ServerState.PAUSED
-            return f"{state}; ask its operator for the reason" if paused else state
+            return f"{state}; its operator sees the reason in `ajet status`" if paused else state
         progress = builder.progress()
         unit = "episodes" if progress.full_by == "episodes" else "tasks"
         return (

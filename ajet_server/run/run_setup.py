@@ -190,7 +190,8 @@ def resolve_model_directory(path: str, settings: Settings, param: str = "model.p
         if not directory.is_dir():
             raise ModelDirectoryError(
                 f"{str(directory)[:_SHOWN_PATH]!r} is not a model directory: model.path must "
-                "be a local directory, not a URL or the name of a model to download",
+                "be a directory on the server's machine, not a URL or the name of a model to "
+                "download; a relative path starts at the server's run directory",
                 param=param,
             )
         outside = [file.name for file in directory.iterdir() if not _inside(file.resolve(), roots)]

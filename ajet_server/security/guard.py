@@ -97,7 +97,10 @@ class TokenGuard:
         if token is None:
             if secret.startswith(EPISODE_KEY_PREFIX):
                 raise ForbiddenError("this route does not accept the API key of an episode")
-            raise AuthError("unknown token")
+            raise AuthError(
+                "this server has no such token: check AJET_TOKEN and the server's URL, or create a "
+                "token with `ajet token create`"
+            )
         now = self._clock()
         if why := token.why_dead(now):
             raise AuthError(f"the token {token.name!r} is no longer valid: {why}")

@@ -88,7 +88,8 @@ async def test_failing_agents_pause_the_run_with_a_diagnosis(server: Running) ->
     refused = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
     assert refused.status_code == 503
     # Whose agents failed and how is not for every client.
-    assert "the server is PAUSED; ask its operator for the reason" in error_of(refused)["message"]
+    told = "the server is PAUSED; its operator sees the reason in `ajet status`"
+    assert told in error_of(refused)["message"]
     waiting = asyncio.create_task(server.claim("y"))
     answer = await server.http.post("/v1/run/resume", headers=CONTROL)
     assert answer.status_code == 200

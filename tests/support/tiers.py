@@ -1,14 +1,14 @@
-"""In which tier each test is; nothing else decides it.
+"""Assign each test to its tier.
 
-``unit``: nothing but this process: it starts no other, nothing can connect to it, and it computes
-with no model. ``integration``: everything else. ``nightly``: what takes minutes, of which a part is
-in ``integration``.
+``unit`` tests start no process, open no socket that others can connect to, and use no model.
+``integration`` tests are all others. ``nightly`` tests take minutes, and the ``integration`` tests
+cover a part of what they test.
 
-A test's tier follows from the fixtures that it takes, and from the markers for what it needs. A
-test that starts a process or listens without one of these fixtures has the marker ``processes``:
-without it, it fails. ``nightly`` is always said.
+A test's tier follows from its fixtures and from its markers. A test that starts a process or
+listens without one of these fixtures needs the marker ``processes``; without the marker, it fails.
+Tests of the tier ``nightly`` always have the marker ``nightly``.
 
-Of the integration tests, ``every_python`` are those that are run with each version of Python.
+Integration tests with the marker ``every_python`` run on each version of Python.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import pytest
 
 TIERS = ("unit", "integration", "nightly")
 
-# Fixtures that start a process or listen, whoever takes them.
+# Fixtures that start a process or listen.
 FIXTURES = frozenset({"server", "servers", "served", "swarm", "two"})
-# Markers of what takes a model to test.
+# Markers of tests that need a model.
 MODELS = frozenset({"torch", "pairs"})
 NEEDS = MODELS | {"processes"}
-# What Python's own modules for processes, sockets, TLS, signals and SQLite have a part in.
+# Tests of code on Python's modules for processes, sockets, TLS, signals and SQLite.
 EVERY_PYTHON = (
     "tests/cli/test_cli_process.py",
     "tests/client/test_concurrency.py",
@@ -51,16 +51,16 @@ _GUARDED = {
 
 
 class Guard:
-    """Keeps unit tests from what would make them slow.
+    """Refuses actions that would make unit tests slow.
 
-    :ivar offences: what the running unit test did; None while none runs.
+    :ivar offences: the actions of the running unit test that were refused; None while none runs.
     """
 
     def __init__(self) -> None:
         self.offences: list[str] | None = None
 
     def audit(self, event: str, _: tuple[Any, ...]) -> None:
-        """Refuse what no unit test may do: an audit hook of Python."""
+        """Refuse actions that unit tests must not take; this is an audit hook of Python."""
         if self.offences is not None and event in _GUARDED:
             self.offences.append(_GUARDED[event])
             raise _refusal(self.offences)

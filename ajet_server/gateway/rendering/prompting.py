@@ -3,7 +3,7 @@
 A prompt is made in three steps. `ConversationIndex.plan` looks up the conversation among the
 episode's calls and returns a `PromptPlan`. `PromptPlan.render` makes a `Prompt`, on any thread.
 `ConversationIndex.commit` writes the sampled call, so that later prompts can continue from it.
-`Continuation` is the reason why a prompt continues from an earlier call or starts anew.
+`Continuation` is the reason why a prompt continues from an earlier call or starts over.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORDS = re.compile(r"[A-Za-z0-9]+(?: [A-Za-z0-9]+)*")
 
 
 class Continuation(StrEnum):
-    """Why a prompt continues from an earlier call, or starts anew."""
+    """Why a prompt continues from an earlier call, or starts over."""
 
     BRIDGED = "bridged"
     """Continues: the renderer's own rules extend the call's tokens."""
@@ -76,7 +76,7 @@ class Prompt:
 
     :param ids: [P] token ids.
     :param placed: all messages; if the prompt continues from a call, only those after its answer.
-    :param continuation: why the prompt continues from a call or starts anew.
+    :param continuation: why the prompt continues from a call or starts over.
     :param parent: the call from which the prompt continues: `ids` begins with all its tokens.
     :param tools: canonical JSON text of the tools.
     :param digest: hash of tools and messages.
@@ -105,7 +105,7 @@ class PromptPlan:
 
     :param tools_text: canonical JSON text of the tools.
     :param digest: hash of tools and messages.
-    :param anew: why the prompt starts anew if there is no `parent`, or if its tokens cannot be
+    :param anew: why the prompt starts over if there is no `parent`, or if its tokens cannot be
         extended.
     :param state: state of the `ConversationIndex`.
     :param parent: the call from which the prompt should continue.
