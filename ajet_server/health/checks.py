@@ -302,7 +302,7 @@ _PAST = 20
 _SMALL_GAP = 0.01
 _SMALL_KL = 0.1
 _NO_KL = 0.001
-_SMALL_ENTROPY = 0.05
+_SMALL_ENTROPY = 0.2
 # Sampling noise of a mean reward rarely exceeds this many standard errors.
 _NOISE = 5.0
 

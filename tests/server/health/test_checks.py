@@ -107,6 +107,8 @@ def test_each_fault_is_found_by_its_check(kind: str, changes: dict[str, Any], wo
         # One batch is chance, and a single value may be anything.
         ("zero_signal", {"no_signal": [1, 1, 1, 0, 1, 1, 1, 1]}),
         ("entropy", {"sampled_entropy": [0.2, 0.9, 0.2]}),
+        # The batches of a world in which failing episodes are longer than others.
+        ("entropy", {"sampled_entropy": [0.1] * 9 + [0.33, 0.31, 0.32]}),
         ("kl", {"kl": [0.2, 2.5, 0.2]}),
         ("length", {"tokens_per_call": [20, 90, 20]}),
         ("advantage_bias", {"advantage_bias": [-0.9, 0.9, -0.9]}),
