@@ -81,7 +81,8 @@ test-agents: setup  ## Run the tests of agent adapters and recipes, each with it
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_AGENTS) $(if $(ARGS),-- $(ARGS))
 
 test-nightly: backends  ## Run what takes minutes and of which the other commands run a part (options: ARGS="...")
-	$(BIN)/python -m pytest -m "nightly and not pairs" $(ARGS) tests
+	HYPOTHESIS_PROFILE=thorough AJET_SCHEMATHESIS_CASES=3000 $(BIN)/python -m pytest -o timeout=0 -m "nightly and not pairs" $(ARGS) tests
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(ARGS) tests/security/test_hostile_tenants.py
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_NIGHTLY)
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e trl,verl -- -m nightly
 

@@ -19,6 +19,8 @@ _SIZES = (
     "head_dim",
     "max_position_embeddings",
 )
+# No model has as much of anything; larger sizes only fail once memory is allocated.
+_LARGEST = 2**31 - 1
 _DTYPES = frozenset({"auto", "float64", "float32", "float16", "bfloat16"})
 # Prefix of the dtypes of quantised weights, of which torch has several.
 _DTYPE_FAMILY = "float8_"
@@ -57,15 +59,16 @@ def _check(path: Path, prefix: str, config: Mapping[str, Any], param: str) -> No
         # Models whose layers differ have lists of sizes.
         sizes = size if isinstance(size, list) else [] if size is None else [size]
         for one in sizes:
-            if isinstance(one, bool) or not isinstance(one, int) or one < 1:
+            if isinstance(one, bool) or not isinstance(one, int) or not 1 <= one <= _LARGEST:
                 raise ModelDirectoryError(
-                    f"{path}: {prefix}{name} is {str(one)[:64]!r}, expected a number of at least 1",
+                    f"{path}: {prefix}{name} is {str(one)[:64]!r}, expected a number from 1 to "
+                    f"{_LARGEST}",
                     param=param,
                 )
     for name in ("dtype", "torch_dtype"):
-        dtype = config.get(name)
-        if not isinstance(dtype, str):
+        if (dtype := config.get(name)) is None:
             continue
+        dtype = str(dtype)
         plain = dtype.removeprefix("torch.")
         if plain not in _DTYPES and not plain.startswith(_DTYPE_FAMILY):
             raise ModelDirectoryError(

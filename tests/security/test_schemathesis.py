@@ -24,8 +24,10 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
+    allow_header_conformance,
     content_type_conformance,
     ignored_auth,
+    missing_required_header,
     negative_data_rejection,
     positive_data_acceptance,
     response_headers_conformance,
@@ -77,10 +79,13 @@ def valid_data_is_accepted(ctx: Any, response: Any, case: schemathesis.Case) -> 
     return None
 
 
+# All checks of schemathesis but those of sequences of requests, which the document does not link.
 CHECKS = [
     not_a_server_error,
+    allow_header_conformance,
     content_type_conformance,
     ignored_auth,
+    missing_required_header,
     negative_data_rejection,
     response_headers_conformance,
     response_schema_conformance,

@@ -337,7 +337,9 @@ async def test_an_incomplete_model_directory_is_refused_by_what_it_lacks(
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"hidden_size": -64}, "hidden_size is '-64', expected a number of at least 1"),
+        ({"hidden_size": -64}, "hidden_size is '-64', expected a number from 1 to 2147483647"),
+        ({"head_dim": 2**40}, "head_dim is '1099511627776', expected a number from 1 to"),
+        ({"torch_dtype": 17}, "torch_dtype is '17', expected one of auto, bfloat16"),
         ({"text_config": {"num_hidden_layers": 0}}, "text_config.num_hidden_layers is '0'"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"torch_dtype": "float17"}, "torch_dtype is 'float17', expected one of auto, bfloat16"),

@@ -13,6 +13,7 @@ Integration tests with the marker ``every_python`` run on each version of Python
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Generator
 from typing import Any
@@ -98,6 +99,8 @@ def tier_of(markers: set[str], fixtures: set[str]) -> str:
 
 def pytest_configure() -> None:
     """Audit hooks stay as long as the process."""
+    # Starts a process when it is first asked for, by the SDK of OpenAI for example.
+    platform.processor()
     sys.addaudithook(_guard.audit)
 
 

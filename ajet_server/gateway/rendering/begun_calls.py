@@ -43,7 +43,7 @@ def begun_call(
     """
     # Nothing is certain in families that write arguments as JSON: their parsers retract the whole
     # call if its JSON is invalid.
-    family = TAGGED_FAMILIES.get(renderer.name)
+    family = TAGGED_FAMILIES.get(renderer.call_family)
     if family is None or len(parsed.malformed) != 1:
         return None
     closing = renderer.encode(family.completion(parsed.malformed[0]))

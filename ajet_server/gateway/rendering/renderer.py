@@ -59,6 +59,7 @@ class ChatRenderer:
         `renderer` would needlessly render again.
     :param calls: the format of tool calls, if the renderer's own parser does not read any.
     :param extra_stop_ids: tokens that end an answer, besides the renderer's own.
+    :ivar call_family: family whose format its tool calls have.
     :ivar stop_token_ids: tokens that end an answer.
     :ivar quick_characters: requests with more characters take too long to render on the event loop.
     :ivar token_json: tokens as JSON.
@@ -78,6 +79,7 @@ class ChatRenderer:
         extra_stop_ids: Sequence[int] = (),
     ) -> None:
         self.name = name
+        self.call_family = name if calls is None else calls.family
         self._renderer = renderer
         self._keeping = keeping or renderer
         self._tokenizer = tokenizer

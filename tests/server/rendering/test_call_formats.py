@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from ajet_core.timeline.radix import common_prefix
 from ajet_server.gateway.rendering.factory import build_renderer
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
+from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES
 from ajet_testing.tokenizers import (
     CHATML,
     CHATML_TEMPLATE,
@@ -155,3 +156,6 @@ async def test_a_streamed_call_is_the_same(name, before):
     assert len(message["tool_calls"]) == 1
     chunks = await streamed.chunks(asked, tools=TOOLS)
     assert assembled(chunks) == message
+    parts = [chunk for chunk in chunks if chunk.choices and chunk.choices[0].delta.tool_calls]
+    # Arguments that are no JSON are streamed as they are written.
+    assert (len(parts) > 5) is (MODELS[name][0] in TAGGED_FAMILIES)
