@@ -86,10 +86,11 @@ test-nightly: backends  ## Run what takes minutes and of which the other command
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_NIGHTLY)
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e trl,verl -- -m nightly
 
-lint: setup  ## Check style and format, and that generated files are up to date
+lint: setup  ## Check style, format and words, and that generated files are up to date
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/unasync.py --check
+	$(BIN)/python -m pytest -q tests/test_words.py
 
 generate: setup  ## Write the synchronous client anew from the asynchronous one, and docs/openapi.json from the routes
 	$(BIN)/python scripts/unasync.py

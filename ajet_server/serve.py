@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -63,14 +63,18 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
     service = build_service(settings, plugins)
     listener = bind(settings.server)
     try:
-        # Objects that exist now are permanent: exclude them from collection.
-        gc.freeze()
-        if "collector" in settings.server.fast_paths:
-            gc.set_threshold(*_COLLECT_AFTER)
+        set_up_collector(settings.server.fast_paths)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(settings, service, listener))
     finally:
         listener.close()
+
+
+def set_up_collector(fast_paths: Collection[str]) -> None:
+    """Exclude the present objects from collection, which are permanent, and set the thresholds."""
+    gc.freeze()
+    if "collector" in fast_paths:
+        gc.set_threshold(*_COLLECT_AFTER)
 
 
 def _without_warnings(record: logging.LogRecord) -> bool:

@@ -21,6 +21,7 @@ PAGES = sorted(
         "changelog.d/*.md",
         "docs/*.md",
         "plugins/*/README.md",
+        "contrib/**/*.md",
     )
     for path in ROOT.glob(pattern)
 )

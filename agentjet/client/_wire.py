@@ -189,14 +189,14 @@ def read_answer(call: Call[A], response: httpx.Response) -> A:
 
 
 def warn_of_deprecated(url: str, response: httpx.Response, warned: set[str]) -> None:
-    """Emit a DeprecationWarning for each deprecated part of the protocol that a request used.
+    """Emit a FutureWarning for each deprecated part of the protocol that a request used.
 
     :param warned: those of earlier requests, which are not repeated; new ones are added.
     """
     for text in response.headers.get_list(DEPRECATED_HEADER):
         if text not in warned:
             warned.add(text)
-            warnings.warn(f"{url}: {text[:SHOWN_BODY]}", DeprecationWarning, stacklevel=2)
+            warnings.warn(f"{url}: {text[:SHOWN_BODY]}", FutureWarning, stacklevel=2)
 
 
 def read_error(what: str, response: httpx.Response) -> AjetError:

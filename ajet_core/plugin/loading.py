@@ -69,7 +69,7 @@ def load_plugin(found: FoundPlugin) -> LoadedPlugin:
         if (instead := compat.DEPRECATED_HOOKS.get(name)) is not None:
             warnings.warn(
                 f"{describe(info)} implements the hook {name}, which is deprecated {instead}",
-                DeprecationWarning,
+                FutureWarning,  # which Python shows by default
                 stacklevel=2,
             )
 

@@ -191,5 +191,5 @@ def test_a_plugin_with_a_deprecated_hook_works_and_is_named(
     instead = "since hook API 1.2: use ajet_register_engines"
     monkeypatch.setitem(compat.DEPRECATED_HOOKS, "ajet_register_stores", instead)
     install(site)
-    with pytest.warns(DeprecationWarning, match=rf"'ajet-box' .*ajet_register_stores.*{instead}"):
+    with pytest.warns(FutureWarning, match=rf"'ajet-box' .*ajet_register_stores.*{instead}"):
         assert PluginManager().names("store") == ["box", "sqlite"]

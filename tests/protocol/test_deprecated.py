@@ -66,21 +66,21 @@ def test_the_server_names_each_part_that_a_request_uses(
 def test_a_client_warns_once_of_each_part(swarm: ScriptedSwarm, deprecate: Any) -> None:
     said = deprecate(STATUS)
     with SwarmClient(swarm.url, swarm.token) as client:
-        with pytest.warns(DeprecationWarning, match=f"^{swarm.url}: {said}$") as caught:
+        with pytest.warns(FutureWarning, match=f"^{swarm.url}: {said}$") as caught:
             client.status()
         assert len(caught) == 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             client.status()
         deprecate("protocol 1")
-        with pytest.warns(DeprecationWarning, match="protocol 1 is deprecated since protocol 1.2"):
+        with pytest.warns(FutureWarning, match="protocol 1 is deprecated since protocol 1.2"):
             client.status()
 
 
 async def test_the_event_stream_warns_too(swarm: ScriptedSwarm, deprecate: Any) -> None:
     deprecate("GET /v1/events")
     async with AsyncSwarmClient(swarm.url, swarm.token) as client:
-        with pytest.warns(DeprecationWarning, match="GET /v1/events is deprecated since"):
+        with pytest.warns(FutureWarning, match="GET /v1/events is deprecated since"):
             await anext(client.events(since=0))
 
 
@@ -92,7 +92,7 @@ async def test_a_field_is_used_if_it_is_not_the_default(
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             await client.begin_episode("task")
-        with pytest.warns(DeprecationWarning, match=r"ClaimRequest\.tag is deprecated since"):
+        with pytest.warns(FutureWarning, match=r"ClaimRequest\.tag is deprecated since"):
             await client.begin_episode("task", tag="maths")
 
 

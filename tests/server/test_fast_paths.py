@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from ajet_installation.settings import FastPath, ServerSettings
+from ajet_server.serve import set_up_collector
 from ajet_testing.servers import CLIENT, Running, ServerFactory, key
 
 TEXT = "Don't go: <think> up,  it\n\n  is 12345 o'clock.\n"
@@ -22,15 +24,25 @@ async def test_all_are_on_unless_the_operator_says_otherwise() -> None:
     assert ServerSettings().fast_paths == get_args(FastPath)
 
 
-@pytest.mark.parametrize("off", get_args(FastPath))
-async def test_answers_are_the_same_without_it(
-    servers: ServerFactory, tmp_path: Path, off: str
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_runs_rarely_only_with_its_fast_path(on: bool) -> None:
+    before = gc.get_threshold()
+    try:
+        set_up_collector(["words", "collector"] if on else ["words"])
+        assert (gc.get_threshold() != before) is on
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+
+
+async def test_answers_are_the_same_without_known_words(
+    servers: ServerFactory, tmp_path: Path
 ) -> None:
-    others = [name for name in get_args(FastPath) if name != off]
     without = ServerFactory(servers.model_dir, tmp_path / "without")
     async with servers.running() as plain:
         expected = await conversation(plain)
-    async with without.running(fast_paths=others) as running:
+    async with without.running(fast_paths=[]) as running:
         assert await conversation(running) == expected
 
 
