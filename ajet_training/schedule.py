@@ -33,7 +33,7 @@ __all__ = [
     "PADDED_ENOUGH",
     "Block",
     "Pass",
-    "Row",
+    "PassRow",
     "Schedule",
     "schedule",
 ]
@@ -50,7 +50,7 @@ below."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PassRow:
     """Consecutive tokens of one segment, computed in one row of a pass.
 
     :param tree: index of the tree.
@@ -94,7 +94,7 @@ class Pass:
     :param keeps: whether its graph is kept until its backward pass; if not, it is computed again.
     """
 
-    rows: list[Row]
+    rows: list[PassRow]
     parent: int
     blocks: tuple[Block, ...]
     shape: PassShape
@@ -250,14 +250,14 @@ def _shape(tree: TrainTree, trains: Sequence[bool] | None) -> _Shape:
     return _Shape(lengths, heaviest, [a + b for a, b in zip(lengths, below, strict=True)], children)
 
 
-def _row(lane: _Lane, room: int) -> Row:
+def _row(lane: _Lane, room: int) -> PassRow:
     # The odd piece comes first, because the last one is not computed twice.
     length = lane.left if lane.left <= room else (lane.left - 1) % room + 1
-    return Row(lane.tree, lane.segment, lane.start, length, lane.parent, lane.past)
+    return PassRow(lane.tree, lane.segment, lane.start, length, lane.parent, lane.past)
 
 
 def _continuations(
-    lanes: Sequence[_Lane], rows: Sequence[Row], shapes: Sequence[_Shape]
+    lanes: Sequence[_Lane], rows: Sequence[PassRow], shapes: Sequence[_Shape]
 ) -> Iterator[_Lane]:
     for number, (lane, row) in enumerate(zip(lanes, rows, strict=True)):
         past = row.past + row.length
@@ -321,7 +321,7 @@ def _chunks(lanes: Sequence[_Lane], room: int, budget: int) -> list[list[_Lane]]
     return found
 
 
-def _blocks(passes: Sequence[Pass], parent: int, rows: Sequence[Row]) -> tuple[Block, ...]:
+def _blocks(passes: Sequence[Pass], parent: int, rows: Sequence[PassRow]) -> tuple[Block, ...]:
     if parent < 0:
         return ()
     above = passes[parent]

@@ -13,7 +13,7 @@ from agentjet.client import Resumption, Task
 from ajet_core.errors import RequestError
 from ajet_core.protocol import RunStatus
 
-Asking = Generator[list[Task], Resumption, "Plan"]
+Asking = Generator[list[Task], Resumption, "EpochPlan"]
 """Yields tasks, receives which of them have ended episodes, and returns a plan."""
 
 _ASKED_AT_ONCE = 1024
@@ -21,7 +21,7 @@ _log = logging.getLogger("ajet.agents")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class EpochPlan:
     """The episodes to roll out.
 
     :param tasks: tasks of all epochs, in order.
@@ -70,7 +70,7 @@ def plan(
         if shuffle is not None:
             random.Random(f"{shuffle} {epoch}").shuffle(order)  # noqa: S311
         wanted += [_in_epoch(task, epoch) for task in order]
-    return Plan(tasks=wanted, size=its_size, last=first + epochs - 1)
+    return EpochPlan(tasks=wanted, size=its_size, last=first + epochs - 1)
 
 
 def _in_epoch(task: Task, epoch: int) -> Task:

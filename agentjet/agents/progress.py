@@ -21,7 +21,7 @@ from agentjet.client import EpisodeFailure, EpisodeResult
 _RECENT = 64
 
 
-class Progress:
+class ProgressDisplay:
     """Show how many episodes are done, and the mean reward of the most recent ones.
 
     :param total: the number of episodes.

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from agentjet.agents.decorator import trainable
-from agentjet.agents.epochs import Asking, Plan, plan
+from agentjet.agents.epochs import Asking, EpochPlan, plan
 from agentjet.agents.programs import AsyncClient, AsyncTrainable, Client, SyncTrainable, Trainable
-from agentjet.agents.progress import Progress
+from agentjet.agents.progress import ProgressDisplay
 from agentjet.agents.threads import Threads
 from agentjet.client import (
     AsyncSwarm,
@@ -127,7 +127,7 @@ def train(
         )
         todo = _planned(found, asking)
         left = found.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
-        with Progress(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
+        with ProgressDisplay(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
             report: Report = found.run_episodes_until_all_complete(
                 todo.tasks,
                 its.agent,
@@ -186,7 +186,7 @@ async def train_async(
         )
         todo = await _planned_async(found, asking)
         left = await found.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
-        with Progress(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
+        with ProgressDisplay(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
             report: Report = await found.run_episodes_until_all_complete(
                 todo.tasks,
                 its.agent,
@@ -259,27 +259,27 @@ async def _start_async(server: AsyncClient, config: RunConfig | None) -> RunStat
     return await server.run_status()
 
 
-def _planned(server: SwarmClient | Swarm, asking: Asking) -> Plan:
+def _planned(server: SwarmClient | Swarm, asking: Asking) -> EpochPlan:
     try:
         wanted = next(asking)
         while True:
             wanted = asking.send(server.resume(wanted))
     except StopIteration as done:
-        made: Plan = done.value
+        made: EpochPlan = done.value
         return made
 
 
-async def _planned_async(server: AsyncClient, asking: Asking) -> Plan:
+async def _planned_async(server: AsyncClient, asking: Asking) -> EpochPlan:
     try:
         wanted = next(asking)
         while True:
             wanted = asking.send(await server.resume(wanted))
     except StopIteration as done:
-        made: Plan = done.value
+        made: EpochPlan = done.value
         return made
 
 
-def _total(todo: Plan, left: Resumption | None) -> int:
+def _total(todo: EpochPlan, left: Resumption | None) -> int:
     """Return the number of episodes to roll out."""
     if left is None:
         return len(todo.tasks) * todo.size

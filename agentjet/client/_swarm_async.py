@@ -41,7 +41,7 @@ from agentjet.client._runner import (
     make_jobs,
 )
 from agentjet.client._runner_async import run_episodes
-from agentjet.client._wire import DEFAULT_RETRIES, Call, build, episode_path
+from agentjet.client._wire import DEFAULT_RETRIES, ApiRequest, build, episode_path
 from ajet_core.errors import (
     AjetError,
     ConfigError,
@@ -374,7 +374,7 @@ class AsyncSwarm:
             try:
                 # Not repeated: the next call of `resolve` may succeed.
                 found = await client._connection.perform(
-                    Call("GET", "/v1/joint", PreparedParts), retries=0
+                    ApiRequest("GET", "/v1/joint", PreparedParts), retries=0
                 )
                 for run in {part.arbiter_run for part in found.prepared} & judges.keys():
                     parts = [part for part in found.prepared if part.arbiter_run == run]
@@ -555,8 +555,8 @@ class AsyncSwarm:
 async def _commit_part(
     client: AsyncSwarmClient, episode_id: str, *, retries: int | None = None
 ) -> EpisodeStatus:
-    call = Call("POST", episode_path(episode_id, "commit"), EpisodeStatus)
-    return await client._connection.perform(call, retries=retries)
+    request = ApiRequest("POST", episode_path(episode_id, "commit"), EpisodeStatus)
+    return await client._connection.perform(request, retries=retries)
 
 
 async def _resolve(
@@ -568,8 +568,8 @@ async def _resolve(
     :return: the number of parts that were ended or aborted.
     """
     body = build(JointOutcomesRequest, "resolve", joint_ids=[part.joint_id for part in parts])
-    call = Call("POST", "/v1/joint/outcomes", JointOutcomes, body)
-    answer = await judge._connection.perform(call, retries=0)
+    request = ApiRequest("POST", "/v1/joint/outcomes", JointOutcomes, body)
+    answer = await judge._connection.perform(request, retries=0)
     if answer.run_id != run:
         raise StateError(f"{judge.url} now has another run ({answer.run_id})")
     resolved = 0

@@ -41,7 +41,7 @@ from agentjet.client._runner import (
 )
 from agentjet.client._runner_sync import run_episodes
 from agentjet.client._sync import IDS_AT_ONCE, LONG_POLL, SwarmClient
-from agentjet.client._wire import DEFAULT_RETRIES, Call, build, episode_path
+from agentjet.client._wire import DEFAULT_RETRIES, ApiRequest, build, episode_path
 from ajet_core.errors import (
     AjetError,
     ConfigError,
@@ -371,7 +371,7 @@ class Swarm:
             try:
                 # Not repeated: the next call of `resolve` may succeed.
                 found = client._connection.perform(
-                    Call("GET", "/v1/joint", PreparedParts), retries=0
+                    ApiRequest("GET", "/v1/joint", PreparedParts), retries=0
                 )
                 for run in {part.arbiter_run for part in found.prepared} & judges.keys():
                     parts = [part for part in found.prepared if part.arbiter_run == run]
@@ -548,8 +548,8 @@ class Swarm:
 def _commit_part(
     client: SwarmClient, episode_id: str, *, retries: int | None = None
 ) -> EpisodeStatus:
-    call = Call("POST", episode_path(episode_id, "commit"), EpisodeStatus)
-    return client._connection.perform(call, retries=retries)
+    request = ApiRequest("POST", episode_path(episode_id, "commit"), EpisodeStatus)
+    return client._connection.perform(request, retries=retries)
 
 
 def _resolve(
@@ -561,8 +561,8 @@ def _resolve(
     :return: the number of parts that were ended or aborted.
     """
     body = build(JointOutcomesRequest, "resolve", joint_ids=[part.joint_id for part in parts])
-    call = Call("POST", "/v1/joint/outcomes", JointOutcomes, body)
-    answer = judge._connection.perform(call, retries=0)
+    request = ApiRequest("POST", "/v1/joint/outcomes", JointOutcomes, body)
+    answer = judge._connection.perform(request, retries=0)
     if answer.run_id != run:
         raise StateError(f"{judge.url} now has another run ({answer.run_id})")
     resolved = 0

@@ -15,7 +15,7 @@ from rich.text import Text
 from ajet_cli.output import table_console
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import ConfigError
-from ajet_installation.create import Order, Progress, create_environment
+from ajet_installation.create import Order, ProgressCallbacks, create_environment
 from ajet_installation.environment import (
     DIRECTORY,
     Environment,
@@ -102,7 +102,7 @@ def create(
     )
     console = Console(stderr=True)
     with console.status(f"{name} for {its_device}") as status:
-        progress = Progress(
+        progress = ProgressCallbacks(
             step=lambda text: console.print(Text(f"{name}: {text}")),
             line=lambda text: status.update(Text(f"{name} for {its_device}  {text[:_SHOWN]}")),
         )

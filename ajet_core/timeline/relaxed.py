@@ -160,7 +160,7 @@ class SameText:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _CallEnd:
     """The end of a call.
 
     :param key: digest of the conversation including the answer; None if unknown.
@@ -184,7 +184,7 @@ class Spoken:
     def __init__(self, *, ignore_tools: bool) -> None:
         self._ignore_tools = ignore_tools
         self._places: dict[bytes, Place] = {}
-        self._ends: dict[str, _End] = {}
+        self._ends: dict[str, _CallEnd] = {}
 
     def goes_on(self, call: Call) -> bool:
         """Return whether a call continues from the end of a known call."""
@@ -249,9 +249,9 @@ class Spoken:
             before = Place(before, call.call_id, end, ending if stopped else (), sampled=True)
             if stopped:
                 self._places.setdefault(said, before)
-        self._ends[call.call_id] = _End(said, before, ending, call.tools)
+        self._ends[call.call_id] = _CallEnd(said, before, ending, call.tools)
 
-    def _base_end(self, call: Call) -> _End | None:
+    def _base_end(self, call: Call) -> _CallEnd | None:
         base = call.base
         if base is None or call.shared != base.length:
             return None

@@ -14,7 +14,7 @@ from ajet_backend_torch.forest import Forest
 from ajet_backend_torch.packing import CallTokens, PackedTree, PassTensors, pack
 from ajet_core.timeline import CostModel, PassShape, TrainCall, TrainSegment, TrainSpan, TrainTree
 from ajet_torch.models import vocabulary_size
-from ajet_training.schedule import Block, Pass, Row
+from ajet_training.schedule import Block, Pass, PassRow
 
 TIME_LIMIT = 0.6
 """Target for the seconds that measuring takes; the smallest passes may need more."""
@@ -191,7 +191,7 @@ class _Timer:
         if heads:
             passes.append(
                 Pass(
-                    [Row(0, 0, 0, shape.past, -1, 0)],
+                    [PassRow(0, 0, 0, shape.past, -1, 0)],
                     -1,
                     (),
                     PassShape(1, shape.past),
@@ -202,9 +202,9 @@ class _Timer:
         passes.append(
             Pass(
                 [
-                    Row(0, i + 1, 0, shape.width, 0, shape.past)
+                    PassRow(0, i + 1, 0, shape.width, 0, shape.past)
                     if heads
-                    else Row(i, 0, 0, shape.width, -1, 0)
+                    else PassRow(i, 0, 0, shape.width, -1, 0)
                     for i in range(rows)
                 ],
                 len(passes) - 1,

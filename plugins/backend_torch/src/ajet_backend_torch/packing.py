@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ajet_backend_torch.past import to_device
 from ajet_core.timeline import TrainCall, TrainTree
-from ajet_training.schedule import Pass, Row
+from ajet_training.schedule import Pass, PassRow
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -98,7 +98,7 @@ class PackedTree:
                     parts[number].append(found)
         return cls(ids, [_concatenated(found) for found in parts])
 
-    def of_row(self, row: Row) -> tuple[Ints, Targets]:
+    def of_row(self, row: PassRow) -> tuple[Ints, Targets]:
         """Return the tokens of a row and its targets, at offsets from its start."""
         targets = self.targets[row.segment]
         ids = self.ids[row.segment][row.start : row.start + row.length]

@@ -12,14 +12,14 @@ from trl import DistillationConfig, DistillationTrainer
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
-from ajet_backend_trl.stepped import WHOLE, Division, Stepped, ticks
+from ajet_backend_trl.stepped import WHOLE, Division, SteppedMixin, ticks
 from ajet_backend_trl.tensors import MicroBatch
 
 VOCABULARY_TILE = 32768
 """Number of logits of a token that are computed at once."""
 
 
-class SteppedDistillationTrainer(Stepped, DistillationTrainer):  # type: ignore[misc]
+class SteppedDistillationTrainer(SteppedMixin, DistillationTrainer):  # type: ignore[misc]
     """A `trl.DistillationTrainer` that trains one batch at a time, on the student's own calls.
 
     Student and teacher are compared over the whole vocabulary, at the positions of sampled tokens,

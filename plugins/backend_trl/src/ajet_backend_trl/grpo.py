@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ajet_backend_trl.plan import Plan
-from ajet_backend_trl.stepped import WHOLE, Division, Stepped, Work, ticks
+from ajet_backend_trl.stepped import WHOLE, Division, SteppedMixin, Work, ticks
 from ajet_backend_trl.tensors import MicroBatch
 from ajet_torch.optimiser import drop_gathered
 from ajet_torch.update_limit import MOVED_TOKENS, shorten_to
@@ -38,7 +38,7 @@ class WeighedBeta(float):
         return divergence * self.weights * float(self)
 
 
-class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
+class SteppedGRPOTrainer(SteppedMixin, GRPOTrainer):  # type: ignore[misc]
     """A `trl.GRPOTrainer` that trains one batch at a time, with its rollouts and advantages.
 
     :param model: a causal LM.

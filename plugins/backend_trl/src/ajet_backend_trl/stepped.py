@@ -78,7 +78,7 @@ class Division:
 WHOLE = Division()
 
 
-class Stepped:
+class SteppedMixin:
     """Mixin for a TRL trainer; put it before the trainer in the bases.
 
     :ivar loop: receives the batches.

@@ -15,7 +15,7 @@ import numpy as np
 from ajet_backend_verl.advantages import estimated
 from ajet_backend_verl.configs import correction_config, estimator_config
 from ajet_backend_verl.correction import Corrected, corrected
-from ajet_backend_verl.part import Done, Floats, Orders, WorkerFailure
+from ajet_backend_verl.part import Floats, MinibatchResult, Orders, WorkerFailure
 from ajet_backend_verl.plan import Minibatch, Plan, make_plan, rows_to_train, shares
 from ajet_backend_verl.policy import VerlPolicy
 from ajet_backend_verl.settings import VerlTrainerSettings
@@ -217,7 +217,7 @@ class BatchStep:
 
     def _update(
         self, plan: Plan, minibatch: Minibatch, number: int, known: Known
-    ) -> tuple[Done, dict[int, Floats]]:
+    ) -> tuple[MinibatchResult, dict[int, Floats]]:
         policy = self.policy
         parts = shares(plan.rows, minibatch.rows, policy.workers.count)
         data = [

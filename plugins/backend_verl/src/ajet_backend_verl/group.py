@@ -17,7 +17,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from verl.workers.config import FSDPActorConfig, TrainingWorkerConfig
 
 from ajet_backend_verl.cluster import Cluster
-from ajet_backend_verl.part import Done, Floats, Orders, WorkerFailure
+from ajet_backend_verl.part import Floats, MinibatchResult, Orders, WorkerFailure
 from ajet_backend_verl.shards import Described, Kind, Plain
 from ajet_backend_verl.worker import VerlWorker
 from ajet_core.errors import WeightsLostError
@@ -84,9 +84,9 @@ class Workers:
         """Call `VerlWorker.shorten` on all workers."""
         self._all("shorten", share)
 
-    def update(self, rows: Sequence[TensorDict], orders: Orders) -> list[Done]:
+    def update(self, rows: Sequence[TensorDict], orders: Orders) -> list[MinibatchResult]:
         """Return [workers] results of `VerlWorker.update`."""
-        found: list[Done] = self._all("update", list(rows), [orders] * self.count)
+        found: list[MinibatchResult] = self._all("update", list(rows), [orders] * self.count)
         return found
 
     def keep(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ajet_backend_verl.part import SUMS, Done, Floats
+from ajet_backend_verl.part import SUMS, Floats, MinibatchResult
 from ajet_training.rows import Row
 
 MAX_LOG_RATIO = 20.0
@@ -48,7 +48,7 @@ class Tally:
         self.known.update(found)
         self.processed += sum(self.rows[number].tokens for number in found)
 
-    def add(self, done: Done, logprobs: Mapping[int, Floats]) -> None:
+    def add(self, done: MinibatchResult, logprobs: Mapping[int, Floats]) -> None:
         """Add a computed minibatch.
 
         :param done: result of any worker, except for its logprobs.

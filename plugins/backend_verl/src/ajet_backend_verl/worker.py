@@ -25,7 +25,7 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
 from ajet_backend_verl.objective import Objective
-from ajet_backend_verl.part import SUMS, Done, Floats, Orders, WorkerFailure
+from ajet_backend_verl.part import SUMS, Floats, MinibatchResult, Orders, WorkerFailure
 from ajet_backend_verl.shards import Described, Kind, Plain, Shards, described, gather
 from ajet_core.errors import StepRefusedError
 from ajet_torch.guard import Accumulated, Limits, StepGuard
@@ -131,12 +131,12 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         return logprobs.float().numpy()  # type: ignore[no-any-return]
 
     @on_each
-    def update(self, rows: TensorDict, orders: Orders) -> Done:
+    def update(self, rows: TensorDict, orders: Orders) -> MinibatchResult:
         """Compute the gradient of a minibatch, and apply it unless it is refused."""
         with self._failing():
             return self._updated(rows, orders)
 
-    def _updated(self, rows: TensorDict, orders: Orders) -> Done:
+    def _updated(self, rows: TensorDict, orders: Orders) -> MinibatchResult:
         engine = self.engine
         tu.assign_non_tensor(
             rows,
@@ -165,7 +165,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
                 engine.optimizer_step()
             elif orders.rehearsal:
                 engine.optimizer_zero_grad()
-        return Done(logprobs.float().cpu().numpy(), loss, float(norm), sums, refused)
+        return MinibatchResult(logprobs.float().cpu().numpy(), loss, float(norm), sums, refused)
 
     def _summed(self, loss: float) -> tuple[float, dict[str, float]]:
         """Return loss and sums over all workers."""
