@@ -80,17 +80,17 @@ def _in_epoch(task: Task, epoch: int) -> Task:
 def _unused(tasks: Sequence[Task], epochs: int) -> Generator[list[Task], Resumption, int]:
     """Return the first of `epochs` consecutive epochs in which no task has an ended episode."""
     step = max(epochs, _ASKED_AT_ONCE // max(1, len(tasks)))
-    found, asked = 1, 1
-    while asked - found < epochs:
+    first, asked = 1, 1
+    while asked - first < epochs:
         these = {
             its.group: epoch
             for epoch in range(asked, asked + step)
             for its in (_in_epoch(task, epoch) for task in tasks)
         }
         ended = (yield [Task(str(group), group=group) for group in these]).finished
-        found = max([found, *(these[task.group] + 1 for task in ended)])
+        first = max([first, *(these[task.group] + 1 for task in ended)])
         asked += step
-    return found
+    return first
 
 
 def _tasks(program: Trainable[Any], items: Sequence[Any]) -> list[Task]:

@@ -43,15 +43,15 @@ class ProgressDisplay:
         self._also = also
         self._rewards: list[float] = []
         self._failed = 0
-        found = Console(stderr=True) if console is None else console
+        console = Console(stderr=True) if console is None else console
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=found,
-            disable=not (found.is_terminal if show is None else show),
+            console=console,
+            disable=not (console.is_terminal if show is None else show),
         )
 
     def __enter__(self) -> Self:

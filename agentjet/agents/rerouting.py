@@ -136,8 +136,8 @@ def episode_key(path: str, headers: Mapping[str, str]) -> str | None:
     :param headers: a mapping with case-insensitive names.
     """
     for text in (path, *(headers.get(name, "") for name in _KEY_HEADERS)):
-        if (found := _EPISODE_KEY.search(text)) is not None:
-            return found.group()
+        if (match := _EPISODE_KEY.search(text)) is not None:
+            return match.group()
     return None
 
 

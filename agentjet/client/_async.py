@@ -483,8 +483,8 @@ class AsyncSwarmClient:
         check_episodes_per_task(episodes_per_task)
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
         if resume:
-            found = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
-            remaining = list(found.remaining)
+            left = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
+            remaining = list(left.remaining)
         return await run_episodes(
             self,
             make_jobs(remaining),
@@ -556,14 +556,14 @@ class AsyncSwarmClient:
 
     async def _group_counts(self, groups: Sequence[str], kind: Kind) -> dict[str, GroupCounts]:
         """Return the numbers of episodes of each group."""
-        found: dict[str, GroupCounts] = {}
+        counts: dict[str, GroupCounts] = {}
         for start in range(0, len(groups), IDS_AT_ONCE):
             some = list(groups[start : start + IDS_AT_ONCE])
             body = build(GroupCountsRequest, "resume", groups=some, kind=kind)
             request = ApiRequest("POST", "/v1/groups", GroupCountsAnswer, body)
             answer = await self._connection.perform(request)
-            found |= answer.groups
-        return found
+            counts |= answer.groups
+        return counts
 
     # --- Run and server ---------------------------------------------------------------------------
 
@@ -768,8 +768,8 @@ class AsyncSwarmClient:
         They are those of this client's token; a control token returns those of all clients.
         """
         request = ApiRequest("GET", "/v1/evaluations", EvaluationList)
-        found = await self._connection.perform(request)
-        return found.evaluations
+        answer = await self._connection.perform(request)
+        return answer.evaluations
 
     def events(self, since: int | None = None) -> AsyncIterator[Event]:
         """Iterate over the server's events as they happen, reconnecting automatically.

@@ -481,8 +481,8 @@ class SwarmClient:
         check_episodes_per_task(episodes_per_task)
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
         if resume:
-            found = self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
-            remaining = list(found.remaining)
+            left = self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
+            remaining = list(left.remaining)
         return run_episodes(
             self,
             make_jobs(remaining),
@@ -554,14 +554,14 @@ class SwarmClient:
 
     def _group_counts(self, groups: Sequence[str], kind: Kind) -> dict[str, GroupCounts]:
         """Return the numbers of episodes of each group."""
-        found: dict[str, GroupCounts] = {}
+        counts: dict[str, GroupCounts] = {}
         for start in range(0, len(groups), IDS_AT_ONCE):
             some = list(groups[start : start + IDS_AT_ONCE])
             body = build(GroupCountsRequest, "resume", groups=some, kind=kind)
             request = ApiRequest("POST", "/v1/groups", GroupCountsAnswer, body)
             answer = self._connection.perform(request)
-            found |= answer.groups
-        return found
+            counts |= answer.groups
+        return counts
 
     # --- Run and server ---------------------------------------------------------------------------
 
@@ -764,8 +764,8 @@ class SwarmClient:
         They are those of this client's token; a control token returns those of all clients.
         """
         request = ApiRequest("GET", "/v1/evaluations", EvaluationList)
-        found = self._connection.perform(request)
-        return found.evaluations
+        answer = self._connection.perform(request)
+        return answer.evaluations
 
     def events(self, since: int | None = None) -> Iterator[Event]:
         """Iterate over the server's events as they happen, reconnecting automatically.

@@ -163,11 +163,11 @@ def build(model: type[A], what: str, **fields: Any) -> A:
     try:
         return model(**fields)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)[0]
-        param = ".".join(str(part) for part in found["loc"])
-        told = found["msg"].removeprefix("Value error, ")
+        problem = error.errors(include_url=False, include_context=False)[0]
+        param = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
         where = f"{what}: {param}" if param else what
-        raise RequestError(f"{where}: {told}", param=param or None) from None
+        raise RequestError(f"{where}: {message}", param=param or None) from None
 
 
 def read_answer(request: ApiRequest[A], response: httpx.Response) -> A:

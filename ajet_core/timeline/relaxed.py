@@ -47,11 +47,11 @@ class Place:
 
     def way(self) -> list[Place]:
         """Return the ends of all messages from the root to this one."""
-        found = [self]
-        while (before := found[-1].before) is not None:
-            found.append(before)
-        found.reverse()
-        return found
+        ends = [self]
+        while (before := ends[-1].before) is not None:
+            ends.append(before)
+        ends.reverse()
+        return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Words:
         :param before: the place of the previous message.
         :param shift: how much deeper the call's tokens are in the tree than in its prompt.
         """
-        found: list[tuple[bytes, Place, bool]] = []
+        places: list[tuple[bytes, Place, bool]] = []
         for index in range(first, len(self.keys)):
             end = self.messages[index].end
             answer = (
@@ -124,8 +124,8 @@ class Words:
             whole = answer is None or answer.finish_reason == "stop"
             ending = self.ending(end) if whole else ()
             before = Place(before, call_id, end + shift, ending, answer is not None)
-            found.append((self.keys[index], before, answer is None and self.ends(index)))
-        return found
+            places.append((self.keys[index], before, answer is None and self.ends(index)))
+        return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +205,10 @@ class Spoken:
             answers[root.length] = root
         # The prompt of a call without messages is unknown, and so are those of calls that continue
         # it.
-        told = bool(root.messages) or not root.prompt_length
-        conversation = call.conversation() if told else []
+        known = bool(root.messages) or not root.prompt_length
+        conversation = call.conversation() if known else []
         tools = "" if self._ignore_tools else call.tools
-        start = MessageText("tools", tools).key if told else None
+        start = MessageText("tools", tools).key if known else None
         keys = _keys(start, conversation)
         return Words(None, start, conversation, keys, call.prompt_ids, 0, answers)
 
