@@ -189,10 +189,10 @@ def _made(order: Order, runner: Runner, progress: ProgressCallbacks) -> Environm
         seconds=round(time.monotonic() - began, 1),
         bytes=_size(directory),
     )
-    made = Environment(directory.absolute(), record)
-    made.write()
+    environment = Environment(directory.absolute(), record)
+    environment.write()
     (directory / UNFINISHED).unlink()
-    return made
+    return environment
 
 
 def _completed(
@@ -205,9 +205,9 @@ def _completed(
     _check(order, plugins, runner, progress)
     packages = installed_in(there.directory)
     record = replace(there.record, plugins=plugins, packages=packages, note="")
-    made = Environment(there.directory, record)
-    made.write()
-    return made
+    environment = Environment(there.directory, record)
+    environment.write()
+    return environment
 
 
 def _described(step: Step) -> str:

@@ -295,12 +295,12 @@ def _fits(below: Sequence[_Lane], room: int, budget: int) -> bool:
 
 def _chunks(lanes: Sequence[_Lane], room: int, budget: int) -> list[list[_Lane]]:
     """Group candidates into passes of at most `room` tokens; a single candidate may exceed it."""
-    found: list[list[_Lane]] = []
+    chunks: list[list[_Lane]] = []
     real = heaviest = past = 0
     # Sort equal lengths by parent, so that rows with the same past are adjacent.
     for lane in sorted(lanes, key=lambda lane: (lane.left, lane.parent)):
-        if found:
-            count = len(found[-1]) + 1
+        if chunks:
+            count = len(chunks[-1]) + 1
             padded = count * lane.left
             wasteful = padded * (1 - MAX_PADDING) > real + lane.left and real >= PADDED_ENOUGH
             past_then = max(past, lane.past)
@@ -311,14 +311,14 @@ def _chunks(lanes: Sequence[_Lane], room: int, budget: int) -> list[list[_Lane]]
                 and gathered <= MOST_GATHERED * budget
                 and not wasteful
             ):
-                found[-1].append(lane)
+                chunks[-1].append(lane)
                 real += lane.left
                 heaviest += lane.heaviest
                 past = past_then
                 continue
-        found.append([lane])
+        chunks.append([lane])
         real, heaviest, past = lane.left, lane.heaviest, lane.past
-    return found
+    return chunks
 
 
 def _blocks(passes: Sequence[Pass], parent: int, rows: Sequence[PassRow]) -> tuple[Block, ...]:

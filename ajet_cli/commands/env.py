@@ -106,10 +106,10 @@ def create(
             step=lambda text: console.print(Text(f"{name}: {text}")),
             line=lambda text: status.update(Text(f"{name} for {its_device}  {text[:_SHOWN]}")),
         )
-        made = create_environment(order, progress)
-    if made.record.note:
-        console.print(Text(f"{name}: {made.record.note}"))
-    click.echo(f"{made.directory} is ready")
+        environment = create_environment(order, progress)
+    if environment.record.note:
+        console.print(Text(f"{name}: {environment.record.note}"))
+    click.echo(f"{environment.directory} is ready")
 
 
 @env.command(name="list")
@@ -118,16 +118,16 @@ def create(
 @pass_state
 def list_(state: CliState, as_json: bool) -> None:
     """List the existing environments, and those that can be created."""
-    found = find_environments(state.settings())
+    environments = find_environments(state.settings())
     if as_json:
-        rows = [{"path": str(e.directory), **asdict(e.record)} for e in found.values()]
+        rows = [{"path": str(e.directory), **asdict(e.record)} for e in environments.values()]
         click.echo(json.dumps(rows, indent=2))
         return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "for", "Python", "plugin", "GB", "where"):
         table.add_column(column, overflow="fold")
     for name, its_recipe in recipes().items():
-        if (environment := found.get(name)) is not None:
+        if (environment := environments.get(name)) is not None:
             table.add_row(*map(Text, _cells(environment)))
         else:
             command = f"not created: {create_command(name, device_here())}"
@@ -153,11 +153,11 @@ def _cells(environment: Environment) -> tuple[str, ...]:
 @pass_state
 def path_(state: CliState, name: str) -> None:
     """Print the directory of an environment."""
-    found = find_environments(state.settings())
-    if name not in found:
+    environments = find_environments(state.settings())
+    if name not in environments:
         command = create_command(recipe(name).name, device_here())
         raise ConfigError(f"there is no environment {name}: create it with {command}")
-    click.echo(found[name].directory)
+    click.echo(environments[name].directory)
 
 
 def _directory(path: Path) -> Path:

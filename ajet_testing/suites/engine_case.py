@@ -61,8 +61,8 @@ class EngineCase:
         """Check that logprobs are those of the weights at the temperature, over the vocabulary."""
         expected = self.expected_logprobs(which, prompt + answer.ids, temperature)
         rows = expected[len(prompt) - 1 :]
-        found = zip(answer.ids, answer.logprobs, rows, strict=True)
-        assert max(abs(logprob - row[token]) for token, logprob, row in found) <= self.tolerance
+        sampled = zip(answer.ids, answer.logprobs, rows, strict=True)
+        assert max(abs(logprob - row[token]) for token, logprob, row in sampled) <= self.tolerance
 
     def assert_of_versions(
         self, weights: dict[int, int], prompt: list[int], answer: Completion

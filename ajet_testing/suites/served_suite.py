@@ -23,8 +23,8 @@ __all__ = ["ServedEngineSuite", "all_up", "begin_at_all", "children"]
 
 def children(pid: int) -> list[int]:
     """Return the child processes of a process."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
-    return [int(child) for child in found.split()]
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
+    return [int(child) for child in pids.split()]
 
 
 async def all_up(engine: ServedEngine) -> None:
