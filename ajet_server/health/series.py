@@ -84,12 +84,12 @@ def too_few(known: int, needed: int) -> str:
     return f"it needs {needed} steps and has {known}"
 
 
-def change(found: Sequence[float]) -> Change | None:
+def change(levels: Sequence[float]) -> Change | None:
     """Return the recent and the earlier level of a series; None if it is too short."""
-    before = found[:-_NOW][-WINDOW:]
+    before = levels[:-_NOW][-WINDOW:]
     if len(before) < ENOUGH - _NOW + 1:
         return None
-    return Change(median(found[-_NOW:]), median(before), found[-1])
+    return Change(median(levels[-_NOW:]), median(before), levels[-1])
 
 
 def reward_trend(history: Sequence[Mapping[str, float]]) -> Trend | None:

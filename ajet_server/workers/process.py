@@ -145,10 +145,10 @@ class WorkerProcess:
     @classmethod
     async def find(cls, rendezvous: Path, log: Path) -> WorkerProcess | None:
         """Return the worker of a server that was killed, None if none waits for the next."""
-        found = await asyncio.to_thread(find_worker, rendezvous)
-        if found is None:
+        waiting = await asyncio.to_thread(find_worker, rendezvous)
+        if waiting is None:
             return None
-        connected, pid = found
+        connected, pid = waiting
         try:
             process = AdoptedProcess(pid)
         except OSError:
