@@ -116,11 +116,11 @@ def _least_squares(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     best, least = np.zeros(count), np.inf
     for size in range(1, len(usable) + 1):
         for columns in combinations(usable, size):
-            found = np.linalg.lstsq(matrix[:, columns], np.ones(len(matrix)), rcond=None)[0]
-            error = float(np.square(matrix[:, columns] @ found - 1).sum())
-            if (found >= 0).all() and error < least:
+            solution = np.linalg.lstsq(matrix[:, columns], np.ones(len(matrix)), rcond=None)[0]
+            error = float(np.square(matrix[:, columns] @ solution - 1).sum())
+            if (solution >= 0).all() and error < least:
                 best, least = np.zeros(count), error
-                best[list(columns)] = found
+                best[list(columns)] = solution
     return best
 
 
@@ -225,8 +225,8 @@ def _sizes(module: nn.Module) -> tuple[int, int, int]:
     config = module.config
 
     def number(name: str, default: int) -> int:
-        found = getattr(config, name, None)
-        return found if isinstance(found, int) else default
+        value = getattr(config, name, None)
+        return value if isinstance(value, int) else default
 
     hidden = number("hidden_size", 1024)
     heads = number("num_attention_heads", 1)

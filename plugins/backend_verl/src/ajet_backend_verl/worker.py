@@ -40,14 +40,14 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 def on_all(method: Method) -> Method:
     """Mark a method to be called on all workers with the same arguments."""
-    found: Method = register(dispatch_mode=Dispatch.ONE_TO_ALL)(method)
-    return found
+    registered: Method = register(dispatch_mode=Dispatch.ONE_TO_ALL)(method)
+    return registered
 
 
 def on_each(method: Method) -> Method:
     """Mark a method to be called on all workers, each with its item of a list for each argument."""
-    found: Method = register(dispatch_mode=Dispatch.DP_COMPUTE)(method)
-    return found
+    registered: Method = register(dispatch_mode=Dispatch.DP_COMPUTE)(method)
+    return registered
 
 
 class VerlWorker(TrainingWorker):  # type: ignore[misc]
@@ -125,9 +125,9 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         tu.assign_non_tensor(
             rows, calculate_entropy=False, compute_loss=False, no_lora_adapter=without_adapters
         )
-        found = by.infer_batch(rows)
+        output = by.infer_batch(rows)
         drop_gathered(by.engine.module)
-        logprobs = no_padding_2_padding(tu.get(found, "log_probs"), rows)
+        logprobs = no_padding_2_padding(tu.get(output, "log_probs"), rows)
         return logprobs.float().numpy()  # type: ignore[no-any-return]
 
     @on_each
@@ -172,19 +172,19 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         numbers = [loss / torch.distributed.get_world_size(), *self._objective.sums.values()]
         total = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         torch.distributed.all_reduce(total)
-        found = total.tolist()
-        return found[0], dict(zip(SUMS, found[1:], strict=True))
+        sums = total.tolist()
+        return sums[0], dict(zip(SUMS, sums[1:], strict=True))
 
     @staticmethod
     def _refused(orders: Orders, loss: float, logprobs: float, norm: torch.Tensor) -> str:
         guard = StepGuard(orders.step, orders.steps, Limits(None, orders.grad_norm_limit))
-        found = Accumulated(
+        accumulated = Accumulated(
             loss=torch.tensor(loss, dtype=torch.float64),
             logprob_sum=torch.tensor(logprobs, dtype=torch.float64),
             expected_loss=0.0,
         )
         try:
-            guard.check(orders.number, found, norm.detach().cpu())
+            guard.check(orders.number, accumulated, norm.detach().cpu())
         except StepRefusedError as refusal:
             return refusal.message
         return ""
