@@ -62,9 +62,9 @@ class AjetGroup(click.Group):
         """Import a subcommand; return None if it does not exist."""
         if cmd_name in BUILT_IN:
             module, _, name = BUILT_IN[cmd_name][0].partition(":")
-            found = getattr(importlib.import_module(module), name)
-            assert isinstance(found, click.Command)
-            return found
+            command = getattr(importlib.import_module(module), name)
+            assert isinstance(command, click.Command)
+            return command
         manager = _state(ctx).plugins
         try:
             spec = manager.command(cmd_name)

@@ -60,7 +60,7 @@ def find_local(url: str) -> ServerTokens | None:
     try:
         if path.stat().st_uid != os.getuid():
             return None
-        found = read_json(path)
-        return ServerTokens(control=str(found["control"]), client=str(found["client"]))
+        tokens = read_json(path)
+        return ServerTokens(control=str(tokens["control"]), client=str(tokens["client"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -435,13 +435,13 @@ class ServerUnreachableError(AjetError, ConnectionError):
 
 
 def _by_type() -> dict[str, type[AjetError]]:
-    found: dict[str, type[AjetError]] = {}
+    by_type: dict[str, type[AjetError]] = {}
     queue: list[type[AjetError]] = [AjetError]
     while queue:
         cls = queue.pop()
-        found[cls.type] = cls
+        by_type[cls.type] = cls
         queue.extend(cls.__subclasses__())
-    return found
+    return by_type
 
 
 def error_from_payload(payload: Mapping[str, Any]) -> AjetError:

@@ -27,10 +27,10 @@ def mean_pass_at(tallies: Mapping[tuple[int, int], int], ks: Iterable[int]) -> d
     :param tallies: the number of tasks by episodes and passed episodes: ``{(n, c): tasks}``.
     :return: by k, without those for which no task has enough episodes.
     """
-    found: dict[int, float] = {}
+    means: dict[int, float] = {}
     for k in ks:
         enough = [(n, c, tasks) for (n, c), tasks in tallies.items() if n >= k]
         if enough:
             total = math.fsum(tasks * pass_at_k(n, c, k) for n, c, tasks in enough)
-            found[k] = total / sum(tasks for _, _, tasks in enough)
-    return found
+            means[k] = total / sum(tasks for _, _, tasks in enough)
+    return means

@@ -12,7 +12,7 @@ def _interpreters(
     _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, str]:
     """Return absolute paths by component, because the server has another working directory."""
-    found = {}
+    interpreters = {}
     for value in values:
         component, separator, path = value.partition("=")
         if not separator or not Path(path).is_file():
@@ -20,8 +20,8 @@ def _interpreters(
                 f"{value!r} is not COMPONENT=PATH with the path of an existing interpreter"
             )
         # Do not resolve links: the interpreter of an environment is a link.
-        found[component] = str(Path(path).absolute())
-    return found
+        interpreters[component] = str(Path(path).absolute())
+    return interpreters
 
 
 @click.command()

@@ -54,10 +54,12 @@ class Relay:
         :param calls: rewards of calls, by role and id.
         """
         success = float(self.walk.outcome().success)
-        told = calls[EXECUTOR]
+        executor_rewards = calls[EXECUTOR]
         rewards = {
             PLANNER: GOAL_REWARD * success,
-            EXECUTOR: sum(told.values()) / len(told) if told else 0.0,
+            EXECUTOR: sum(executor_rewards.values()) / len(executor_rewards)
+            if executor_rewards
+            else 0.0,
         }
         if self.spoiled:
             rewards[self.spoiled] = INVALID_REWARD

@@ -26,11 +26,11 @@ WATCH_SECONDS = 0.25
 LAST_EVENT_SECONDS = 5.0
 
 
-class _End:
+class _OutputClosed:
     """The client has closed its output."""
 
 
-Message = Line | StepSummary | _End
+Message = Line | StepSummary | _OutputClosed
 
 
 class Training:
@@ -114,7 +114,7 @@ class Training:
             except queue.Empty:
                 self._server.child.check()
                 continue
-            if isinstance(message, _End):
+            if isinstance(message, _OutputClosed):
                 return
             self._take(message)
 
@@ -123,7 +123,7 @@ class Training:
         while step in self._lines and self._clock() < deadline:
             with contextlib.suppress(queue.Empty):
                 message = self._messages.get(timeout=WATCH_SECONDS)
-                if not isinstance(message, _End):
+                if not isinstance(message, _OutputClosed):
                     self._take(message)
 
     def _take(self, message: Line | StepSummary) -> None:
@@ -176,7 +176,7 @@ class Training:
             except ValidationError:
                 # An incomplete line of a client that was killed.
                 continue
-        self._messages.put(_End())
+        self._messages.put(_OutputClosed())
 
     def _follow_server(self, observer: SwarmClient) -> None:
         # From the first event on, because a server that resumed a run may already have trained

@@ -90,10 +90,10 @@ def run_two_models(
     run_dir, state = open_run(chosen.resolve(), options.seed, fresh=options.fresh)
     display = Display(console, target=options.target, max_steps=options.steps)
     if state.finished:
-        found = _read(run_dir)
-        if found.reached or found.steps >= options.steps:
-            _show(found, console)
-            return found
+        earlier = _read(run_dir)
+        if earlier.reached or earlier.steps >= options.steps:
+            _show(earlier, console)
+            return earlier
     before = state.seconds
     try:
         with terminate_as_interrupt(), display:

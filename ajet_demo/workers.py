@@ -60,9 +60,9 @@ def check_components(run_dir: Path, workers: WorkerSettings, *, engine: str, tra
         workers=workers.model_dump(), server={"run_dir": run_dir}, plugins={"blocked": []}
     )
     plugins = plugin_manager(settings)
-    found, other = find_engine(plugins, engine), find_trainer(plugins, trainer)
-    chosen = choose_interpreters(settings, plugins, found, other)
-    for kind, spec in (("engine", found), ("trainer", other)):
+    engine_spec, trainer_spec = find_engine(plugins, engine), find_trainer(plugins, trainer)
+    chosen = choose_interpreters(settings, plugins, engine_spec, trainer_spec)
+    for kind, spec in (("engine", engine_spec), ("trainer", trainer_spec)):
         recipe = recipe_of_component(spec.name)
         if kind in chosen or recipe is None or recipe.name in find_environments(settings):
             continue

@@ -96,7 +96,7 @@ class ProbeWatch:
         size, off = _size(change), _size(astray)
         noise = max(self._noises)
         if off > _NOISES * noise + _PART * size:
-            found = (
+            cause = (
                 f"it still serves policy version {last.version}"
                 if _size(moved) <= _PART * size
                 else "it loaded only part of the update, or other weights"
@@ -104,7 +104,7 @@ class ProbeWatch:
             raise SealError(
                 f"{wrong}since policy version {last.version} the trainer's logprobs of the "
                 f"probe have changed by {size:.2g} nats, and the engine's change differs "
-                f"from that by {off:.2g} nats (noise: {noise:.2g}): {found}"
+                f"from that by {off:.2g} nats (noise: {noise:.2g}): {cause}"
             )
         # If the weights have not changed, they are proven if they were before.
         same = trained == last.trained

@@ -56,7 +56,7 @@ def _diagnosis(
     if stale:
         assert before is not None, "it has checksums"
         return f"{len(stale)} of them are from policy version {before.policy_version}"
-    places = {found: name for name in wrong for found in expected[name]}
+    places = {digest: name for name in wrong for digest in expected[name]}
     swapped = next((name for name in wrong if served[name] in places), None)
     if swapped is not None:
         return f"{swapped} contains what was published as {places[served[swapped]]}"

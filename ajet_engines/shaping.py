@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.interfaces import GenerateRequest, SamplingParams
-from ajet_engines.in_server.ajet_shaping import Grammars, Shaping, told
+from ajet_engines.in_server.ajet_shaping import Grammars, Shaping, encoded_shaping
 
 __all__ = ["Shaping", "Shapings", "is_shaped", "sampling_overrides"]
 
@@ -82,7 +82,7 @@ def sampling_overrides(request: GenerateRequest) -> str:
     sampling = request.sampling
     if not is_shaped(sampling):
         return ""
-    return told(
+    return encoded_shaping(
         frequency=sampling.frequency_penalty,
         presence=sampling.presence_penalty,
         bias=sampling.logit_bias,

@@ -99,7 +99,7 @@ def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None)
     for name in packages:
         for want in _wants_of(name, packages):
             wants.setdefault(want.package, []).append(want)
-    found = []
+    conflicts = []
     for package, its in sorted(wants.items()):
         version = packages[package].version
         unmet = [
@@ -110,13 +110,13 @@ def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None)
             and not {package, want.name} <= tried
         ]
         if unmet:
-            found.append(Conflict(package, version, tuple(unmet), tuple(its)))
-    return found
+            conflicts.append(Conflict(package, version, tuple(unmet), tuple(its)))
+    return conflicts
 
 
 def _version(name: str, packages: Packages) -> str | None:
-    found = packages.get(canonicalize_name(name))
-    return None if found is None else found.version
+    distribution = packages.get(canonicalize_name(name))
+    return None if distribution is None else distribution.version
 
 
 def backends_of(want: Want, packages: Packages) -> list[Recipe]:
@@ -143,11 +143,11 @@ def _share(first: Want, second: Want) -> bool:
 def _reach(packages: Packages) -> list[tuple[Recipe | None, set[NormalizedName]]]:
     """Return installed dependencies of agentjet, as None, and of each backend with its plugin."""
     core = canonicalize_name(CORE_DISTRIBUTION)
-    found: list[tuple[Recipe | None, set[NormalizedName]]] = [(None, _closure([core], packages))]
+    reached: list[tuple[Recipe | None, set[NormalizedName]]] = [(None, _closure([core], packages))]
     for recipe in recipes().values():
         roots = [*backend_distributions(recipe, packages), canonicalize_name(recipe.plugin)]
-        found.append((recipe, _closure(roots, packages)))
-    return found
+        reached.append((recipe, _closure(roots, packages)))
+    return reached
 
 
 def _closure(roots: Iterable[NormalizedName], packages: Packages) -> set[NormalizedName]:
@@ -157,10 +157,10 @@ def _closure(roots: Iterable[NormalizedName], packages: Packages) -> set[Normali
 def _wants_of(name: NormalizedName, packages: Packages) -> list[Want]:
     distribution = packages[name]
     by = f"{distribution.name} {distribution.version}"
-    found = [(by, requirement) for requirement in requirements_of(distribution)]
+    requirements = [(by, requirement) for requirement in requirements_of(distribution)]
     if name == canonicalize_name(CORE_DISTRIBUTION):
         backends = {one for r in recipes().values() for one in backend_distributions(r, packages)}
-        found += [
+        requirements += [
             (f"{CORE_DISTRIBUTION}[{extra}]", requirement)
             for extra in distribution.metadata.get_all("Provides-Extra") or []
             for requirement in requirements_of(distribution, frozenset([extra]))
@@ -168,7 +168,7 @@ def _wants_of(name: NormalizedName, packages: Packages) -> list[Want]:
         ]
     return [
         Want(name, by, _called(requirement.name, packages), requirement.specifier)
-        for by, requirement in found
+        for by, requirement in requirements
         if str(requirement.specifier) and _called(requirement.name, packages) in packages
     ]
 

@@ -60,7 +60,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressCallbacks:
     """Callbacks for progress.
 
     :param step: called at the start of each step.
@@ -80,11 +80,11 @@ class _Making:
 
     order: Order
     runner: Runner
-    progress: Progress
+    progress: ProgressCallbacks
     installer: Installer
 
     @classmethod
-    def begin(cls, order: Order, runner: Runner, progress: Progress) -> _Making:
+    def begin(cls, order: Order, runner: Runner, progress: ProgressCallbacks) -> _Making:
         """Choose the installer; the environment must have pip."""
         installer = find_installer(order.installer, _python(order))
         progress.step(
@@ -101,7 +101,7 @@ class _Making:
         self.runner.run(f"installing {what}", [*command, *arguments], self.installer.variables)
 
 
-def create_environment(order: Order, progress: Progress) -> Environment:
+def create_environment(order: Order, progress: ProgressCallbacks) -> Environment:
     """Create an environment, or complete one that was created by the same recipe.
 
     An environment is finished when its record exists, which is written last. A failure leaves only
@@ -164,7 +164,7 @@ def _check_space(order: Order) -> None:
         )
 
 
-def _made(order: Order, runner: Runner, progress: Progress) -> Environment:
+def _made(order: Order, runner: Runner, progress: ProgressCallbacks) -> Environment:
     began = time.monotonic()
     build, directory = order.build, order.directory
     progress.step(f"new environment with Python {order.python.version}")
@@ -189,13 +189,15 @@ def _made(order: Order, runner: Runner, progress: Progress) -> Environment:
         seconds=round(time.monotonic() - began, 1),
         bytes=_size(directory),
     )
-    made = Environment(directory.absolute(), record)
-    made.write()
+    environment = Environment(directory.absolute(), record)
+    environment.write()
     (directory / UNFINISHED).unlink()
-    return made
+    return environment
 
 
-def _completed(there: Environment, order: Order, runner: Runner, progress: Progress) -> Environment:
+def _completed(
+    there: Environment, order: Order, runner: Runner, progress: ProgressCallbacks
+) -> Environment:
     """Add the plugin to an environment without it, if it is available now."""
     if there.record.plugins or not order.source.plugin:
         return there
@@ -203,9 +205,9 @@ def _completed(there: Environment, order: Order, runner: Runner, progress: Progr
     _check(order, plugins, runner, progress)
     packages = installed_in(there.directory)
     record = replace(there.record, plugins=plugins, packages=packages, note="")
-    made = Environment(there.directory, record)
-    made.write()
-    return made
+    environment = Environment(there.directory, record)
+    environment.write()
+    return environment
 
 
 def _described(step: Step) -> str:
@@ -258,7 +260,7 @@ def _unmet(making: _Making) -> list[str]:
     return [requirement for requirement in wanted if not requirement.startswith("agentjet")]
 
 
-def _check(order: Order, plugins: list[str], runner: Runner, progress: Progress) -> None:
+def _check(order: Order, plugins: list[str], runner: Runner, progress: ProgressCallbacks) -> None:
     progress.step("import check")
     python = str(_python(order))
     imports = (f"import {module}" for module in order.build.imports)

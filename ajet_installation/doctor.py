@@ -39,7 +39,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """The result of one check.
 
     :param state: ``ok``; ``absent``: not installed, which is no problem; ``wrong``: installed but
@@ -54,7 +54,7 @@ class Finding:
     remedy: str = ""
 
 
-def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[Finding]:
+def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[Diagnosis]:
     """Check Python, agentjet, every plugin and every environment.
 
     :param device: the device for which environments would be created.
@@ -68,7 +68,7 @@ def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[
     infos = [info for info in plugins.plugins(load=True) if info.distribution != CORE_DISTRIBUTION]
     findings += [_plugin(info, mending) for info in infos]
     findings += [
-        Finding(
+        Diagnosis(
             f"conflict over {one.package}", one.found, "wrong", str(one), mending.of_conflict(one)
         )
         for one in conflicts
@@ -86,32 +86,32 @@ def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[
     return findings
 
 
-def _python() -> Finding:
+def _python() -> Diagnosis:
     version = python_version()
     try:
         wanted = (metadata(CORE_DISTRIBUTION).get_all("Requires-Python") or [""])[0]
     except PackageNotFoundError:
         wanted = ""
     if wanted and not SpecifierSet(wanted).contains(version):
-        return Finding("Python", version, "wrong", f"agentjet requires Python {wanted}")
-    return Finding("Python", version, "ok", sys.executable)
+        return Diagnosis("Python", version, "wrong", f"agentjet requires Python {wanted}")
+    return Diagnosis("Python", version, "ok", sys.executable)
 
 
-def _core(mending: Mending) -> Finding:
+def _core(mending: Mending) -> Diagnosis:
     packages = mending.packages
     name = canonicalize_name(CORE_DISTRIBUTION)
     if name not in packages:
-        return Finding("agentjet", "", "wrong", "its metadata is missing", "pip install agentjet")
+        return Diagnosis("agentjet", "", "wrong", "its metadata is missing", "pip install agentjet")
     version = packages[name].version
     if problems := unmet(name, packages, deep=True):
         lines = "; ".join(map(str, problems[:_SHOWN]))
-        return Finding("agentjet", version, "wrong", lines, mending.of_unmet(problems))
+        return Diagnosis("agentjet", version, "wrong", lines, mending.of_unmet(problems))
     extras, missing = _extras(packages)
     detail = f"with {', '.join(extras)}" if extras else "for clients"
     if missing:
         detail += f"; without {', '.join(missing)}"
     remedy = f"pip install '{CORE_DISTRIBUTION}[server]'" if "server" in missing else ""
-    return Finding("agentjet", version, "ok", detail, remedy)
+    return Diagnosis("agentjet", version, "ok", detail, remedy)
 
 
 def _extras(packages: Packages) -> tuple[list[str], list[str]]:
@@ -124,36 +124,36 @@ def _extras(packages: Packages) -> tuple[list[str], list[str]]:
     return there, missing
 
 
-def _plugin(info: PluginInfo, mending: Mending) -> Finding:
+def _plugin(info: PluginInfo, mending: Mending) -> Diagnosis:
     what = f"plugin {info.name}"
     version = f"{info.distribution} {info.version}"
     if info.blocked:
-        return Finding(what, version, "absent", info.problem)
+        return Diagnosis(what, version, "absent", info.problem)
     its = [e for e in mending.environments.values() if info.distribution in e.record.plugins]
     why = why_not_here(info.distribution)
     if info.problem:
         remedy = f"pip install --upgrade {info.distribution}"
         if its and not is_installed_here(info.distribution):
             remedy = its[0].create_command(force=True)
-        return Finding(what, version, "wrong", info.problem, remedy)
+        return Diagnosis(what, version, "wrong", info.problem, remedy)
     if not why:
         return _plugin_here(info, what, version, mending)
     if its:
-        return Finding(what, version, "ok", f"runs in {its[0].directory}: {why}")
-    return Finding(what, version, "wrong", why, _remedy(info.distribution, mending.device))
+        return Diagnosis(what, version, "ok", f"runs in {its[0].directory}: {why}")
+    return Diagnosis(what, version, "wrong", why, _remedy(info.distribution, mending.device))
 
 
-def _plugin_here(info: PluginInfo, what: str, version: str, mending: Mending) -> Finding:
+def _plugin_here(info: PluginInfo, what: str, version: str, mending: Mending) -> Diagnosis:
     packages = mending.packages
     recipe = recipe_of_plugin(info.distribution)
     provides = recipe.cpu.provides if recipe is not None else {}
     if canonicalize_name(info.distribution) not in packages:
-        return Finding(what, version, "ok", "runs here")
+        return Diagnosis(what, version, "ok", "runs here")
     problems = unmet(info.distribution, packages, provides=provides, deep=True)
     if problems:
         lines = "; ".join(map(str, problems[:_SHOWN]))
-        return Finding(what, version, "wrong", lines, mending.of_unmet(problems))
-    return Finding(what, version, "ok", "runs here")
+        return Diagnosis(what, version, "wrong", lines, mending.of_unmet(problems))
+    return Diagnosis(what, version, "ok", "runs here")
 
 
 def _remedy(distribution: str, device: Device) -> str:
@@ -163,27 +163,29 @@ def _remedy(distribution: str, device: Device) -> str:
     return create_command(recipe.name, device)
 
 
-def _no_environment(recipe: Recipe, half: list[Path], plugged: set[str], device: Device) -> Finding:
+def _no_environment(
+    recipe: Recipe, half: list[Path], plugged: set[str], device: Device
+) -> Diagnosis:
     what = f"environment {recipe.name}"
     if half:
         detail = (
             f"{half[0]} is incomplete: it is still being created, or its creation was interrupted"
         )
-        return Finding(what, "", "wrong", detail, create_command(recipe.name, device, half[0]))
+        return Diagnosis(what, "", "wrong", detail, create_command(recipe.name, device, half[0]))
     here = recipe.plugin in plugged and not why_not_here(recipe.plugin)
     detail = "not needed: the plugin runs here" if here else "not made"
     remedy = "" if here else create_command(recipe.name, device)
-    return Finding(what, "", "absent", detail, remedy)
+    return Diagnosis(what, "", "absent", detail, remedy)
 
 
-def _environment(recipe: Recipe, environment: Environment) -> Finding:
+def _environment(recipe: Recipe, environment: Environment) -> Diagnosis:
     what = f"environment {recipe.name}"
     record = environment.record
     version = f"{record.device}, Python {record.python}"
     if problem := _broken(environment):
-        return Finding(what, version, "wrong", problem, environment.create_command(force=True))
+        return Diagnosis(what, version, "wrong", problem, environment.create_command(force=True))
     if record.digest != recipe.digest(record.device):
-        return Finding(
+        return Diagnosis(
             what,
             version,
             "ok",
@@ -192,14 +194,14 @@ def _environment(recipe: Recipe, environment: Environment) -> Finding:
             environment.create_command(force=True),
         )
     if not record.plugins:
-        return Finding(
+        return Diagnosis(
             what,
             version,
             "ok",
             f"{environment.directory}; {record.note}",
             environment.create_command(),
         )
-    return Finding(what, version, "ok", str(environment.directory))
+    return Diagnosis(what, version, "ok", str(environment.directory))
 
 
 _LOOK = """

@@ -162,12 +162,12 @@ def default_directory(name: str) -> Path:
 
 def installed_in(directory: Path) -> dict[str, str]:
     """Return versions by normalised name in a virtual environment, without agentjet's."""
-    found = {}
+    versions = {}
     for distribution in distributions(path=[str(path) for path in site_packages(directory)]):
         name = canonicalize_name(distribution.name or "unknown")
         if name not in {"pip", "agentjet"} and not name.startswith("agentjet-"):
-            found[str(name)] = distribution.version
-    return dict(sorted(found.items()))
+            versions[str(name)] = distribution.version
+    return dict(sorted(versions.items()))
 
 
 def site_packages(directory: Path) -> list[Path]:
@@ -210,14 +210,14 @@ def environments_in(roots: Iterable[Path], *, trusted: bool = False) -> dict[str
 
     :param trusted: also accept environments of other users.
     """
-    found: dict[str, Environment] = {}
+    environments: dict[str, Environment] = {}
     for root in roots:
         for environment in _read_all(root):
             # The owner of the parent directory can replace an environment.
             ours = trusted or (_is_ours(root) and _is_ours(environment.directory))
             if ours and environment.directory.name == environment.name:
-                found.setdefault(environment.name, environment)
-    return found
+                environments.setdefault(environment.name, environment)
+    return environments
 
 
 def _read_all(root: Path) -> Iterator[Environment]:

@@ -136,15 +136,15 @@ def pip_configuration(python: Path) -> dict[str, str]:
 def configuration_from(listed: str) -> dict[str, str]:
     """Parse ``pip config list``: variables take precedence over ``install``, then ``global``."""
     ranks = {":env:": 0, "install": 1, "global": 2}
-    found: dict[str, tuple[int, str]] = {}
+    settings: dict[str, tuple[int, str]] = {}
     for line in listed.splitlines():
         key, equals, value = line.partition("=")
         section, dot, name = key.partition(".")
         if not (equals and dot) or section not in ranks:
             continue
         setting = (ranks[section], str(ast.literal_eval(value)))
-        found[name] = min(found.get(name, setting), setting, key=lambda it: it[0])
-    return {name: value for name, (_, value) in found.items()}
+        settings[name] = min(settings.get(name, setting), setting, key=lambda it: it[0])
+    return {name: value for name, (_, value) in settings.items()}
 
 
 def uv_settings(
@@ -156,17 +156,17 @@ def uv_settings(
     commands are logged. Settings of uv in ``environ`` take precedence; if they name indexes, pip's
     indexes are ignored.
     """
-    told = any(environ.get(name) for name in _UV_INDEXES)
+    indexed = any(environ.get(name) for name in _UV_INDEXES)
     options: list[str] = []
     variables: dict[str, str] = {}
     left: list[str] = []
     indexes = [configured.get("index-url", ""), *configured.get("extra-index-url", "").split()]
-    if not told and any(indexes):
+    if not indexed and any(indexes):
         # For a version, uv only looks at the first index that has it; pip looks at all. Extra
         # indexes may have fewer files.
         variables["UV_INDEX"], variables["UV_DEFAULT_INDEX"] = " ".join(indexes[:-1]), indexes[-1]
     for name, value in configured.items():
-        if name in _IGNORED or name in _URLS or (told and name == "find-links"):
+        if name in _IGNORED or name in _URLS or (indexed and name == "find-links"):
             continue
         if name in _OPTIONS and "@" not in value:
             # Variables would be ignored if a command has the same options.
@@ -182,7 +182,7 @@ def uv_settings(
                 options.append(_SWITCHES[name])
             else:
                 left.append(name)
-    if not told and (_URLS | {"find-links"}) & configured.keys():
+    if not indexed and (_URLS | {"find-links"}) & configured.keys():
         # pip takes the best version of all its indexes.
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     unset = {name: value for name, value in variables.items() if value and not environ.get(name)}
@@ -191,12 +191,12 @@ def uv_settings(
 
 def _default_index(python: Path) -> str:
     """Return the index that pip uses without ``index-url``, which only its help states."""
-    found = re.search(
+    match = re.search(
         r"--index-url <url>.*?\(default\s+([^\s)]+)\)", _pip(python, "install", "--help"), re.DOTALL
     )
-    if found is None:
+    if match is None:
         raise BackendEnvironmentError(f"the pip of {python} does not report its default index")
-    return found[1]
+    return match[1]
 
 
 def _pip(python: Path, *arguments: str) -> str:

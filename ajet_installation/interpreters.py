@@ -67,8 +67,8 @@ def default_manager() -> PluginManager:
 
 def _named_by_path(settings: Settings) -> list[Environment]:
     pythons = [p for p in settings.workers.python.values() if not p.startswith(PREFIX)]
-    found = (Environment.of_python(python) for python in dict.fromkeys(pythons))
-    return [environment for environment in found if environment is not None]
+    environments = (Environment.of_python(python) for python in dict.fromkeys(pythons))
+    return [environment for environment in environments if environment is not None]
 
 
 def find_engine(plugins: PluginManager, name: str) -> EngineSpec:
@@ -114,12 +114,12 @@ def choose_interpreters(
         Python is missing.
     """
     environments = find_environments(settings)
-    found: dict[str, Interpreter] = {}
+    interpreters: dict[str, Interpreter] = {}
     for kind, spec in (("engine", engine), ("trainer", trainer)):
         chosen = settings.workers.python
         python = chosen.get(f"{kind}:{spec.name}") or chosen.get(spec.name)
         if python is not None:
-            found[kind] = _named(python, environments)
+            interpreters[kind] = _named(python, environments)
             continue
         environment, why = _environment_of(plugins, spec, environments)
         if environment is not None:
@@ -130,8 +130,8 @@ def choose_interpreters(
                 environment.directory,
                 why,
             )
-            found[kind] = _usable(environment)
-    return found
+            interpreters[kind] = _usable(environment)
+    return interpreters
 
 
 def _named(python: str, environments: dict[str, Environment]) -> Interpreter:
@@ -179,11 +179,11 @@ def is_installed_here(plugin: str) -> bool:
 
 def installed_here() -> dict[NormalizedName, Distribution]:
     """Return the distributions of this interpreter by name, without those of environments."""
-    return by_name(found for found in distributions() if _is_here(found))
+    return by_name(installed for installed in distributions() if _is_here(installed))
 
 
-def _is_here(found: Distribution) -> bool:
-    return Path(str(found.locate_file(""))).name != PLUGINS
+def _is_here(installed: Distribution) -> bool:
+    return Path(str(installed.locate_file(""))).name != PLUGINS
 
 
 def why_not_here(plugin: str) -> str:

@@ -39,9 +39,9 @@ def find_python(wanted: str, given: str | None = None) -> Python:
         if SpecifierSet(wanted).contains(version):
             return Python(candidate, version)
         looked_at.append(f"{candidate} is {version}")
-    found = "; ".join(looked_at) or ("it does not run" if given is not None else "none was found")
+    why = "; ".join(looked_at) or ("it does not run" if given is not None else "none was found")
     raise ConfigError(
-        f"Python {wanted} is required ({found}): choose an interpreter with --python",
+        f"Python {wanted} is required ({why}): choose an interpreter with --python",
         param="python",
     )
 

@@ -34,12 +34,12 @@ class Unmet:
 
 def by_name(distributions: Iterable[Distribution]) -> dict[NormalizedName, Distribution]:
     """Index distributions by normalised name; the first one of a name is the one imported."""
-    found: dict[NormalizedName, Distribution] = {}
+    indexed: dict[NormalizedName, Distribution] = {}
     for distribution in distributions:
         # A distribution whose metadata is damaged has no name.
         if distribution.name:
-            found.setdefault(canonicalize_name(distribution.name), distribution)
-    return found
+            indexed.setdefault(canonicalize_name(distribution.name), distribution)
+    return indexed
 
 
 def unmet(
@@ -71,8 +71,8 @@ def unmet(
             wanted = canonicalize_name(names.get(wanted, wanted))
             there = installed.get(wanted)
             if there is None or not fits(there.version, requirement.specifier):
-                found = there.version if there is not None else None
-                problems.append(Unmet(installed[name].name, _as_pip_takes_it(requirement), found))
+                version = there.version if there is not None else None
+                problems.append(Unmet(installed[name].name, _as_pip_takes_it(requirement), version))
             elif deep:
                 queue.append((wanted, frozenset(requirement.extras)))
     return problems
@@ -111,14 +111,14 @@ def requirements_of(
 # Cached, because parsing takes milliseconds and is repeated often.
 @lru_cache(maxsize=2048)
 def _parsed(distribution: Distribution) -> list[tuple[Requirement, Marker | None]]:
-    found = []
+    requirements = []
     for line in distribution.requires or []:
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
             continue
-        found.append((requirement, requirement.marker))
-    return found
+        requirements.append((requirement, requirement.marker))
+    return requirements
 
 
 def fits(version: str, wanted: SpecifierSet) -> bool:

@@ -65,9 +65,9 @@ class Layers:
         section = _model_at(cls, path)
         if section is None:
             return self.source(path)
-        found = {self.source((*path, key)): None for key in section.model_fields}
-        found.pop("default", None)
-        return ", ".join(found) or self.source(path)
+        sources = {self.source((*path, key)): None for key in section.model_fields}
+        sources.pop("default", None)
+        return ", ".join(sources) or self.source(path)
 
 
 def _plain(value: Any) -> Any:
@@ -104,14 +104,14 @@ def leaves(
     values: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> list[tuple[tuple[str, ...], Any]]:
     """Return the values that are not tables, with their paths."""
-    found: list[tuple[tuple[str, ...], Any]] = []
+    values_by_path: list[tuple[tuple[str, ...], Any]] = []
     for key, value in values.items():
         here = (*path, key)
         if isinstance(value, Mapping) and value:
-            found.extend(leaves(value, here))
+            values_by_path.extend(leaves(value, here))
         else:
-            found.append((here, value))
-    return found
+            values_by_path.append((here, value))
+    return values_by_path
 
 
 def _read_environment(settings_cls: type[BaseSettings]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _read_environment(settings_cls: type[BaseSettings]) -> dict[str, Any]:
                 param=name,
             )
     try:
-        found = EnvSettingsSource(settings_cls)()
+        values = EnvSettingsSource(settings_cls)()
     except SettingsError as error:
         field = re.search(r'field "(\w+)"', str(error))
         culprits = sorted(
@@ -147,8 +147,8 @@ def _read_environment(settings_cls: type[BaseSettings]) -> dict[str, Any]:
         ) from error
     for variable, (section, key) in ENV_SHORTCUTS.items():
         if os.environ.get(variable):
-            found[section] = {key: os.environ[variable], **found.get(section, {})}
-    return found
+            values[section] = {key: os.environ[variable], **values.get(section, {})}
+    return values
 
 
 def _variable(path: tuple[str, ...]) -> str:

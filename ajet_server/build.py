@@ -46,7 +46,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     for name, values in {"jsonl": {}, **settings.loggers}.items():
         spec = plugins.logger(name)
         loggers.append(plugins.load_target(spec)(plugins.validate_settings(spec, values), context))
-    told = MetricsLoggers(loggers)
+    metrics_loggers = MetricsLoggers(loggers)
     events = EventLog(time.time)
     board = StateBoard(events, time.monotonic)
     board.listen(lambda state: plugins.notify("ajet_state_changed", state=state))
@@ -87,7 +87,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         episodes=episodes,
         admission=admission,
         evaluations=evaluations,
-        loggers=told,
+        loggers=metrics_loggers,
         clock=time.monotonic,
         wall_clock=time.time,
     )
@@ -95,7 +95,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         settings=settings,
         plugins=plugins,
         store=store,
-        loggers=told,
+        loggers=metrics_loggers,
         events=events,
         board=board,
         episodes=episodes,

@@ -248,14 +248,14 @@ class SwarmService:
         if not (request.call_rewards or request.agent_rewards):
             return
         # A call whose client disconnected is not trained, so it cannot be rewarded.
-        made = [
+        calls = [
             call
             for call in (await self.store.calls([episode_id]))[episode_id]
             if call.finish_reason != "abort"
         ]
         rewarded = {
-            "call_rewards": (request.call_rewards, {call.call_id for call in made}),
-            "agent_rewards": (request.agent_rewards, {call.agent for call in made}),
+            "call_rewards": (request.call_rewards, {call.call_id for call in calls}),
+            "agent_rewards": (request.agent_rewards, {call.agent for call in calls}),
         }
         for param, (named, known) in rewarded.items():
             if unknown := sorted(set(named) - known):
@@ -339,9 +339,9 @@ class SwarmService:
 
     def findings(self) -> list[Finding]:
         """Return what blocks the server's progress, and other findings for its operator."""
-        found = diagnose(self._view(), self.settings.server.stuck_seconds)
+        findings = diagnose(self._view(), self.settings.server.stuck_seconds)
         loop = self.coordinator.loop
-        return found if loop is None else [*found, *loop.health.findings]
+        return findings if loop is None else [*findings, *loop.health.findings]
 
     def _view(self) -> ServerView:
         now = time.monotonic()
@@ -399,11 +399,11 @@ class SwarmService:
     async def group_counts(self, request: GroupCountsRequest, client_id: str) -> GroupCountsAnswer:
         """Count a client's episodes by group."""
         stored = {stored_group(client_id, group): group for group in request.groups}
-        found = self.store.group_counts(stored, kind=request.kind, client_id=client_id)
+        counts = self.store.group_counts(stored, kind=request.kind, client_id=client_id)
         return GroupCountsAnswer(
             groups={
                 stored[group]: GroupCounts(open=c.open, ended=c.ended, aborted=c.aborted)
-                for group, c in found.items()
+                for group, c in counts.items()
             }
         )
 
@@ -438,8 +438,8 @@ class SwarmService:
         :return: seconds until the next check.
         """
         for evaluation in self.evaluations.completed():
-            told = evaluation.model_dump(mode="json")
-            self.events.emit("evaluation", told, evaluation.client_id)
+            body = evaluation.model_dump(mode="json")
+            self.events.emit("evaluation", body, evaluation.client_id)
             await asyncio.to_thread(self.loggers.log_evaluation, evaluation)
         return _TELL_SECONDS
 

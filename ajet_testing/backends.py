@@ -52,8 +52,8 @@ def environment(root: Path, name: str, **record: Any) -> Environment:
         "seconds": 1.0,
         "bytes": 1,
     }
-    made = Environment(root / name, EnvironmentRecord(**{**values, **record}))
-    made.python.parent.mkdir(parents=True)
-    made.python.symlink_to(sys.executable)
-    made.write()
-    return made
+    created = Environment(root / name, EnvironmentRecord(**{**values, **record}))
+    created.python.parent.mkdir(parents=True)
+    created.python.symlink_to(sys.executable)
+    created.write()
+    return created

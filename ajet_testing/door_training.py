@@ -126,10 +126,10 @@ def serving(directory: Path) -> Iterator[tuple[str, str, Path]]:
         # Read the pipe to its end: if it were full, the server would block.
         rest = threading.Thread(target=process.stderr.read, daemon=True)
         rest.start()
-        found = json.loads((run_dir / "server.json").read_text())
-        port = found["url"].rpartition(":")[2]
+        info = json.loads((run_dir / "server.json").read_text())
+        port = info["url"].rpartition(":")[2]
         tokens = json.loads((state / "agentjet" / "servers" / f"{port}.json").read_text())
-        yield found["url"], tokens["control"], run_dir / "metrics.jsonl"
+        yield info["url"], tokens["control"], run_dir / "metrics.jsonl"
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)

@@ -174,17 +174,17 @@ class ScriptedEngine(Engine[ScriptedEngineSettings]):
         if update.channel not in WEIGHT_CHANNELS:
             raise EngineError(f"the scripted engine has no weight channel {update.channel!r}")
         if update.channel == "in_process":
-            found = self.context.shared.get(update.location)
+            weights = self.context.shared.get(update.location)
         else:
             # Read on the event loop: during a read in a thread, requests would run to their end.
             file = Path(update.location)
-            found = file.read_text(encoding="utf-8") if file.is_file() else None  # noqa: ASYNC240
-        if found is None:
+            weights = file.read_text(encoding="utf-8") if file.is_file() else None  # noqa: ASYNC240
+        if weights is None:
             raise EngineError(f"there are no weights at {update.location!r}")
         if self._faults.due(update.policy_version, self.settings.stale_at, "stale"):
-            self._digest = self._misloaded(str(found))
+            self._digest = self._misloaded(str(weights))
         else:
-            self._digest = str(found)
+            self._digest = str(weights)
         self._seal = self._proven(update)
         self._policy_version = update.policy_version
 
@@ -206,8 +206,8 @@ class ScriptedEngine(Engine[ScriptedEngineSettings]):
         if update.probe is None:
             return SealReport(update.policy_version)
         count = len(update.probe.logprobs)
-        found = [-1.0 + self.settings.sways * one for one in swayed(self._digest, count)]
-        return self._probes.check(update, found, who)
+        logprobs = [-1.0 + self.settings.sways * one for one in swayed(self._digest, count)]
+        return self._probes.check(update, logprobs, who)
 
     async def seal(self) -> SealReport:
         """Return the proof of its digest, by checksum or probe."""
@@ -254,8 +254,8 @@ class ScriptedEngine(Engine[ScriptedEngineSettings]):
             raise EngineError("the scripted engine is closed")
 
     def _reply(self, request: GenerateRequest) -> list[int]:
-        if self._script is not None and (found := self._script.reply(request)) is not None:
-            return found
+        if self._script is not None and (reply := self._script.reply(request)) is not None:
+            return reply
         if self.settings.reply_ids is not None:
             return list(self.settings.reply_ids)
         stops = request.sampling.stop_token_ids

@@ -118,8 +118,8 @@ class ScriptedSwarm:
 
     def calls(self, episode_id: str) -> list[Call]:
         """Return the recorded calls of an episode, in order."""
-        found = self._ask(self._service_now.store.calls([episode_id]))
-        return sorted(found.get(episode_id, ()), key=lambda call: call.index)
+        by_episode = self._ask(self._service_now.store.calls([episode_id]))
+        return sorted(by_episode.get(episode_id, ()), key=lambda call: call.index)
 
     def text(self, call: Call) -> str:
         """Return the text of prompt and answer, including special tokens."""

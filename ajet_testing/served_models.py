@@ -78,8 +78,8 @@ class Models:
                 .logits[0, :-1]
                 .float()
             )
-        found: list[list[float]] = torch.log_softmax(logits / temperature, -1).tolist()
-        return found
+        rows: list[list[float]] = torch.log_softmax(logits / temperature, -1).tolist()
+        return rows
 
 
 class ModelsCase(EngineCase):

@@ -30,18 +30,18 @@ def run_tutorial(
     replies: tuple[ScriptedReply, ...] = ADDING,
 ) -> None:
     """Run the README's example, and check that four of its 16 sums are right."""
-    found = re.search(
+    example = re.search(
         r"<!-- example: tutorial -->\n```python\n(.*?)```", readme.read_text(), re.DOTALL
     )
-    assert found is not None
+    assert example is not None
     with ScriptedSwarm(directory, replies, batch={"tasks": 4, "episodes_per_task": 2}) as swarm:
         monkeypatch.setenv("AJET_URL", swarm.url)
         monkeypatch.setenv("AJET_TOKEN", swarm.token)
         scope: dict[str, Any] = {"__name__": "tutorial"}
         # Write a file, because some frameworks read the source code of tools.
         program = directory / "tutorial.py"
-        program.write_text(found.group(1))
-        exec(compile(found.group(1), str(program), "exec"), scope)  # noqa: S102 - what the README says
+        program.write_text(example.group(1))
+        exec(compile(example.group(1), str(program), "exec"), scope)  # noqa: S102 - what the README says
         report: RunnerReport = scope["main"]()
         assert [str(failure.error) for failure in report.failures] == []
         assert report.reward_mean == RIGHT / SUMS

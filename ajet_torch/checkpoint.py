@@ -143,10 +143,10 @@ def _read_tensors(
             f"unknown {unknown}"
         )
     for name, tensor in expected.items():
-        found = tensors[name]
-        if found.shape != tensor.shape or found.dtype != tensor.dtype:
+        saved = tensors[name]
+        if saved.shape != tensor.shape or saved.dtype != tensor.dtype:
             raise TrainerError(
-                f"{path}: {name} is {tuple(found.shape)} {found.dtype}, but the trained "
+                f"{path}: {name} is {tuple(saved.shape)} {saved.dtype}, but the trained "
                 f"model needs {tuple(tensor.shape)} {tensor.dtype}"
             )
     return tensors

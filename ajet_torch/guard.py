@@ -98,7 +98,7 @@ class StepGuard:
         if not math.isfinite(float(logprob_sum)):
             raise self._error("before its first update", NO_LOGPROB, OVERFLOW)
 
-    def check(self, number: int, found: Accumulated, norm: torch.Tensor) -> float:
+    def check(self, number: int, accumulated: Accumulated, norm: torch.Tensor) -> float:
         """Refuse to apply the gradients of minibatch `number` (from 0).
 
         Synchronises with the device once.
@@ -107,7 +107,7 @@ class StepGuard:
         :raises StepRefusedError: a limit is exceeded; the message has the measured value.
         """
         loss, logprob_sum, grad_norm = torch.stack(
-            [found.loss, found.logprob_sum, norm.to(found.loss.dtype)]
+            [accumulated.loss, accumulated.logprob_sum, norm.to(accumulated.loss.dtype)]
         ).tolist()
         if not math.isfinite(loss) or not math.isfinite(grad_norm):
             what = f"its loss {loss:.3g} and gradient norm {grad_norm:.3g} are not finite"
@@ -115,10 +115,10 @@ class StepGuard:
         if not math.isfinite(logprob_sum):
             raise self._refused(number, NO_LOGPROB, OVERFLOW)
         limit = self._limits.loss
-        if limit is not None and abs(loss) > limit * found.expected_loss:
+        if limit is not None and abs(loss) > limit * accumulated.expected_loss:
             what = (
                 f"its loss {loss:.3g} is more than {limit:g} times "
-                f"(trainer.settings.loss_limit) the {found.expected_loss:.3g} that is "
+                f"(trainer.settings.loss_limit) the {accumulated.expected_loss:.3g} that is "
                 "possible for a policy close to the one that sampled"
             )
             raise self._refused(number, what, FAR_AWAY)

@@ -69,10 +69,10 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda":
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= found:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
             raise ConfigError(
-                f"device {name!r} is not available: torch sees {found} CUDA devices; choose "
+                f"device {name!r} is not available: torch sees {count} CUDA devices; choose "
                 "'auto' or 'cpu', or install a CUDA build of torch",
                 param="device",
             )
@@ -235,8 +235,8 @@ def _check_loading_info(path: Path, info: Mapping[str, object], strict: bool) ->
         ("unexpected_keys", "have unknown"),
         ("mismatched_keys", "have wrong shapes for"),
     ):
-        found = cast("Iterable[str | tuple[str, ...]]", info.get(kind) or ())
-        keys = sorted(key if isinstance(key, str) else key[0] for key in found)
+        entries = cast("Iterable[str | tuple[str, ...]]", info.get(kind) or ())
+        keys = sorted(key if isinstance(key, str) else key[0] for key in entries)
         if keys and (strict or kind != "unexpected_keys"):
             shown = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
             raise ModelDirectoryError(f"the weights in {path} {verb} {shown}", param="model.path")
@@ -303,9 +303,9 @@ def exact_positions(module: nn.Module) -> int | None:
     differently once it is longer than in the model's original training.
     """
     config = module.config
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     # Models with several kinds of layers have a set of parameters for each kind.
-    for part in (found, *(value for value in found.values() if isinstance(value, dict))):
+    for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if part.get("rope_type", part.get("type")) in {"longrope", "dynamic"}:
             for source in (part.get, lambda name: getattr(config, name, None)):
                 original = source("original_max_position_embeddings")

@@ -71,7 +71,7 @@ class UpdateClipping:
                     moment = squares.clamp(min=tiny)
                 sums.append(squares.div_(moment).sum())
                 count += weights.numel()
-        found = torch.stack(sums).sum() if sums else torch.zeros(())
-        found = found.full_tensor() if isinstance(found, DTensor) else found
-        both = torch.stack([found.double(), found.new_tensor(count, dtype=torch.float64)])
+        total = torch.stack(sums).sum() if sums else torch.zeros(())
+        total = total.full_tensor() if isinstance(total, DTensor) else total
+        both = torch.stack([total.double(), total.new_tensor(count, dtype=torch.float64)])
         return both if self._total is None else self._total(both)

@@ -71,12 +71,12 @@ def rows_of(batch: TrainBatch) -> list[Row]:
     :raises ValueError: as for `TrainBatch.sequences`.
     """
     trees = [tree for tree in batch.trees if tree.tokens_trained]
-    found = []
+    rows = []
     for tree, sequence in zip(trees, replace(batch, trees=trees).sequences, strict=True):
         spans = tree.segments[0].spans
         start = min(span.offset for span in spans)
         kept = slice(start, max(span.offset + span.length for span in spans))
-        found.append(
+        rows.append(
             Row(
                 prompt=sequence.token_ids[:start],
                 completion=sequence.token_ids[kept],
@@ -89,7 +89,7 @@ def rows_of(batch: TrainBatch) -> list[Row]:
                 episode=sequence.episode,
             )
         )
-    return found
+    return rows
 
 
 def deal_rows(
@@ -112,14 +112,14 @@ def deal_rows(
     filled = [unit for unit, size in enumerate(sizes) if size]
     hands = deal([sizes[unit] for unit in filled], minibatches, shuffling)
     kept = set(computed)
-    found = []
+    dealt = []
     for hand in hands:
         inside = {filled[place] for place in hand}
         every = [number for number, row in enumerate(rows) if units[row.episode] in inside]
         some = [number for number in every if number in kept]
         if some:
-            found.append(RowHand(every, some))
-    return found
+            dealt.append(RowHand(every, some))
+    return dealt
 
 
 def call_weights(
@@ -138,12 +138,13 @@ def logprobs_by_call(
 
     :param known: [C] logprobs by row, for the computed rows.
     """
-    found: list[list[float | None]] = [[None] * len(call.logprobs) for call in batch.calls]
+    logprobs: list[list[float | None]] = [[None] * len(call.logprobs) for call in batch.calls]
     for number, values in known.items():
         for span in rows[number].spans:
-            found[span.call][span.start : span.start + span.length] = values[
+            logprobs[span.call][span.start : span.start + span.length] = values[
                 span.offset : span.offset + span.length
             ]
     return [
-        [value for value in call if value is not None] if None not in call else [] for call in found
+        [value for value in call if value is not None] if None not in call else []
+        for call in logprobs
     ]

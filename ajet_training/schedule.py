@@ -33,7 +33,7 @@ __all__ = [
     "PADDED_ENOUGH",
     "Block",
     "Pass",
-    "Row",
+    "PassRow",
     "Schedule",
     "schedule",
 ]
@@ -50,7 +50,7 @@ below."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PassRow:
     """Consecutive tokens of one segment, computed in one row of a pass.
 
     :param tree: index of the tree.
@@ -94,7 +94,7 @@ class Pass:
     :param keeps: whether its graph is kept until its backward pass; if not, it is computed again.
     """
 
-    rows: list[Row]
+    rows: list[PassRow]
     parent: int
     blocks: tuple[Block, ...]
     shape: PassShape
@@ -250,14 +250,14 @@ def _shape(tree: TrainTree, trains: Sequence[bool] | None) -> _Shape:
     return _Shape(lengths, heaviest, [a + b for a, b in zip(lengths, below, strict=True)], children)
 
 
-def _row(lane: _Lane, room: int) -> Row:
+def _row(lane: _Lane, room: int) -> PassRow:
     # The odd piece comes first, because the last one is not computed twice.
     length = lane.left if lane.left <= room else (lane.left - 1) % room + 1
-    return Row(lane.tree, lane.segment, lane.start, length, lane.parent, lane.past)
+    return PassRow(lane.tree, lane.segment, lane.start, length, lane.parent, lane.past)
 
 
 def _continuations(
-    lanes: Sequence[_Lane], rows: Sequence[Row], shapes: Sequence[_Shape]
+    lanes: Sequence[_Lane], rows: Sequence[PassRow], shapes: Sequence[_Shape]
 ) -> Iterator[_Lane]:
     for number, (lane, row) in enumerate(zip(lanes, rows, strict=True)):
         past = row.past + row.length
@@ -295,12 +295,12 @@ def _fits(below: Sequence[_Lane], room: int, budget: int) -> bool:
 
 def _chunks(lanes: Sequence[_Lane], room: int, budget: int) -> list[list[_Lane]]:
     """Group candidates into passes of at most `room` tokens; a single candidate may exceed it."""
-    found: list[list[_Lane]] = []
+    chunks: list[list[_Lane]] = []
     real = heaviest = past = 0
     # Sort equal lengths by parent, so that rows with the same past are adjacent.
     for lane in sorted(lanes, key=lambda lane: (lane.left, lane.parent)):
-        if found:
-            count = len(found[-1]) + 1
+        if chunks:
+            count = len(chunks[-1]) + 1
             padded = count * lane.left
             wasteful = padded * (1 - MAX_PADDING) > real + lane.left and real >= PADDED_ENOUGH
             past_then = max(past, lane.past)
@@ -311,17 +311,17 @@ def _chunks(lanes: Sequence[_Lane], room: int, budget: int) -> list[list[_Lane]]
                 and gathered <= MOST_GATHERED * budget
                 and not wasteful
             ):
-                found[-1].append(lane)
+                chunks[-1].append(lane)
                 real += lane.left
                 heaviest += lane.heaviest
                 past = past_then
                 continue
-        found.append([lane])
+        chunks.append([lane])
         real, heaviest, past = lane.left, lane.heaviest, lane.past
-    return found
+    return chunks
 
 
-def _blocks(passes: Sequence[Pass], parent: int, rows: Sequence[Row]) -> tuple[Block, ...]:
+def _blocks(passes: Sequence[Pass], parent: int, rows: Sequence[PassRow]) -> tuple[Block, ...]:
     if parent < 0:
         return ()
     above = passes[parent]

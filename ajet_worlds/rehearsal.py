@@ -16,7 +16,7 @@ Policy = Callable[[WorldPrompt, random.Random], WorldAnswer]
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RehearsedCall:
     """One model call."""
 
     prompt: WorldPrompt
@@ -32,7 +32,7 @@ class Rehearsal:
     """
 
     outcome: WorldOutcome
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[RehearsedCall, ...]
     seconds: float
 
 
@@ -51,7 +51,7 @@ def rehearse(world: World, task_id: str, policy: Policy, rng: random.Random) -> 
 class _Rehearsing(Chat):
     policy: Policy
     rng: random.Random
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[RehearsedCall] = field(default_factory=list)
     seconds: float = 0.0
 
     async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
@@ -61,7 +61,7 @@ class _Rehearsing(Chat):
         asked = WorldPrompt(
             tuple(prompt.messages), tuple(prompt.tools), prompt.agent, prompt.max_tokens
         )
-        self.exchanges.append(Exchange(asked, answer))
+        self.exchanges.append(RehearsedCall(asked, answer))
         return answer
 
     async def wait(self, seconds: float) -> None:

@@ -35,7 +35,7 @@ from weakref import WeakKeyDictionary
 
 from reporting import report
 
-from ajet_server.workers.connection import Connection
+from ajet_server.workers.connection import WorkerConnection
 from ajet_server.workers.host import WorkerHost
 from ajet_server.workers.process import WorkerProcess
 from ajet_testing.real_trainer import servers_with
@@ -251,7 +251,7 @@ class InThisProcess:
 async def spawn(log: Path, *_: object) -> WorkerProcess:
     """Start a worker as `WorkerProcess.spawn` does, but in this process."""
     ours, theirs = socket.socketpair()
-    return WorkerProcess(InThisProcess(theirs), await Connection.open(ours), log)
+    return WorkerProcess(InThisProcess(theirs), await WorkerConnection.open(ours), log)
 
 
 async def episode(server: Running, reward: float, profile: Profile | None = None) -> list[int]:

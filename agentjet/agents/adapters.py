@@ -31,8 +31,8 @@ class Adapters:
     def in_use(self) -> list[AgentAdapter]:
         """Return the adapters whose framework is imported."""
         specs = self._specs if self._specs is not None else self._find()
-        made = [self._adapter(spec) for spec in specs if _is_imported(spec.framework)]
-        return [adapter for adapter in made if adapter is not None]
+        adapters = [self._adapter(spec) for spec in specs if _is_imported(spec.framework)]
+        return [adapter for adapter in adapters if adapter is not None]
 
     def of(self, agent: object) -> AgentAdapter:
         """Return the adapter of an agent's framework.
@@ -96,11 +96,10 @@ class Adapters:
         if spec.name in Settings().agents:
             component_settings(self._plugins, spec)
         try:
-            adapter = self._plugins.load_target(spec)
-            made = adapter(component_settings(self._plugins, spec))
+            adapter = self._plugins.load_target(spec)(component_settings(self._plugins, spec))
             # The program may have imported the framework in the middle of an episode.
-            made.prepare()
-            return made
+            adapter.prepare()
+            return adapter
         except AjetError as error:
             _log.warning("cannot use agent adapter %s: %s", spec.name, error.message)
             return None

@@ -13,7 +13,7 @@ from agentjet.client import Resumption, Task
 from ajet_core.errors import RequestError
 from ajet_core.protocol import RunStatus
 
-Asking = Generator[list[Task], Resumption, "Plan"]
+Asking = Generator[list[Task], Resumption, "EpochPlan"]
 """Yields tasks, receives which of them have ended episodes, and returns a plan."""
 
 _ASKED_AT_ONCE = 1024
@@ -21,7 +21,7 @@ _log = logging.getLogger("ajet.agents")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class EpochPlan:
     """The episodes to roll out.
 
     :param tasks: tasks of all epochs, in order.
@@ -70,7 +70,7 @@ def plan(
         if shuffle is not None:
             random.Random(f"{shuffle} {epoch}").shuffle(order)  # noqa: S311
         wanted += [_in_epoch(task, epoch) for task in order]
-    return Plan(tasks=wanted, size=its_size, last=first + epochs - 1)
+    return EpochPlan(tasks=wanted, size=its_size, last=first + epochs - 1)
 
 
 def _in_epoch(task: Task, epoch: int) -> Task:
@@ -80,17 +80,17 @@ def _in_epoch(task: Task, epoch: int) -> Task:
 def _unused(tasks: Sequence[Task], epochs: int) -> Generator[list[Task], Resumption, int]:
     """Return the first of `epochs` consecutive epochs in which no task has an ended episode."""
     step = max(epochs, _ASKED_AT_ONCE // max(1, len(tasks)))
-    found, asked = 1, 1
-    while asked - found < epochs:
+    first, asked = 1, 1
+    while asked - first < epochs:
         these = {
             its.group: epoch
             for epoch in range(asked, asked + step)
             for its in (_in_epoch(task, epoch) for task in tasks)
         }
         ended = (yield [Task(str(group), group=group) for group in these]).finished
-        found = max([found, *(these[task.group] + 1 for task in ended)])
+        first = max([first, *(these[task.group] + 1 for task in ended)])
         asked += step
-    return found
+    return first
 
 
 def _tasks(program: Trainable[Any], items: Sequence[Any]) -> list[Task]:

@@ -31,10 +31,10 @@ class ExactJudge(Judge[ExactJudgeSettings]):
     def __call__(self, task: Any, result: Any) -> float:
         """Compare the texts."""
         expected = _words(_answer(task, self.settings.answer, "exact"))
-        found = _words(_text(result))
+        answer = _words(_text(result))
         if self.settings.ignore_case:
-            expected, found = expected.casefold(), found.casefold()
-        return float(found == expected)
+            expected, answer = expected.casefold(), answer.casefold()
+        return float(answer == expected)
 
 
 class NumberJudgeSettings(ComponentSettings):
@@ -62,20 +62,20 @@ class NumberJudge(Judge[NumberJudgeSettings]):
                 f"the field {key!r} of a task has no number: the judge 'number' compares numbers",
                 param="judges.number.answer",
             )
-        found = _last_number(_text(result))
-        close = found is not None and abs(found - expected) <= self.settings.tolerance
+        value = _last_number(_text(result))
+        close = value is not None and abs(value - expected) <= self.settings.tolerance
         return float(close)
 
 
 def _answer(task: Any, key: str, judge: str) -> str:
     """:raises ConfigError: the task has no answer."""
-    found = task.get(key) if isinstance(task, Mapping) else getattr(task, key, None)
-    if found is None:
+    answer = task.get(key) if isinstance(task, Mapping) else getattr(task, key, None)
+    if answer is None:
         raise ConfigError(
             f"a task has no field {key!r}: set judges.{judge}.answer to the field with the answer",
             param=f"judges.{judge}.answer",
         )
-    return str(found)
+    return str(answer)
 
 
 def _text(result: Any) -> str:
@@ -95,6 +95,6 @@ def _words(text: str) -> str:
 
 
 def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
-    value = float(found[-1].replace(",", "")) if found else math.nan
+    numbers = _NUMBER.findall(text)
+    value = float(numbers[-1].replace(",", "")) if numbers else math.nan
     return value if math.isfinite(value) else None

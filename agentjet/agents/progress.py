@@ -21,7 +21,7 @@ from agentjet.client import EpisodeFailure, EpisodeResult
 _RECENT = 64
 
 
-class Progress:
+class ProgressDisplay:
     """Show how many episodes are done, and the mean reward of the most recent ones.
 
     :param total: the number of episodes.
@@ -43,15 +43,15 @@ class Progress:
         self._also = also
         self._rewards: list[float] = []
         self._failed = 0
-        found = Console(stderr=True) if console is None else console
+        console = Console(stderr=True) if console is None else console
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=found,
-            disable=not (found.is_terminal if show is None else show),
+            console=console,
+            disable=not (console.is_terminal if show is None else show),
         )
 
     def __enter__(self) -> Self:

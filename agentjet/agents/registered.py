@@ -42,8 +42,8 @@ def read_tasks(
 
     manager = plugins or local_manager()
     spec = manager.reader(reader)
-    made = manager.load_target(spec)(component_settings(manager, spec, settings))
-    return [task_of(item, task_id) for item in made.read(os.fspath(source))]
+    dataset_reader = manager.load_target(spec)(component_settings(manager, spec, settings))
+    return [task_of(item, task_id) for item in dataset_reader.read(os.fspath(source))]
 
 
 def load_judge(

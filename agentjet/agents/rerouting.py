@@ -51,7 +51,7 @@ _KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCall:
+class HttpModelCall:
     """A request to a model.
 
     :param path: the path after the base URL.
@@ -103,7 +103,7 @@ def may_be_model_call(method: str, path: str) -> bool:
     return method == "POST" and path.endswith(tuple(_DIALECTS))
 
 
-def read_model_call(method: str, path: str, content: bytes) -> ModelCall | None:
+def read_model_call(method: str, path: str, content: bytes) -> HttpModelCall | None:
     """Parse a request as a model call; None if it is not one."""
     ending = next((ending for ending in _DIALECTS if path.endswith(ending)), None)
     if method != "POST" or ending is None:
@@ -122,7 +122,7 @@ def read_model_call(method: str, path: str, content: bytes) -> ModelCall | None:
     model = body.get("model") or (deployment[1] if deployment else None)
     if model is None:
         return None
-    return ModelCall(ending.removeprefix("/v1"), str(model), body)
+    return HttpModelCall(ending.removeprefix("/v1"), str(model), body)
 
 
 def is_unsupported_route(method: str, path: str) -> bool:
@@ -136,13 +136,13 @@ def episode_key(path: str, headers: Mapping[str, str]) -> str | None:
     :param headers: a mapping with case-insensitive names.
     """
     for text in (path, *(headers.get(name, "") for name in _KEY_HEADERS)):
-        if (found := _EPISODE_KEY.search(text)) is not None:
-            return found.group()
+        if (match := _EPISODE_KEY.search(text)) is not None:
+            return match.group()
     return None
 
 
 def reroute(
-    call: ModelCall,
+    call: HttpModelCall,
     content: bytes,
     headers: Iterable[tuple[str, str]],
     endpoint: ModelEndpoint,

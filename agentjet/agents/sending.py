@@ -62,13 +62,13 @@ def _sending(send: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(send)
     def sends(client: Any, request: Any, **options: Any) -> Any:
         try:
-            found = rerouted(request, client.timeout)
+            instead = rerouted(request, client.timeout)
         except RoutingError as error:
             return _refusal(request, error)
-        if found is None:
+        if instead is None:
             return send(client, request, **options)
-        ours = found.route.connections.sync(_library(request), found.url)
-        return found.noted(ours.send(found.request, stream=options.get("stream", False)))
+        ours = instead.route.connections.sync(_library(request), instead.url)
+        return instead.noted(ours.send(instead.request, stream=options.get("stream", False)))
 
     return sends
 
@@ -77,13 +77,13 @@ def _sending_async(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
     @functools.wraps(send)
     async def sends(client: Any, request: Any, **options: Any) -> Any:
         try:
-            found = rerouted(request, client.timeout)
+            instead = rerouted(request, client.timeout)
         except RoutingError as error:
             return _refusal(request, error)
-        if found is None:
+        if instead is None:
             return await send(client, request, **options)
-        ours = found.route.connections.asynchronous(_library(request), found.url)
-        return found.noted(await ours.send(found.request, stream=options.get("stream", False)))
+        ours = instead.route.connections.asynchronous(_library(request), instead.url)
+        return instead.noted(await ours.send(instead.request, stream=options.get("stream", False)))
 
     return sends
 
@@ -196,21 +196,21 @@ def routed_transports(library: str = "httpx", **options: Any) -> RoutedTransport
     class Transport(module.HTTPTransport):  # type: ignore[misc, name-defined]
         def handle_request(self, request: Any) -> Any:
             try:
-                found = rerouted(request)
+                instead = rerouted(request)
             except RoutingError as error:
                 return _refusal(request, error)
-            if found is None:
+            if instead is None:
                 return super().handle_request(request)
-            return found.noted(super().handle_request(found.request))
+            return instead.noted(super().handle_request(instead.request))
 
     class AsyncTransport(module.AsyncHTTPTransport):  # type: ignore[misc, name-defined]
         async def handle_async_request(self, request: Any) -> Any:
             try:
-                found = rerouted(request)
+                instead = rerouted(request)
             except RoutingError as error:
                 return _refusal(request, error)
-            if found is None:
+            if instead is None:
                 return await super().handle_async_request(request)
-            return found.noted(await super().handle_async_request(found.request))
+            return instead.noted(await super().handle_async_request(instead.request))
 
     return RoutedTransports(Transport(**options), AsyncTransport(**options))

@@ -55,9 +55,9 @@ def _own_id(item: object) -> str:
     if isinstance(item, str):
         return item if len(item) <= _LONGEST else _digest(item)
     for key in _ID_KEYS:
-        found = item.get(key) if isinstance(item, Mapping) else getattr(item, key, None)
-        if isinstance(found, str | int) and str(found):
-            return str(found)
+        value = item.get(key) if isinstance(item, Mapping) else getattr(item, key, None)
+        if isinstance(value, str | int) and str(value):
+            return str(value)
     try:
         return _digest(json.dumps(item, sort_keys=True))
     except TypeError as error:

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from agentjet.agents.decorator import trainable
-from agentjet.agents.epochs import Asking, Plan, plan
+from agentjet.agents.epochs import Asking, EpochPlan, plan
 from agentjet.agents.programs import AsyncClient, AsyncTrainable, Client, SyncTrainable, Trainable
-from agentjet.agents.progress import Progress
+from agentjet.agents.progress import ProgressDisplay
 from agentjet.agents.threads import Threads
 from agentjet.client import (
     AsyncSwarm,
@@ -113,8 +113,8 @@ def train(
     server = client if client is not None else its.client
     if isinstance(server, AsyncSwarmClient | AsyncSwarm):
         raise TypeError("a function that is not async requires SwarmClient or Swarm")
-    with _closing(server) as found:
-        status = _start(found, config)
+    with _closing(server) as connected:
+        status = _start(connected, config)
         asking = plan(
             its,
             tasks,
@@ -125,10 +125,10 @@ def train(
             size=group_size,
             shuffle=shuffle,
         )
-        todo = _planned(found, asking)
-        left = found.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
-        with Progress(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
-            report: Report = found.run_episodes_until_all_complete(
+        todo = _planned(connected, asking)
+        left = connected.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
+        with ProgressDisplay(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
+            report: Report = connected.run_episodes_until_all_complete(
                 todo.tasks,
                 its.agent,
                 episodes_per_task=todo.size,
@@ -138,9 +138,9 @@ def train(
                 resume=resume,
                 on_result=shown.note,
             )
-        if isinstance(found, SwarmClient):
+        if isinstance(connected, SwarmClient):
             with suppress(AjetError):
-                _tell_what_is_left(found.status())
+                _tell_what_is_left(connected.status())
         return report
 
 
@@ -171,9 +171,9 @@ async def train_async(
     if isinstance(server, SwarmClient | Swarm):
         raise TypeError(_NEEDS_ASYNC)
     own = server is None
-    found = AsyncSwarmClient() if server is None else server
+    connected = AsyncSwarmClient() if server is None else server
     try:
-        status = await _start_async(found, config)
+        status = await _start_async(connected, config)
         asking = plan(
             its,
             tasks,
@@ -184,10 +184,10 @@ async def train_async(
             size=group_size,
             shuffle=shuffle,
         )
-        todo = await _planned_async(found, asking)
-        left = await found.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
-        with Progress(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
-            report: Report = await found.run_episodes_until_all_complete(
+        todo = await _planned_async(connected, asking)
+        left = await connected.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
+        with ProgressDisplay(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
+            report: Report = await connected.run_episodes_until_all_complete(
                 todo.tasks,
                 its.agent,
                 episodes_per_task=todo.size,
@@ -197,13 +197,13 @@ async def train_async(
                 resume=resume,
                 on_result=shown.note,
             )
-        if isinstance(found, AsyncSwarmClient):
+        if isinstance(connected, AsyncSwarmClient):
             with suppress(AjetError):
-                _tell_what_is_left(await found.status())
+                _tell_what_is_left(await connected.status())
         return report
     finally:
         if own:
-            await found.close()
+            await connected.close()
 
 
 def _refuse_loop() -> None:
@@ -225,9 +225,9 @@ async def _with_threads(loop_over: Coroutine[Any, Any, Report]) -> Report:
 
 
 def _trainable(program: Any) -> SyncTrainable[Any] | AsyncTrainable[Any]:
-    made = program if isinstance(program, Trainable) else trainable(program)
-    assert isinstance(made, SyncTrainable | AsyncTrainable)
-    return made
+    wrapped = program if isinstance(program, Trainable) else trainable(program)
+    assert isinstance(wrapped, SyncTrainable | AsyncTrainable)
+    return wrapped
 
 
 @contextmanager
@@ -259,27 +259,27 @@ async def _start_async(server: AsyncClient, config: RunConfig | None) -> RunStat
     return await server.run_status()
 
 
-def _planned(server: SwarmClient | Swarm, asking: Asking) -> Plan:
+def _planned(server: SwarmClient | Swarm, asking: Asking) -> EpochPlan:
     try:
         wanted = next(asking)
         while True:
             wanted = asking.send(server.resume(wanted))
     except StopIteration as done:
-        made: Plan = done.value
-        return made
+        planned: EpochPlan = done.value
+        return planned
 
 
-async def _planned_async(server: AsyncClient, asking: Asking) -> Plan:
+async def _planned_async(server: AsyncClient, asking: Asking) -> EpochPlan:
     try:
         wanted = next(asking)
         while True:
             wanted = asking.send(await server.resume(wanted))
     except StopIteration as done:
-        made: Plan = done.value
-        return made
+        planned: EpochPlan = done.value
+        return planned
 
 
-def _total(todo: Plan, left: Resumption | None) -> int:
+def _total(todo: EpochPlan, left: Resumption | None) -> int:
     """Return the number of episodes to roll out."""
     if left is None:
         return len(todo.tasks) * todo.size

@@ -38,7 +38,7 @@ from agentjet.client._runner import (
     make_jobs,
 )
 from agentjet.client._runner_async import AsyncAgent, run_episodes
-from agentjet.client._wire import DEFAULT_RETRIES, READ_TIMEOUT, Call, build, episode_path
+from agentjet.client._wire import DEFAULT_RETRIES, READ_TIMEOUT, ApiRequest, build, episode_path
 from ajet_core.errors import (
     AjetError,
     BatchStarvedError,
@@ -246,7 +246,7 @@ class AsyncSwarmClient:
                 claim_id=claim_id,
                 joint=joint,
             )
-            call = Call(
+            request = ApiRequest(
                 "POST",
                 "/v1/episodes",
                 EpisodeGrant,
@@ -256,7 +256,7 @@ class AsyncSwarmClient:
                 final=True,
             )
             try:
-                return Episode.from_grant(await connection.perform(call))
+                return Episode.from_grant(await connection.perform(request))
             except AjetError as error:
                 if error.retry_after is None or error.status not in {429, 503}:
                     raise
@@ -317,7 +317,7 @@ class AsyncSwarmClient:
             metadata=dict(outcome.metadata or {}),
         )
         path = episode_path(episode.episode_id, "prepare" if prepare else "end")
-        return await self._connection.perform(Call("POST", path, EpisodeStatus, body))
+        return await self._connection.perform(ApiRequest("POST", path, EpisodeStatus, body))
 
     async def abort_episode(
         self,
@@ -358,8 +358,8 @@ class AsyncSwarmClient:
             final=final,
             arbiter_aborted=arbiter_aborted,
         )
-        call = Call("POST", episode_path(episode_id, "abort"), EpisodeStatus, body)
-        return await self._connection.perform(call, retries=retries)
+        request = ApiRequest("POST", episode_path(episode_id, "abort"), EpisodeStatus, body)
+        return await self._connection.perform(request, retries=retries)
 
     async def heartbeat(self, episode: Episode, *, retries: int | None = None) -> EpisodeStatus:
         """Renew the lease of an episode that makes no model calls for a long time.
@@ -367,8 +367,8 @@ class AsyncSwarmClient:
         :param retries: overrides the client's.
         :raises EpisodeClosedError: the episode is over.
         """
-        call = Call("POST", episode_path(episode.episode_id, "heartbeat"), EpisodeStatus)
-        return await self._connection.perform(call, retries=retries)
+        request = ApiRequest("POST", episode_path(episode.episode_id, "heartbeat"), EpisodeStatus)
+        return await self._connection.perform(request, retries=retries)
 
     async def heartbeats(self, episodes: Sequence[Episode]) -> dict[str, str]:
         """Renew the leases of many episodes with one request.
@@ -379,16 +379,16 @@ class AsyncSwarmClient:
         for start in range(0, len(episodes), IDS_AT_ONCE):
             ids = [episode.episode_id for episode in episodes[start : start + IDS_AT_ONCE]]
             body = build(HeartbeatsRequest, "heartbeats", episode_ids=ids)
-            call = Call("POST", "/v1/heartbeats", Heartbeats, body)
+            request = ApiRequest("POST", "/v1/heartbeats", Heartbeats, body)
             # The next heartbeat may get through if this one does not.
-            answer = await self._connection.perform(call, retries=0)
+            answer = await self._connection.perform(request, retries=0)
             closed |= answer.closed
         return closed
 
     async def episode_status(self, episode: Episode) -> EpisodeStatus:
         """Return the status of an episode."""
-        call = Call("GET", episode_path(episode.episode_id), EpisodeStatus)
-        return await self._connection.perform(call)
+        request = ApiRequest("GET", episode_path(episode.episode_id), EpisodeStatus)
+        return await self._connection.perform(request)
 
     async def can_continue_episode(self, episode: Episode) -> bool:
         """Return whether an episode is still open, so that it makes sense to continue it."""
@@ -483,8 +483,8 @@ class AsyncSwarmClient:
         check_episodes_per_task(episodes_per_task)
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
         if resume:
-            found = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
-            remaining = list(found.remaining)
+            left = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
+            remaining = list(left.remaining)
         return await run_episodes(
             self,
             make_jobs(remaining),
@@ -556,14 +556,14 @@ class AsyncSwarmClient:
 
     async def _group_counts(self, groups: Sequence[str], kind: Kind) -> dict[str, GroupCounts]:
         """Return the numbers of episodes of each group."""
-        found: dict[str, GroupCounts] = {}
+        counts: dict[str, GroupCounts] = {}
         for start in range(0, len(groups), IDS_AT_ONCE):
             some = list(groups[start : start + IDS_AT_ONCE])
             body = build(GroupCountsRequest, "resume", groups=some, kind=kind)
-            call = Call("POST", "/v1/groups", GroupCountsAnswer, body)
-            answer = await self._connection.perform(call)
-            found |= answer.groups
-        return found
+            request = ApiRequest("POST", "/v1/groups", GroupCountsAnswer, body)
+            answer = await self._connection.perform(request)
+            counts |= answer.groups
+        return counts
 
     # --- Run and server ---------------------------------------------------------------------------
 
@@ -576,7 +576,7 @@ class AsyncSwarmClient:
         :raises StateError: a run with another configuration is active.
         :raises ConfigError: the server cannot use the configuration; nothing has changed then.
         """
-        return await self._connection.perform(Call("PUT", "/v1/run", RunStatus, config))
+        return await self._connection.perform(ApiRequest("PUT", "/v1/run", RunStatus, config))
 
     async def start_engine(self, wait_seconds: float = 600.0) -> RunStatus:
         """Start the configured run and wait until the server has booted.
@@ -592,9 +592,11 @@ class AsyncSwarmClient:
         deadline = connection.clock() + wait_seconds
         wait = min(MAX_START_WAIT, max(0.0, wait_seconds))
         body = build(StartRequest, "start_engine", wait_seconds=wait)
-        call = Call("POST", "/v1/run/start", RunStatus, body, read_timeout=wait + READ_TIMEOUT)
+        request = ApiRequest(
+            "POST", "/v1/run/start", RunStatus, body, read_timeout=wait + READ_TIMEOUT
+        )
         try:
-            started = await connection.perform(call, until=deadline)
+            started = await connection.perform(request, until=deadline)
         except ServerUnreachableError as error:
             if connection.clock() < deadline:
                 raise
@@ -631,9 +633,9 @@ class AsyncSwarmClient:
         # Agreeing on a protocol version does not count towards the timeout.
         await connection.connect()
         deadline = connection.clock() + timeout
-        call = Call("POST", "/v1/run/stop", RunStatus, read_timeout=timeout)
+        request = ApiRequest("POST", "/v1/run/stop", RunStatus, read_timeout=timeout)
         try:
-            return await connection.perform(call, until=deadline)
+            return await connection.perform(request, until=deadline)
         except ServerUnreachableError as error:
             if connection.clock() < deadline:
                 raise
@@ -653,7 +655,7 @@ class AsyncSwarmClient:
 
         :raises StateError: no run is configured.
         """
-        return await self._connection.perform(Call("GET", "/v1/mixture", MixtureStatus))
+        return await self._connection.perform(ApiRequest("GET", "/v1/mixture", MixtureStatus))
 
     async def set_mixture(self, mixture: MixtureConfig | Mapping[str, float]) -> MixtureStatus:
         """Change the mixture, starting with the next batch; needs a control token.
@@ -669,7 +671,7 @@ class AsyncSwarmClient:
             before = await self.mixture()
             kept = {} if before.config is None else {"grace_seconds": before.config.grace_seconds}
             body = build(MixtureConfig, "set_mixture", ratios=dict(mixture), **kept)
-        return await self._connection.perform(Call("PUT", "/v1/mixture", MixtureStatus, body))
+        return await self._connection.perform(ApiRequest("PUT", "/v1/mixture", MixtureStatus, body))
 
     async def pause_engine(self, reason: str = "paused manually") -> RunStatus:
         """Open no episodes and train no batches until `resume_engine`; open episodes continue.
@@ -677,7 +679,7 @@ class AsyncSwarmClient:
         :raises StateError: no run is active.
         """
         body = build(PauseRequest, "pause_engine", reason=reason)
-        return await self._connection.perform(Call("POST", "/v1/run/pause", RunStatus, body))
+        return await self._connection.perform(ApiRequest("POST", "/v1/run/pause", RunStatus, body))
 
     async def preflight(self) -> RunStatus:
         """Check the next batch before it is trained; needs a control token.
@@ -687,7 +689,7 @@ class AsyncSwarmClient:
 
         :raises StateError: no run is configured.
         """
-        return await self._connection.perform(Call("POST", "/v1/run/preflight", RunStatus))
+        return await self._connection.perform(ApiRequest("POST", "/v1/run/preflight", RunStatus))
 
     async def resume_engine(
         self, from_step: int | None = None, *, retrain: bool = False
@@ -704,18 +706,18 @@ class AsyncSwarmClient:
         body = None
         if from_step is not None or retrain:
             body = build(ResumeRequest, "resume_engine", from_step=from_step, retrain=retrain)
-        return await self._connection.perform(Call("POST", "/v1/run/resume", RunStatus, body))
+        return await self._connection.perform(ApiRequest("POST", "/v1/run/resume", RunStatus, body))
 
     async def run_status(self) -> RunStatus:
         """Return the status of the configured run.
 
         :raises StateError: no run is configured.
         """
-        return await self._connection.perform(Call("GET", "/v1/run", RunStatus))
+        return await self._connection.perform(ApiRequest("GET", "/v1/run", RunStatus))
 
     async def status(self) -> ServerStatus:
         """Return the status of the server."""
-        return await self._connection.perform(Call("GET", "/v1/status", ServerStatus))
+        return await self._connection.perform(ApiRequest("GET", "/v1/status", ServerStatus))
 
     async def wait_for_step(self, step: int, *, timeout: float | None = None) -> ServerStatus:
         """Wait until the served weights have been trained for `step` steps.
@@ -765,9 +767,9 @@ class AsyncSwarmClient:
 
         They are those of this client's token; a control token returns those of all clients.
         """
-        call = Call("GET", "/v1/evaluations", EvaluationList)
-        found = await self._connection.perform(call)
-        return found.evaluations
+        request = ApiRequest("GET", "/v1/evaluations", EvaluationList)
+        answer = await self._connection.perform(request)
+        return answer.evaluations
 
     def events(self, since: int | None = None) -> AsyncIterator[Event]:
         """Iterate over the server's events as they happen, reconnecting automatically.

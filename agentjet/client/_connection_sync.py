@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from agentjet.client._pools import Pool, timeouts, transport_failures
 from agentjet.client._sse import SseParser
 from agentjet.client._wire import (
+    ApiRequest,
     Backoff,
-    Call,
     Endpoint,
     TransportFailure,
     may_repeat,
@@ -94,16 +94,18 @@ class Connection:
                 if self.version is None:
                     self.version = self._negotiate()
 
-    def perform(self, call: Call[A], *, retries: int | None = None, until: float = math.inf) -> A:
-        """Send `call`, repeating it where that is safe, and read the answer.
+    def perform(
+        self, request: ApiRequest[A], *, retries: int | None = None, until: float = math.inf
+    ) -> A:
+        """Send `request`, repeating it where that is safe, and read the answer.
 
         :param retries: overrides the connection's number of retries.
-        :param until: clock time after which a call is not repeated.
+        :param until: clock time after which a request is not repeated.
         :raises ServerUnreachableError: there was no answer after all retries.
         :raises AjetError: the server's error, with the class it had there.
         """
         self.connect()
-        return self._perform(call, self._retries if retries is None else retries, until)
+        return self._perform(request, self._retries if retries is None else retries, until)
 
     def events(self, since: int | None) -> Iterator[Event]:
         """Iterate over all events after the one with the id `since`, reconnecting as needed.
@@ -163,8 +165,8 @@ class Connection:
             _log.warning("%s has waited %.0f s: %s", what, now - since, why)
 
     def _negotiate(self) -> str:
-        call = Call("GET", "/v1/protocol", ProtocolInfo)
-        info = self._perform(call, self._retries, math.inf)
+        request = ApiRequest("GET", "/v1/protocol", ProtocolInfo)
+        info = self._perform(request, self._retries, math.inf)
         try:
             version = negotiate(info.versions)
         except ValueError as error:
@@ -177,17 +179,19 @@ class Connection:
             )
         return version
 
-    def _perform(self, call: Call[A], retries: int, until: float) -> A:
+    def _perform(self, request: ApiRequest[A], retries: int, until: float) -> A:
         failures, began = 0, self.clock()
         while True:
             token = self.endpoint.token
             try:
-                response = self._send(call)
+                response = self._send(request)
             except TransportFailure as failure:
-                unsafe = failure.sent and not call.repeatable
+                unsafe = failure.sent and not request.repeatable
                 if failures >= retries or unsafe or self.clock() >= until:
-                    raise self._unreachable(call, failure, failures + 1) from failure
-                self.log_wait(f"{call.method} {call.path}", began, f"no response yet ({failure})")
+                    raise self._unreachable(request, failure, failures + 1) from failure
+                self.log_wait(
+                    f"{request.method} {request.path}", began, f"no response yet ({failure})"
+                )
                 delay = self.backoff.delay(failures)
                 if self.version is None and failures + 1 == TOLD_AFTER:
                     _log.warning(
@@ -196,13 +200,13 @@ class Connection:
             else:
                 warn_of_deprecated(self.endpoint.url, response, self._warned)
                 if 200 <= response.status_code < 300:
-                    return read_answer(call, response)
-                error = read_error(f"{call.method} {self.endpoint.url}{call.path}", response)
+                    return read_answer(request, response)
+                error = read_error(f"{request.method} {self.endpoint.url}{request.path}", response)
                 if self._found_token(error, token):
                     # The request was refused without any effect: repeat it at once with the new
                     # token.
                     continue
-                again = call.repeatable and not call.final
+                again = request.repeatable and not request.final
                 if failures >= retries or not (again and may_repeat(error, response.status_code)):
                     raise error
                 delay = (
@@ -213,23 +217,23 @@ class Connection:
             failures += 1
             self.sleep(delay)
 
-    def _send(self, call: Call[A]) -> httpx.Response:
+    def _send(self, request: ApiRequest[A]) -> httpx.Response:
         headers = self._headers()
-        if call.answer is ProtocolInfo:
+        if request.answer is ProtocolInfo:
             # Send the token only to a server that has answered as an agentjet server.
             headers.pop("authorization", None)
         content = None
-        if call.body is not None:
-            content = call.body.model_dump_json().encode()
+        if request.body is not None:
+            content = request.body.model_dump_json().encode()
             headers["content-type"] = "application/json"
         http = self._pool.client()
         with transport_failures():
             return http.request(
-                call.method,
-                self.endpoint.url + call.path,
+                request.method,
+                self.endpoint.url + request.path,
                 headers=headers,
                 content=content,
-                timeout=timeouts(call.read_timeout),
+                timeout=timeouts(request.read_timeout),
             )
 
     def _headers(self, *, accept: str = "application/json") -> dict[str, str]:
@@ -252,16 +256,16 @@ class Connection:
         return self.endpoint.token != refused
 
     def _unreachable(
-        self, call: Call[A], failure: TransportFailure, attempts: int
+        self, request: ApiRequest[A], failure: TransportFailure, attempts: int
     ) -> ServerUnreachableError:
         tried = "once" if attempts == 1 else f"{attempts} times"
         advice = (
             "the server may have received the request, and repeating it is not safe"
-            if failure.sent and not call.repeatable
+            if failure.sent and not request.repeatable
             else "is the server running, and is the URL right (argument url=, or AJET_URL)?"
         )
         return ServerUnreachableError(
-            f"no response from {self.endpoint.url} to {call.method} {call.path} (tried "
+            f"no response from {self.endpoint.url} to {request.method} {request.path} (tried "
             f"{tried}): {failure}; {advice}"
         )
 

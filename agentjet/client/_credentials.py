@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from agentjet.client._connection_sync import Connection
-from agentjet.client._wire import Call
+from agentjet.client._wire import ApiRequest
 from ajet_core.protocol import TokenGrant, TokenInfo, TokenList, TokenRequest
 
 
@@ -21,17 +21,18 @@ class TokenClient:
     def issue(self, request: TokenRequest) -> TokenGrant:
         """Create a token."""
         # Not repeatable: if the response were lost, the secret of the first token would be unknown.
-        call = Call("POST", "/v1/tokens", TokenGrant, request, repeatable=False)
-        return self._connection.perform(call)
+        return self._connection.perform(
+            ApiRequest("POST", "/v1/tokens", TokenGrant, request, repeatable=False)
+        )
 
     def list(self) -> list[TokenInfo]:
         """Return all tokens, oldest first."""
-        return self._connection.perform(Call("GET", "/v1/tokens", TokenList)).tokens
+        return self._connection.perform(ApiRequest("GET", "/v1/tokens", TokenList)).tokens
 
     def revoke(self, token_id: str) -> TokenInfo:
         """Revoke a token."""
-        call = Call("DELETE", f"/v1/tokens/{quote(token_id, safe='')}", TokenInfo)
-        return self._connection.perform(call)
+        request = ApiRequest("DELETE", f"/v1/tokens/{quote(token_id, safe='')}", TokenInfo)
+        return self._connection.perform(request)
 
     def close(self) -> None:
         """Close all connections."""

@@ -263,7 +263,7 @@ def resumption(
     finished: list[Task] = []
     remaining: list[tuple[Task, int]] = []
     # Each ended episode counts once, even if a task is listed twice.
-    ended = {group: found.ended for group, found in counts.items()}
+    ended = {group: its_counts.ended for group, its_counts in counts.items()}
     for task in tasks:
         group = task.group or task.id
         done = min(episodes_per_task, ended.get(group, 0))

@@ -52,7 +52,7 @@ def evaluation_report(
     rewards: dict[str, list[float]] = {task.id: [] for task in tasks}
     for result in report.outcomes:
         rewards[result.task.id].append(result.outcome.reward)
-    found = [
+    evaluations = [
         TaskEvaluation(
             task_id=task_id,
             episodes=len(own),
@@ -62,7 +62,7 @@ def evaluation_report(
         for task_id, own in rewards.items()
         if own
     ]
-    alike = Counter((task.episodes, task.passed) for task in found)
+    alike = Counter((task.episodes, task.passed) for task in evaluations)
     return EvaluationReport(
         outcomes=report.outcomes,
         failures=report.failures,
@@ -70,5 +70,5 @@ def evaluation_report(
         pass_at=mean_pass_at(alike, config.pass_at),
         pass_reward=config.pass_reward,
         steps=sorted({result.episode.policy_version for result in report.outcomes}),
-        tasks=found,
+        tasks=evaluations,
     )

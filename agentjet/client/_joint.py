@@ -84,9 +84,9 @@ def check_configs(roles: Sequence[str], configs: Mapping[str, RunConfig]) -> Non
         )
     sizes = {role: configs[role].batch.episodes_per_task for role in roles}
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{size} at {role!r}" for role, size in sizes.items())
+        listed = ", ".join(f"{size} at {role!r}" for role, size in sizes.items())
         raise ConfigError(
-            f"batch.episodes_per_task differs ({told}): a joint episode belongs to the group "
+            f"batch.episodes_per_task differs ({listed}): a joint episode belongs to the group "
             "of its task on every server, so all groups must have the same size",
             param="batch.episodes_per_task",
         )

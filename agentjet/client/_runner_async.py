@@ -167,8 +167,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 )
             outcome = self._outcome_of(await self._in_time(rolling))
         except Exception as error:  # noqa: BLE001 - an agent may raise anything; it is reported
-            told = await self._abort(episode, error, final=self._ledger.is_last(job))
-            return self._ledger.failed(job, error, episode, outage=not told)
+            reached = await self._abort(episode, error, final=self._ledger.is_last(job))
+            return self._ledger.failed(job, error, episode, outage=not reached)
         except BaseException as error:
             await self._abort(episode, error)
             raise

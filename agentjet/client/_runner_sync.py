@@ -244,10 +244,10 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         except BaseException as error:  # noqa: BLE001 - an agent may raise anything; it is reported
             if not self._finished(episode):
                 return None
-            told = self._abort(episode, error, final=self._ledger.is_last(job))
+            reached = self._abort(episode, error, final=self._ledger.is_last(job))
             # Do not retry after an exception such as SystemExit.
             fatal = not isinstance(error, Exception)
-            return _Attempt(job, episode, error=error, fatal=fatal, outage=not told)
+            return _Attempt(job, episode, error=error, fatal=fatal, outage=not reached)
         if not self._finished(episode):
             return None
         try:
@@ -334,9 +334,11 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         error = TimeoutError(f"the agent did not finish within {self._episode_timeout:g} s")
         if (frame := sys._current_frames().get(rolling.thread)) is not None:
             error.add_note("It was here:\n" + "".join(traceback.format_stack(frame)).rstrip())
-        told = True
+        reached = True
         try:
-            told = self._abort(rolling.episode, error, final=self._ledger.is_last(rolling.job))
+            reached = self._abort(rolling.episode, error, final=self._ledger.is_last(rolling.job))
         finally:
-            self.results.put(_Attempt(rolling.job, rolling.episode, error=error, outage=not told))
+            self.results.put(
+                _Attempt(rolling.job, rolling.episode, error=error, outage=not reached)
+            )
             self._start_worker()

@@ -41,7 +41,7 @@ from agentjet.client._runner import (
     make_jobs,
 )
 from agentjet.client._runner_async import run_episodes
-from agentjet.client._wire import DEFAULT_RETRIES, Call, build, episode_path
+from agentjet.client._wire import DEFAULT_RETRIES, ApiRequest, build, episode_path
 from ajet_core.errors import (
     AjetError,
     ConfigError,
@@ -265,12 +265,12 @@ class AsyncSwarm:
 
         :raises EpisodeError: a part was over before; the others are aborted.
         """
-        found: dict[str, EpisodeStatus] = {}
+        statuses: dict[str, EpisodeStatus] = {}
         self._between[episode.joint_id] = episode
         try:
             # The arbiter's part is claimed first and ended last.
             for role in reversed(self.roles):
-                found[role] = await self.clients[role]._end(
+                statuses[role] = await self.clients[role]._end(
                     episode[role], outcome.parts[role], prepare=role != self.arbiter
                 )
         except EpisodeError as error:
@@ -280,17 +280,17 @@ class AsyncSwarm:
         finally:
             del self._between[episode.joint_id]
         committed = await self._commit(episode)
-        return found | committed
+        return statuses | committed
 
     async def _commit(self, episode: SwarmEpisode) -> dict[str, EpisodeStatus]:
         """End the prepared parts."""
-        found: dict[str, EpisodeStatus] = {}
+        statuses: dict[str, EpisodeStatus] = {}
         for role in self.roles[1:]:
             try:
-                found[role] = await _commit_part(self.clients[role], episode[role].episode_id)
+                statuses[role] = await _commit_part(self.clients[role], episode[role].episode_id)
             except AjetError as error:
                 _log_untold(role, error)
-        return found
+        return statuses
 
     async def abort_episode(
         self,
@@ -310,13 +310,13 @@ class AsyncSwarm:
         arbiters = await self.clients[self.arbiter].abort_episode(
             episode[self.arbiter], reason, cause=cause, final=final, retries=retries
         )
-        found = {self.arbiter: arbiters}
+        statuses = {self.arbiter: arbiters}
         if arbiters.state == "ended":
             committed = await self._commit(episode)
-            return found | committed
+            return statuses | committed
         for role, part in list(episode.parts.items())[1:]:
             try:
-                found[role] = await self.clients[role]._abort(
+                statuses[role] = await self.clients[role]._abort(
                     part.episode_id,
                     reason,
                     cause=cause,
@@ -326,7 +326,7 @@ class AsyncSwarm:
                 )
             except AjetError as error:
                 _log_untold(role, error)
-        return found
+        return statuses
 
     async def heartbeats(self, episodes: Sequence[SwarmEpisode]) -> dict[str, str]:
         """Renew the leases of all parts of many joint episodes.
@@ -345,7 +345,7 @@ class AsyncSwarm:
             except AjetError as error:
                 failed = error
             else:
-                closed |= {of_part[found].episode_id: why for found, why in over.items()}
+                closed |= {of_part[episode_id].episode_id: why for episode_id, why in over.items()}
         if self._resolved_at is not None and self._clock() - self._resolved_at > RESOLVE_SECONDS:
             await self.resolve()
         if failed is not None:
@@ -373,11 +373,11 @@ class AsyncSwarm:
         for role, client in self.clients.items():
             try:
                 # Not repeated: the next call of `resolve` may succeed.
-                found = await client._connection.perform(
-                    Call("GET", "/v1/joint", PreparedParts), retries=0
+                answer = await client._connection.perform(
+                    ApiRequest("GET", "/v1/joint", PreparedParts), retries=0
                 )
-                for run in {part.arbiter_run for part in found.prepared} & judges.keys():
-                    parts = [part for part in found.prepared if part.arbiter_run == run]
+                for run in {part.arbiter_run for part in answer.prepared} & judges.keys():
+                    parts = [part for part in answer.prepared if part.arbiter_run == run]
                     resolved += await _resolve(client, judges[run], run, parts[:IDS_AT_ONCE])
             except AjetError as error:
                 _log.warning("the parts at %r remain undecided for now: %s", role, error.message)
@@ -441,8 +441,8 @@ class AsyncSwarm:
         await self.resolve()
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
         if resume:
-            found = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
-            remaining = list(found.remaining)
+            left = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
+            remaining = list(left.remaining)
         report = await run_episodes(
             self,
             make_jobs(remaining),
@@ -555,8 +555,8 @@ class AsyncSwarm:
 async def _commit_part(
     client: AsyncSwarmClient, episode_id: str, *, retries: int | None = None
 ) -> EpisodeStatus:
-    call = Call("POST", episode_path(episode_id, "commit"), EpisodeStatus)
-    return await client._connection.perform(call, retries=retries)
+    request = ApiRequest("POST", episode_path(episode_id, "commit"), EpisodeStatus)
+    return await client._connection.perform(request, retries=retries)
 
 
 async def _resolve(
@@ -568,8 +568,8 @@ async def _resolve(
     :return: the number of parts that were ended or aborted.
     """
     body = build(JointOutcomesRequest, "resolve", joint_ids=[part.joint_id for part in parts])
-    call = Call("POST", "/v1/joint/outcomes", JointOutcomes, body)
-    answer = await judge._connection.perform(call, retries=0)
+    request = ApiRequest("POST", "/v1/joint/outcomes", JointOutcomes, body)
+    answer = await judge._connection.perform(request, retries=0)
     if answer.run_id != run:
         raise StateError(f"{judge.url} now has another run ({answer.run_id})")
     resolved = 0

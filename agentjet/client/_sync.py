@@ -38,7 +38,7 @@ from agentjet.client._runner import (
     make_jobs,
 )
 from agentjet.client._runner_sync import SyncAgent, run_episodes
-from agentjet.client._wire import DEFAULT_RETRIES, READ_TIMEOUT, Call, build, episode_path
+from agentjet.client._wire import DEFAULT_RETRIES, READ_TIMEOUT, ApiRequest, build, episode_path
 from ajet_core.errors import (
     AjetError,
     BatchStarvedError,
@@ -246,7 +246,7 @@ class SwarmClient:
                 claim_id=claim_id,
                 joint=joint,
             )
-            call = Call(
+            request = ApiRequest(
                 "POST",
                 "/v1/episodes",
                 EpisodeGrant,
@@ -256,7 +256,7 @@ class SwarmClient:
                 final=True,
             )
             try:
-                return Episode.from_grant(connection.perform(call))
+                return Episode.from_grant(connection.perform(request))
             except AjetError as error:
                 if error.retry_after is None or error.status not in {429, 503}:
                     raise
@@ -317,7 +317,7 @@ class SwarmClient:
             metadata=dict(outcome.metadata or {}),
         )
         path = episode_path(episode.episode_id, "prepare" if prepare else "end")
-        return self._connection.perform(Call("POST", path, EpisodeStatus, body))
+        return self._connection.perform(ApiRequest("POST", path, EpisodeStatus, body))
 
     def abort_episode(
         self,
@@ -356,8 +356,8 @@ class SwarmClient:
             final=final,
             arbiter_aborted=arbiter_aborted,
         )
-        call = Call("POST", episode_path(episode_id, "abort"), EpisodeStatus, body)
-        return self._connection.perform(call, retries=retries)
+        request = ApiRequest("POST", episode_path(episode_id, "abort"), EpisodeStatus, body)
+        return self._connection.perform(request, retries=retries)
 
     def heartbeat(self, episode: Episode, *, retries: int | None = None) -> EpisodeStatus:
         """Renew the lease of an episode that makes no model calls for a long time.
@@ -365,8 +365,8 @@ class SwarmClient:
         :param retries: overrides the client's.
         :raises EpisodeClosedError: the episode is over.
         """
-        call = Call("POST", episode_path(episode.episode_id, "heartbeat"), EpisodeStatus)
-        return self._connection.perform(call, retries=retries)
+        request = ApiRequest("POST", episode_path(episode.episode_id, "heartbeat"), EpisodeStatus)
+        return self._connection.perform(request, retries=retries)
 
     def heartbeats(self, episodes: Sequence[Episode]) -> dict[str, str]:
         """Renew the leases of many episodes with one request.
@@ -377,16 +377,16 @@ class SwarmClient:
         for start in range(0, len(episodes), IDS_AT_ONCE):
             ids = [episode.episode_id for episode in episodes[start : start + IDS_AT_ONCE]]
             body = build(HeartbeatsRequest, "heartbeats", episode_ids=ids)
-            call = Call("POST", "/v1/heartbeats", Heartbeats, body)
+            request = ApiRequest("POST", "/v1/heartbeats", Heartbeats, body)
             # The next heartbeat may get through if this one does not.
-            answer = self._connection.perform(call, retries=0)
+            answer = self._connection.perform(request, retries=0)
             closed |= answer.closed
         return closed
 
     def episode_status(self, episode: Episode) -> EpisodeStatus:
         """Return the status of an episode."""
-        call = Call("GET", episode_path(episode.episode_id), EpisodeStatus)
-        return self._connection.perform(call)
+        request = ApiRequest("GET", episode_path(episode.episode_id), EpisodeStatus)
+        return self._connection.perform(request)
 
     def can_continue_episode(self, episode: Episode) -> bool:
         """Return whether an episode is still open, so that it makes sense to continue it."""
@@ -481,8 +481,8 @@ class SwarmClient:
         check_episodes_per_task(episodes_per_task)
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
         if resume:
-            found = self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
-            remaining = list(found.remaining)
+            left = self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
+            remaining = list(left.remaining)
         return run_episodes(
             self,
             make_jobs(remaining),
@@ -554,14 +554,14 @@ class SwarmClient:
 
     def _group_counts(self, groups: Sequence[str], kind: Kind) -> dict[str, GroupCounts]:
         """Return the numbers of episodes of each group."""
-        found: dict[str, GroupCounts] = {}
+        counts: dict[str, GroupCounts] = {}
         for start in range(0, len(groups), IDS_AT_ONCE):
             some = list(groups[start : start + IDS_AT_ONCE])
             body = build(GroupCountsRequest, "resume", groups=some, kind=kind)
-            call = Call("POST", "/v1/groups", GroupCountsAnswer, body)
-            answer = self._connection.perform(call)
-            found |= answer.groups
-        return found
+            request = ApiRequest("POST", "/v1/groups", GroupCountsAnswer, body)
+            answer = self._connection.perform(request)
+            counts |= answer.groups
+        return counts
 
     # --- Run and server ---------------------------------------------------------------------------
 
@@ -574,7 +574,7 @@ class SwarmClient:
         :raises StateError: a run with another configuration is active.
         :raises ConfigError: the server cannot use the configuration; nothing has changed then.
         """
-        return self._connection.perform(Call("PUT", "/v1/run", RunStatus, config))
+        return self._connection.perform(ApiRequest("PUT", "/v1/run", RunStatus, config))
 
     def start_engine(self, wait_seconds: float = 600.0) -> RunStatus:
         """Start the configured run and wait until the server has booted.
@@ -590,9 +590,11 @@ class SwarmClient:
         deadline = connection.clock() + wait_seconds
         wait = min(MAX_START_WAIT, max(0.0, wait_seconds))
         body = build(StartRequest, "start_engine", wait_seconds=wait)
-        call = Call("POST", "/v1/run/start", RunStatus, body, read_timeout=wait + READ_TIMEOUT)
+        request = ApiRequest(
+            "POST", "/v1/run/start", RunStatus, body, read_timeout=wait + READ_TIMEOUT
+        )
         try:
-            started = connection.perform(call, until=deadline)
+            started = connection.perform(request, until=deadline)
         except ServerUnreachableError as error:
             if connection.clock() < deadline:
                 raise
@@ -629,9 +631,9 @@ class SwarmClient:
         # Agreeing on a protocol version does not count towards the timeout.
         connection.connect()
         deadline = connection.clock() + timeout
-        call = Call("POST", "/v1/run/stop", RunStatus, read_timeout=timeout)
+        request = ApiRequest("POST", "/v1/run/stop", RunStatus, read_timeout=timeout)
         try:
-            return connection.perform(call, until=deadline)
+            return connection.perform(request, until=deadline)
         except ServerUnreachableError as error:
             if connection.clock() < deadline:
                 raise
@@ -651,7 +653,7 @@ class SwarmClient:
 
         :raises StateError: no run is configured.
         """
-        return self._connection.perform(Call("GET", "/v1/mixture", MixtureStatus))
+        return self._connection.perform(ApiRequest("GET", "/v1/mixture", MixtureStatus))
 
     def set_mixture(self, mixture: MixtureConfig | Mapping[str, float]) -> MixtureStatus:
         """Change the mixture, starting with the next batch; needs a control token.
@@ -667,7 +669,7 @@ class SwarmClient:
             before = self.mixture()
             kept = {} if before.config is None else {"grace_seconds": before.config.grace_seconds}
             body = build(MixtureConfig, "set_mixture", ratios=dict(mixture), **kept)
-        return self._connection.perform(Call("PUT", "/v1/mixture", MixtureStatus, body))
+        return self._connection.perform(ApiRequest("PUT", "/v1/mixture", MixtureStatus, body))
 
     def pause_engine(self, reason: str = "paused manually") -> RunStatus:
         """Open no episodes and train no batches until `resume_engine`; open episodes continue.
@@ -675,7 +677,7 @@ class SwarmClient:
         :raises StateError: no run is active.
         """
         body = build(PauseRequest, "pause_engine", reason=reason)
-        return self._connection.perform(Call("POST", "/v1/run/pause", RunStatus, body))
+        return self._connection.perform(ApiRequest("POST", "/v1/run/pause", RunStatus, body))
 
     def preflight(self) -> RunStatus:
         """Check the next batch before it is trained; needs a control token.
@@ -685,7 +687,7 @@ class SwarmClient:
 
         :raises StateError: no run is configured.
         """
-        return self._connection.perform(Call("POST", "/v1/run/preflight", RunStatus))
+        return self._connection.perform(ApiRequest("POST", "/v1/run/preflight", RunStatus))
 
     def resume_engine(self, from_step: int | None = None, *, retrain: bool = False) -> RunStatus:
         """Resume a paused run, and retry tasks that were quarantined.
@@ -700,18 +702,18 @@ class SwarmClient:
         body = None
         if from_step is not None or retrain:
             body = build(ResumeRequest, "resume_engine", from_step=from_step, retrain=retrain)
-        return self._connection.perform(Call("POST", "/v1/run/resume", RunStatus, body))
+        return self._connection.perform(ApiRequest("POST", "/v1/run/resume", RunStatus, body))
 
     def run_status(self) -> RunStatus:
         """Return the status of the configured run.
 
         :raises StateError: no run is configured.
         """
-        return self._connection.perform(Call("GET", "/v1/run", RunStatus))
+        return self._connection.perform(ApiRequest("GET", "/v1/run", RunStatus))
 
     def status(self) -> ServerStatus:
         """Return the status of the server."""
-        return self._connection.perform(Call("GET", "/v1/status", ServerStatus))
+        return self._connection.perform(ApiRequest("GET", "/v1/status", ServerStatus))
 
     def wait_for_step(self, step: int, *, timeout: float | None = None) -> ServerStatus:
         """Wait until the served weights have been trained for `step` steps.
@@ -761,9 +763,9 @@ class SwarmClient:
 
         They are those of this client's token; a control token returns those of all clients.
         """
-        call = Call("GET", "/v1/evaluations", EvaluationList)
-        found = self._connection.perform(call)
-        return found.evaluations
+        request = ApiRequest("GET", "/v1/evaluations", EvaluationList)
+        answer = self._connection.perform(request)
+        return answer.evaluations
 
     def events(self, since: int | None = None) -> Iterator[Event]:
         """Iterate over the server's events as they happen, reconnecting automatically.

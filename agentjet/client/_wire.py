@@ -98,11 +98,11 @@ def resolve_endpoint(url: str | None, token: str | None) -> Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[A]):
-    """One call of a route.
+class ApiRequest(Generic[A]):
+    """One request to a route.
 
     :param answer: the model that the body of the answer is parsed as.
-    :param repeatable: whether the call may be repeated when it may have reached the server.
+    :param repeatable: whether it may be repeated when it may have reached the server.
     :param read_timeout: seconds to wait for the answer.
     :param final: treat every answer of the server as the result, even one that suggests a retry.
     """
@@ -163,28 +163,28 @@ def build(model: type[A], what: str, **fields: Any) -> A:
     try:
         return model(**fields)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)[0]
-        param = ".".join(str(part) for part in found["loc"])
-        told = found["msg"].removeprefix("Value error, ")
+        problem = error.errors(include_url=False, include_context=False)[0]
+        param = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
         where = f"{what}: {param}" if param else what
-        raise RequestError(f"{where}: {told}", param=param or None) from None
+        raise RequestError(f"{where}: {message}", param=param or None) from None
 
 
-def read_answer(call: Call[A], response: httpx.Response) -> A:
+def read_answer(request: ApiRequest[A], response: httpx.Response) -> A:
     """Parse the body of a successful answer.
 
     :raises AjetError: the body is not what the route promises.
     """
     try:
         # A later minor version of the protocol may add fields; ignore them.
-        return call.answer.model_validate_json(response.content, extra="ignore")
+        return request.answer.model_validate_json(response.content, extra="ignore")
     except ValidationError as error:
         # Keep the input out of the message: a grant contains a key.
-        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in found["loc"]) or "body"
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "body"
         raise AjetError(
-            f"{call.method} {call.path}: the response is not a valid {call.answer.__name__}: "
-            f"{where}: {found['msg']}; is this an agentjet server?"
+            f"{request.method} {request.path}: the response is not a valid "
+            f"{request.answer.__name__}: {where}: {problem['msg']}; is this an agentjet server?"
         ) from None
 
 

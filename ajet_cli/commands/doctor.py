@@ -12,7 +12,7 @@ from rich.text import Text
 from ajet_cli.commands.env import device_here
 from ajet_cli.output import table_console
 from ajet_cli.state import CliState, config_option, pass_state
-from ajet_installation.doctor import Finding, examine
+from ajet_installation.doctor import Diagnosis, examine
 from ajet_installation.mending import cannot_share
 from ajet_installation.recipes import recipes
 
@@ -41,7 +41,7 @@ def doctor(ctx: click.Context, state: CliState, as_json: bool) -> None:
         ctx.exit(1)
 
 
-def _show(findings: list[Finding], notes: list[str]) -> None:
+def _show(findings: list[Diagnosis], notes: list[str]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("", "version", "state", "found"):
         table.add_column(name, overflow="fold")

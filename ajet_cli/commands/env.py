@@ -15,7 +15,7 @@ from rich.text import Text
 from ajet_cli.output import table_console
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import ConfigError
-from ajet_installation.create import Order, Progress, create_environment
+from ajet_installation.create import Order, ProgressCallbacks, create_environment
 from ajet_installation.environment import (
     DIRECTORY,
     Environment,
@@ -104,14 +104,14 @@ def create(
     )
     console = Console(stderr=True)
     with console.status(f"{name} for {its_device}") as status:
-        progress = Progress(
+        progress = ProgressCallbacks(
             step=lambda text: console.print(Text(f"{name}: {text}")),
             line=lambda text: status.update(Text(f"{name} for {its_device}  {text[:_SHOWN]}")),
         )
-        made = create_environment(order, progress)
-    if made.record.note:
-        console.print(Text(f"{name}: {made.record.note}"))
-    click.echo(f"{made.directory} is ready")
+        environment = create_environment(order, progress)
+    if environment.record.note:
+        console.print(Text(f"{name}: {environment.record.note}"))
+    click.echo(f"{environment.directory} is ready")
 
 
 @env.command(name="list")
@@ -120,16 +120,16 @@ def create(
 @pass_state
 def list_(state: CliState, as_json: bool) -> None:
     """List the existing environments, and those that can be created."""
-    found = find_environments(state.settings())
+    environments = find_environments(state.settings())
     if as_json:
-        rows = [{"path": str(e.directory), **asdict(e.record)} for e in found.values()]
+        rows = [{"path": str(e.directory), **asdict(e.record)} for e in environments.values()]
         click.echo(json.dumps(rows, indent=2))
         return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "for", "Python", "plugin", "GB", "where"):
         table.add_column(column, overflow="fold")
     for name, its_recipe in recipes().items():
-        if (environment := found.get(name)) is not None:
+        if (environment := environments.get(name)) is not None:
             table.add_row(*map(Text, _cells(environment)))
         else:
             command = f"not created: {create_command(name, device_here())}"
@@ -155,11 +155,11 @@ def _cells(environment: Environment) -> tuple[str, ...]:
 @pass_state
 def path_(state: CliState, name: str) -> None:
     """Print the directory of an environment."""
-    found = find_environments(state.settings())
-    if name not in found:
+    environments = find_environments(state.settings())
+    if name not in environments:
         command = create_command(recipe(name).name, device_here())
         raise ConfigError(f"there is no environment {name}: create it with {command}")
-    click.echo(found[name].directory)
+    click.echo(environments[name].directory)
 
 
 def _directory(path: Path) -> Path:

@@ -108,17 +108,17 @@ def inspect(
             record = await reader.run()
             facts = RunFacts.of(record)
             merger = RunMerger.of(record, cli.plugins, run_dir)
-            found = _Found(reader, facts, merger, tokenizer or facts.model)
+            inspection = _Inspection(reader, facts, merger, tokenizer or facts.model)
             if episode is not None:
                 ids = [await reader.find(episode)]
             elif html is not None:
                 ids = await _chosen(reader, choice, limit)
             if html is not None:
-                await found.write_page(html, ids, step, max_tokens)
+                await inspection.write_page(html, ids, step, max_tokens)
             elif episode is not None:
-                await found.show_episode(ids[0], as_json)
+                await inspection.show_episode(ids[0], as_json)
             else:
-                await found.show_list(choice, limit or _LIMIT, as_json)
+                await inspection.show_list(choice, limit or _LIMIT, as_json)
 
     asyncio.run(show())
 
@@ -133,7 +133,7 @@ async def _chosen(reader: StoreReader, choice: EpisodeChoice, limit: int | None)
     return ids
 
 
-class _Found:
+class _Inspection:
     """The episodes of one store, with facts about the run."""
 
     def __init__(

@@ -30,28 +30,28 @@ def mixture(state: CliState, ratios: tuple[str, ...], url: str | None, as_json: 
     settings = state.settings(set_flags("client", url=url)).client
     token = settings.token.get_secret_value() if settings.token else None
     with SwarmClient(settings.url, token, retries=_RETRIES) as client:
-        found = client.set_mixture(wanted) if wanted else client.mixture()
+        status = client.set_mixture(wanted) if wanted else client.mixture()
     if as_json:
-        click.echo(found.model_dump_json())
-    elif found.config is None:
+        click.echo(status.model_dump_json())
+    elif status.config is None:
         click.echo("there is no mixture: episodes of all tags are accepted")
     else:
-        table_console().print(_table(found))
+        table_console().print(_table(status))
 
 
 def _parsed(ratios: Sequence[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    parsed: dict[str, float] = {}
     for text in ratios:
         tag, equals, value = text.rpartition("=")
         try:
-            if not (equals and tag) or tag in found:
+            if not (equals and tag) or tag in parsed:
                 raise ValueError
-            found[tag] = float(value)
+            parsed[tag] = float(value)
         except ValueError:
             raise click.UsageError(
                 f"{text!r} is not of the form TAG=RATIO, such as math=0.4, with each tag once"
             ) from None
-    return found
+    return parsed
 
 
 def _table(status: MixtureStatus) -> Table:

@@ -62,12 +62,12 @@ def _report(client: SwarmClient, wait: float) -> PreflightReport:
 
 def _not_full(status: ServerStatus, wait: float) -> str:
     """Explain why there is no batch, and what to do."""
-    found = "; ".join(finding.message for finding in status.findings)
+    findings = "; ".join(finding.message for finding in status.findings)
     batch = status.batch
     progress = (
         f"{batch.ready} of {batch.needed} {_unit(batch.full_by)} are complete" if batch else ""
     )
-    reason = found or progress or f"the server is {status.state}"
+    reason = findings or progress or f"the server is {status.state}"
     return (
         f"no batch to check within {wait:g} s: {reason}. Run a client that rolls out "
         "episodes of your tasks against this server, or wait longer (--wait); the next full "

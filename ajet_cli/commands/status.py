@@ -176,15 +176,15 @@ def _totals(status: ServerStatus) -> Iterator[_Row]:
     counters = dict(status.counters)
     causes = {name: counters.pop(name) for name in list(counters) if name.startswith(_ABORTED)}
     if counters:
-        told = [f"{key} {value:.6g}" for key, value in sorted(counters.items())]
-        yield "totals", ", ".join(told), ""
+        totals = [f"{key} {value:.6g}" for key, value in sorted(counters.items())]
+        yield "totals", ", ".join(totals), ""
     if any(causes.values()):
-        told = [
+        aborted = [
             f"{value:.0f} {name.removeprefix(_ABORTED).replace('_', ' ')}"
             for name, value in sorted(causes.items())
             if value
         ]
-        yield "aborted", ", ".join(told), ""
+        yield "aborted", ", ".join(aborted), ""
 
 
 def _rollout(rollout: RolloutStatus) -> str:
@@ -213,8 +213,8 @@ def _evaluation(evaluation: Evaluation) -> str:
     for word in ("open", "aborted", "mixed"):
         number = getattr(evaluation, word)
         counts += [f"{number} {word}"] * bool(number)
-    found = ", ".join(scores) or "no result yet"
-    return f"{name}step {evaluation.step}: {found} ({', '.join(counts)})"
+    shown = ", ".join(scores) or "no result yet"
+    return f"{name}step {evaluation.step}: {shown} ({', '.join(counts)})"
 
 
 def _timelines(metrics: dict[str, float], plan: str) -> str:

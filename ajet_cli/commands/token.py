@@ -46,10 +46,10 @@ class Duration(click.ParamType[float]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Convert the value to seconds."""
-        found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", str(value))
-        if found is None:
+        match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", str(value))
+        if match is None:
             self.fail(f"{value!r} is not a duration such as 30d, 12h, 90m or 45s", param, ctx)
-        return float(found[1]) * _UNITS[found[2]]
+        return float(match[1]) * _UNITS[match[2]]
 
 
 def _where(command: F) -> F:
@@ -125,8 +125,8 @@ def create(
             {"name": name, "scope": scope, "expires_in": expires, "quotas": quotas}
         )
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        raise click.UsageError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+        problem = error.errors(include_url=False)[0]
+        raise click.UsageError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
     if run_dir is not None:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _tokens(state, url, run_dir) as tokens:
@@ -151,9 +151,9 @@ def list_tokens(
     """List the tokens, without their secrets."""
     now = datetime.now(UTC).timestamp()
     with _tokens(state, url, run_dir) as tokens:
-        found = [info for info in tokens.list() if show_all or _condition(info, now) == "valid"]
+        listed = [info for info in tokens.list() if show_all or _condition(info, now) == "valid"]
     if as_json:
-        click.echo(json.dumps([info.model_dump() for info in found], indent=2))
+        click.echo(json.dumps([info.model_dump() for info in listed], indent=2))
         return
     table = Table(
         "id",
@@ -167,7 +167,7 @@ def list_tokens(
         box=None,
         pad_edge=False,
     )
-    for info in found:
+    for info in listed:
         condition = _condition(info, now)
         quotas = ", ".join(f"{key} {value}" for key, value in _set(info.quotas).items())
         times = (info.created_at, info.expires_at, info.last_used_at)

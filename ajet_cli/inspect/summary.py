@@ -80,11 +80,11 @@ async def summarise(
     reader: StoreReader, episode_ids: Iterable[str], merger: RunMerger
 ) -> tuple[list[EpisodeSummary], ForkSummary]:
     """Return the summaries of episodes, read one at a time, and totals of their forks."""
-    found = []
+    summaries = []
     forks = ForkSummary()
     for episode_id in episode_ids:
         stored = await reader.load(episode_id)
         merged = merge_episode(episode_id, stored.calls, merger)
         forks.add(merged.seen, merged.forks)
-        found.append(EpisodeSummary.of(stored, merged))
-    return found, forks
+        summaries.append(EpisodeSummary.of(stored, merged))
+    return summaries, forks

@@ -46,12 +46,12 @@ def installed_entry_points() -> list[EntryPoint]:
     return [*entry_points(group=PLUGIN_GROUP), *entry_points(group=HOOK_API_GROUP)]
 
 
-def discover(found: Iterable[EntryPoint], blocked: Iterable[str] = ()) -> list[FoundPlugin]:
+def discover(candidates: Iterable[EntryPoint], blocked: Iterable[str] = ()) -> list[FoundPlugin]:
     """Return all plugins, sorted by name, as known from metadata only.
 
     :param blocked: plugin names; ``name@distribution`` blocks one of several plugins of that name.
     """
-    points = list(found)
+    points = list(candidates)
     declared: dict[tuple[str, str], list[str]] = defaultdict(list)
     for point in points:
         if point.group == HOOK_API_GROUP:

@@ -42,15 +42,15 @@ class LoadedPlugin:
     components: tuple[tuple[Kind, ComponentSpec], ...]
 
 
-def load_plugin(found: FoundPlugin) -> LoadedPlugin:
+def load_plugin(plugin: FoundPlugin) -> LoadedPlugin:
     """Import a plugin, validate its hooks and collect its components.
 
     :raises PluginLoadError: something went wrong; the message names the plugin, distribution,
         version, hook (if one failed), and what to do.
     """
-    info = found.info
+    info = plugin.info
     try:
-        module = found.entry_point.load()
+        module = plugin.entry_point.load()
     # A plugin's module may raise anything, including SystemExit, which must not affect other
     # plugins.
     except (Exception, SystemExit) as error:

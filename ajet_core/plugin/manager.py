@@ -175,12 +175,12 @@ class PluginManager:
         :raises PluginLoadError: it cannot be imported, or is not a `click.Command`.
         """
         owner, hint = self._owner_and_hint(spec)
-        found = targets.import_target(spec.target, f"command {spec.name!r} of {owner}", hint)
-        if not isinstance(found, click.Command):
+        command = targets.import_target(spec.target, f"command {spec.name!r} of {owner}", hint)
+        if not isinstance(command, click.Command):
             raise PluginLoadError(
                 f"command {spec.name!r} of {owner}: {spec.target} is not a click.Command"
             )
-        return found
+        return command
 
     def validate_settings(
         self, spec: ComponentSpec, values: Mapping[str, Any]

@@ -88,13 +88,13 @@ def import_component(spec: ComponentSpec, owner: str, hint: str) -> type:
     if kind.interface is None:
         raise TypeError(f"a {kind.name} is an object, not a class")
     what = f"{kind.name} {spec.name!r} of {owner}"
-    found = import_target(spec.target, what, hint)
-    if not (isinstance(found, type) and issubclass(found, kind.interface)):
+    component = import_target(spec.target, what, hint)
+    if not (isinstance(component, type) and issubclass(component, kind.interface)):
         raise PluginLoadError(
             f"{what}: {spec.target} is not a subclass of "
             f"ajet_core.interfaces.{kind.interface.__name__}"
         )
-    return found
+    return component
 
 
 def check_settings(

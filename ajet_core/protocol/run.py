@@ -294,8 +294,8 @@ class MixtureConfig(Message):
         for name, ratios in stages:
             total = sum(ratios.values())
             if abs(total - 1) > _RATIO_ERROR:
-                told = " + ".join(f"{ratio:g}" for ratio in ratios.values()) or "nothing"
-                raise ValueError(f"{name} must sum to 1; {told} is {total:g}")
+                terms = " + ".join(f"{ratio:g}" for ratio in ratios.values()) or "nothing"
+                raise ValueError(f"{name} must sum to 1; {terms} is {total:g}")
         steps = [stage.from_step for stage in self.schedule]
         if any(later <= earlier for earlier, later in pairwise(steps)):
             raise ValueError(f"the steps of the schedule must increase, but are {steps}")
@@ -303,11 +303,11 @@ class MixtureConfig(Message):
 
     def at(self, step: int) -> Ratios:
         """The ratios of the batch of a step."""
-        found = self.ratios
+        ratios = self.ratios
         for stage in self.schedule:
             if stage.from_step <= step:
-                found = stage.ratios
-        return found
+                ratios = stage.ratios
+        return ratios
 
     @property
     def tags(self) -> set[str]:

@@ -143,15 +143,15 @@ class Call:
             chain.append((call, wanted))
             wanted = min(wanted, call.shared)
             call = call.base
-        found: list[PlacedMessage] = []
+        messages: list[PlacedMessage] = []
         for link, limit in reversed(chain):
-            found += link.messages
+            messages += link.messages
             if limit == link.length and link.answer is not None:
-                found.append(PlacedMessage(link.prompt_length, link.length, link.answer))
+                messages.append(PlacedMessage(link.prompt_length, link.length, link.answer))
             # A message that extends beyond the shared tokens differs in the call that shares them.
-            while found and found[-1].end > limit:
-                found.pop()
-        return [*found, *self.messages]
+            while messages and messages[-1].end > limit:
+                messages.pop()
+        return [*messages, *self.messages]
 
 
 _OWN_FIELDS = tuple(

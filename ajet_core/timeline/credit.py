@@ -74,9 +74,9 @@ def call_advantages(
         process = _relative_returns(episodes, calls, returns, centring)
         scales = _scales(episodes, outcomes, process) if method == "group_std" else None
     advantages = []
-    for episode, made in enumerate(calls):
+    for episode, its_calls in enumerate(calls):
         given = []
-        for call, part in zip(made, process[episode], strict=True):
+        for call, part in zip(its_calls, process[episode], strict=True):
             key = (episode, call.agent if (episode, call.agent) in outcomes else None)
             value = outcomes[key] + part
             given.append(value / scales[key] if scales is not None and value else value)
@@ -203,7 +203,7 @@ def _outcomes(
 ) -> dict[tuple[int, str | None], float]:
     """Return outcome advantages by episode and agent; None means agents without own rewards."""
     plain = group_advantages([e.reward for e in episodes], [e.group for e in episodes], method)
-    found: dict[tuple[int, str | None], float] = {
+    advantages: dict[tuple[int, str | None], float] = {
         (i, None): advantage for i, advantage in enumerate(plain)
     }
     named = [
@@ -217,8 +217,8 @@ def _outcomes(
         method,
     )
     for (i, name, _), advantage in zip(named, relative, strict=True):
-        found[i, name] = advantage
-    return found
+        advantages[i, name] = advantage
+    return advantages
 
 
 def _rewards(
@@ -226,8 +226,8 @@ def _rewards(
 ) -> list[list[float]]:
     """Return the reward of each call, 0.0 if it has none."""
     return [
-        [episode.call_rewards.get(call.call_id, 0.0) for call in made]
-        for episode, made in zip(episodes, calls, strict=True)
+        [episode.call_rewards.get(call.call_id, 0.0) for call in its_calls]
+        for episode, its_calls in zip(episodes, calls, strict=True)
     ]
 
 
@@ -235,7 +235,7 @@ def _normalised_rewards(
     episodes: Sequence[TrainEpisode], calls: Sequence[Sequence[Call]], method: AdvantageMethod
 ) -> list[list[float]]:
     """Return each call's reward relative to all call rewards of its group, 0.0 if it has none."""
-    found = [[0.0] * len(made) for made in calls]
+    normalised = [[0.0] * len(its_calls) for its_calls in calls]
     places = [
         (i, number)
         for i, episode in enumerate(episodes)
@@ -248,17 +248,17 @@ def _normalised_rewards(
         method,
     )
     for (i, number), advantage in zip(places, relative, strict=True):
-        found[i][number] = advantage
-    return found
+        normalised[i][number] = advantage
+    return normalised
 
 
 def _summed(rewards: Sequence[Sequence[float]], discount: float) -> list[list[float]]:
     """Return the discounted sum of each value and the later ones in its episode."""
     sums = []
-    for made in rewards:
+    for its_rewards in rewards:
         following = 0.0
         backwards = []
-        for reward in reversed(made):
+        for reward in reversed(its_rewards):
             following = reward + discount * following
             backwards.append(following)
         sums.append(backwards[::-1])
@@ -275,7 +275,7 @@ def _relative_returns(
     groups: dict[str, list[int]] = {}
     for i, episode in enumerate(episodes):
         groups.setdefault(episode.group, []).append(i)
-    relative = [[0.0] * len(made) for made in calls]
+    relative = [[0.0] * len(its_calls) for its_calls in calls]
     for members in groups.values():
         # By agent and call number: the index of that call in each episode that has it.
         slots: dict[tuple[str, int], dict[int, int]] = {}

@@ -98,8 +98,8 @@ def _sequence(
     last = max(position for position, index in enumerate(path) if index in trained)
     for index in path[: last + 1]:
         node = tree.nodes[index]
-        if (found := trained.get(index)) is not None:
-            call, start = found
+        if (sampled := trained.get(index)) is not None:
+            call, start = sampled
             span = TrainSpan(len(ids), first_call + call, start, len(node.token_ids))
             growing.add(_trainable(span))
         ids += node.token_ids
@@ -181,9 +181,9 @@ def _segmented(flat: Sequence[FlatRun]) -> Iterator[TrainTree]:
             span = TrainSpan(len(segment.token_ids), call, start, len(run.ids))
             spans.add(_trainable(span) if segment.parent < 0 else span)
         segment.token_ids.extend(run.ids)
-    for found in segments.values():
-        if any(segment.spans for segment in found):
-            yield TrainTree(found)
+    for its_segments in segments.values():
+        if any(segment.spans for segment in its_segments):
+            yield TrainTree(its_segments)
 
 
 def _trainable(span: TrainSpan) -> TrainSpan | None:

@@ -47,11 +47,11 @@ class Place:
 
     def way(self) -> list[Place]:
         """Return the ends of all messages from the root to this one."""
-        found = [self]
-        while (before := found[-1].before) is not None:
-            found.append(before)
-        found.reverse()
-        return found
+        ends = [self]
+        while (before := ends[-1].before) is not None:
+            ends.append(before)
+        ends.reverse()
+        return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Words:
         :param before: the place of the previous message.
         :param shift: how much deeper the call's tokens are in the tree than in its prompt.
         """
-        found: list[tuple[bytes, Place, bool]] = []
+        places: list[tuple[bytes, Place, bool]] = []
         for index in range(first, len(self.keys)):
             end = self.messages[index].end
             answer = (
@@ -124,8 +124,8 @@ class Words:
             whole = answer is None or answer.finish_reason == "stop"
             ending = self.ending(end) if whole else ()
             before = Place(before, call_id, end + shift, ending, answer is not None)
-            found.append((self.keys[index], before, answer is None and self.ends(index)))
-        return found
+            places.append((self.keys[index], before, answer is None and self.ends(index)))
+        return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class SameText:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _CallEnd:
     """The end of a call.
 
     :param key: digest of the conversation including the answer; None if unknown.
@@ -184,7 +184,7 @@ class Spoken:
     def __init__(self, *, ignore_tools: bool) -> None:
         self._ignore_tools = ignore_tools
         self._places: dict[bytes, Place] = {}
-        self._ends: dict[str, _End] = {}
+        self._ends: dict[str, _CallEnd] = {}
 
     def goes_on(self, call: Call) -> bool:
         """Return whether a call continues from the end of a known call."""
@@ -205,10 +205,10 @@ class Spoken:
             answers[root.length] = root
         # The prompt of a call without messages is unknown, and so are those of calls that continue
         # it.
-        told = bool(root.messages) or not root.prompt_length
-        conversation = call.conversation() if told else []
+        known = bool(root.messages) or not root.prompt_length
+        conversation = call.conversation() if known else []
         tools = "" if self._ignore_tools else call.tools
-        start = MessageText("tools", tools).key if told else None
+        start = MessageText("tools", tools).key if known else None
         keys = _keys(start, conversation)
         return Words(None, start, conversation, keys, call.prompt_ids, 0, answers)
 
@@ -249,9 +249,9 @@ class Spoken:
             before = Place(before, call.call_id, end, ending if stopped else (), sampled=True)
             if stopped:
                 self._places.setdefault(said, before)
-        self._ends[call.call_id] = _End(said, before, ending, call.tools)
+        self._ends[call.call_id] = _CallEnd(said, before, ending, call.tools)
 
-    def _base_end(self, call: Call) -> _End | None:
+    def _base_end(self, call: Call) -> _CallEnd | None:
         base = call.base
         if base is None or call.shared != base.length:
             return None

@@ -84,12 +84,12 @@ class TokenTree:
 
     def path(self, node: int) -> list[int]:
         """Return the node indices from the root to `node`; empty for -1."""
-        found = []
+        path = []
         while node >= 0:
-            found.append(node)
+            path.append(node)
             node = self.nodes[node].parent
-        found.reverse()
-        return found
+        path.reverse()
+        return path
 
     def path_ids(self, node: int) -> list[int]:
         """Return the token ids from the root to the end of `node`."""

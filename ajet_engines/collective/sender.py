@@ -294,7 +294,7 @@ def meet(group: Group, rank: int, listener: int | None) -> tuple[Any, Any]:
 
 def file_tensors(module: nn.Module) -> Mapping[str, torch.Tensor]:
     """Return the tensors of a model by their names in files, each once."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, tensor in module.state_dict().items():
         # Tied output matrices are omitted from files too.
@@ -302,8 +302,8 @@ def file_tensors(module: nn.Module) -> Mapping[str, torch.Tensor]:
         if tensor.numel() and key in seen:
             continue
         seen.add(key)
-        found[name] = tensor
-    return _as_in_files(module, found)
+        tensors[name] = tensor
+    return _as_in_files(module, tensors)
 
 
 def _as_in_files(module: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -21,11 +21,11 @@ MOST_LINE = 1 << 16
 Backend = Literal["gloo", "nccl"]
 
 
-class _Line(BaseModel):
+class _WireLine(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Join(_Line):
+class Join(_WireLine):
     """Create a group of the sender and `ranks` others.
 
     :param token: the sender's token.
@@ -38,14 +38,14 @@ class Join(_Line):
     backends: list[Backend]
 
 
-class Send(_Line):
+class Send(_WireLine):
     """Broadcast the weights of a policy version."""
 
     kind: Literal["send"] = "send"
     policy_version: int
 
 
-class Group(_Line):
+class Group(_WireLine):
     """The address of a group.
 
     :param name: prefix of all keys in its store.
@@ -61,32 +61,32 @@ class Group(_Line):
     backend: Backend
 
 
-class Ready(_Line):
+class Ready(_WireLine):
     """The broadcast starts."""
 
     kind: Literal["ready"] = "ready"
 
 
-class Gone(_Line):
+class Gone(_WireLine):
     """The requested weights have been replaced by others."""
 
     kind: Literal["gone"] = "gone"
 
 
-class Done(_Line):
+class Done(_WireLine):
     """The request was completed."""
 
     kind: Literal["done"] = "done"
 
 
-class Failed(_Line):
+class Failed(_WireLine):
     """The request failed."""
 
     kind: Literal["failed"] = "failed"
     error: str
 
 
-class TensorSpec(_Line):
+class TensorSpec(_WireLine):
     """One tensor of a broadcast.
 
     :param dtype: name in torch, such as ``bfloat16``.

@@ -121,16 +121,16 @@ class LoadedWeights:
                 )
         lost = (self._kept or frozenset()) - same
         return {
-            name: OTHERWISE if _layer(name) in lost else found
-            for name, found in self._received.items()
+            name: OTHERWISE if _layer(name) in lost else received
+            for name, received in self._received.items()
         }
 
 
 def _by_layer(totals: Iterable[tuple[str, int]]) -> dict[str, int]:
-    found: defaultdict[str, int] = defaultdict(int)
+    sums: defaultdict[str, int] = defaultdict(int)
     for name, total in totals:
-        found[_layer(name)] += total
-    return {layer: total % 2**64 for layer, total in found.items()}
+        sums[_layer(name)] += total
+    return {layer: total % 2**64 for layer, total in sums.items()}
 
 
 def _layer(name: str) -> str:

@@ -122,7 +122,7 @@ class Followed:
     It never raises, because that would kill the server with all its requests: if this llguidance
     does not accept a grammar that another one did, the completion ends at once.
 
-    :param said: the result of `told`.
+    :param said: the result of `encoded_shaping`.
     :param prompt_ids: [P] the server's prompt, which may end with tokens sampled by another server.
     """
 
@@ -205,7 +205,7 @@ class Placed:
         return position + 1 - self._prompt_tokens
 
 
-def told(
+def encoded_shaping(
     *,
     frequency: float,
     presence: float,

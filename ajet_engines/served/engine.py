@@ -341,10 +341,10 @@ class ServedEngine(Engine[SettingsT_co]):
         """Return metrics of the servers that are up, labelled with their number as ``replica``."""
         up = self._fleet.up if self._fleet is not None else []
         texts = await asyncio.gather(*(one.server.metrics() for one in up), return_exceptions=True)
-        found = {
+        by_number = {
             one.number: text for one, text in zip(up, texts, strict=True) if isinstance(text, str)
         }
-        return await asyncio.to_thread(labelled, found)
+        return await asyncio.to_thread(labelled, by_number)
 
     async def close(self) -> None:
         """End all servers that were started; idempotent."""

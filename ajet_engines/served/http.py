@@ -149,10 +149,10 @@ def error_message(content: bytes) -> str:
     """Return the message in the body of an error, or the body if it has another format."""
     text = content.decode(errors="replace")[:_SHOWN]
     try:
-        found = json.loads(content)
+        body = json.loads(content)
     except ValueError:
         return text
-    inner = found.get("error", found) if isinstance(found, dict) else found
+    inner = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(inner, dict):
         inner = inner.get("message", text)
     return str(inner)[:_SHOWN]

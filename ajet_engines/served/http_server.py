@@ -40,15 +40,15 @@ class HttpModelServer(ModelServer):
 
     async def counters(self, names: Mapping[str, str]) -> dict[str, int]:
         """Return some metrics under new names, summed over the parts of the server."""
-        found = dict.fromkeys(names.values(), 0.0)
+        totals = dict.fromkeys(names.values(), 0.0)
         lines = (await self.metrics()).splitlines(keepends=True)
         # Parse only the needed lines: there are hundreds more, and the parser is slow.
         wanted = "".join(line for line in lines if line.startswith(tuple(names)))
         for family in text_string_to_metric_families(wanted):
             for sample in family.samples:
                 if (name := names.get(sample.name)) is not None:
-                    found[name] += sample.value
-        return {name: int(value) for name, value in found.items()}
+                    totals[name] += sample.value
+        return {name: int(value) for name, value in totals.items()}
 
     async def close(self) -> None:
         """Close the connections."""

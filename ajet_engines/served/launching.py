@@ -61,11 +61,11 @@ def find_python(module: str, chosen: str | None, run_dir: Path) -> str:
     from ajet_installation.environment import environments_in, implied_roots, is_unfinished
 
     roots = implied_roots(run_dir)
-    if (made := environments_in(roots).get(module)) is not None:
-        return str(made.python)
+    if (environment := environments_in(roots).get(module)) is not None:
+        return str(environment.python)
     half = next((root / module for root in roots if is_unfinished(root / module)), None)
-    found = "" if half is None else f" ({half} is not finished)"
-    raise EngineError(f"found no interpreter with {module}{found}: {how_to_install(module)}")
+    hint = "" if half is None else f" ({half} is not finished)"
+    raise EngineError(f"found no interpreter with {module}{hint}: {how_to_install(module)}")
 
 
 def how_to_install(module: str) -> str:
@@ -159,5 +159,5 @@ def dtype_of(model: ModelConfig) -> str:
 def model_config(model: ModelConfig) -> dict[str, Any]:
     """Return the ``config.json`` of a model, or the part for its language model."""
     config = read_model_config(Path(model.path))
-    found: dict[str, Any] = config.get("text_config") or config
-    return found
+    part: dict[str, Any] = config.get("text_config") or config
+    return part

@@ -26,11 +26,11 @@ def labelled(texts: Mapping[int, str]) -> str:
         except ValueError as error:
             _log.warning("cannot read the metrics of server %d: %s", number, error)
             continue
-        for found in parsed:
+        for its_family in parsed:
             family = families.setdefault(
-                found.name, Metric(found.name, found.documentation, found.type)
+                its_family.name, Metric(its_family.name, its_family.documentation, its_family.type)
             )
-            for sample in found.samples:
+            for sample in its_family.samples:
                 family.samples.append(sample._replace(labels={**sample.labels, LABEL: str(number)}))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(list(families.values())))

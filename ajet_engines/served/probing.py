@@ -25,12 +25,12 @@ async def probed(
     :param sample: as `ajet_engines.served.ModelServer.sample`.
     """
     request = GenerateRequest("probe", list(PROBED_IDS), sampling)
-    sampled, found = -1, list[float]()
+    sampled, logprobs = -1, list[float]()
     async for piece in sample(request):
         if piece.top_logprobs:
             (sampled,) = piece.token_ids
-            found = [logprob for _, logprob in piece.top_logprobs[0]]
-    return sampled, found
+            logprobs = [logprob for _, logprob in piece.top_logprobs[0]]
+    return sampled, logprobs
 
 
 def is_scaled(once: list[float], twice: list[float]) -> bool:
@@ -39,10 +39,10 @@ def is_scaled(once: list[float], twice: list[float]) -> bool:
     return spread <= _TELLING or abs((twice[0] - twice[-1]) / spread - 0.5) <= _TOLERANCE
 
 
-def is_whole(found: list[float], whole: list[float]) -> bool:
+def is_whole(logprobs: list[float], whole: list[float]) -> bool:
     """Return whether logprobs under cut or shaped sampling are those of the full distribution.
 
     The second logprob decides: its probability is at most a half, so it is never so close to 0 that
     rounding matters; in a cut distribution it is infinite or very different.
     """
-    return abs(found[1] - whole[1]) < _TOLERANCE * abs(whole[1])
+    return abs(logprobs[1] - whole[1]) < _TOLERANCE * abs(whole[1])

@@ -16,17 +16,17 @@ from ajet_engines.served.replica import Replica
 __all__ = ["Sealing", "of_all_ranks"]
 
 
-def of_all_ranks(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def of_all_ranks(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Combine the checksums of a server's processes, each of which loads whole tensors.
 
     Tensors not loaded by all processes are omitted; those with different checksums are `OTHERWISE`.
     """
-    names = set(told[0]).intersection(*told[1:]) if told else set()
-    found = {}
+    names = set(ranks[0]).intersection(*ranks[1:]) if ranks else set()
+    checksums = {}
     for name in names:
-        values = {rank[name] for rank in told}
-        found[name] = values.pop() if len(values) == 1 else OTHERWISE
-    return found
+        values = {rank[name] for rank in ranks}
+        checksums[name] = values.pop() if len(values) == 1 else OTHERWISE
+    return checksums
 
 
 class Sealing:
@@ -84,8 +84,8 @@ class Sealing:
 
         :param up: servers that receive requests.
         """
-        found = [self._proofs[one.number] for one in up if one.number in self._proofs]
-        proven = [proof for proof in found if proof.proof != "none"]
+        proofs = [self._proofs[one.number] for one in up if one.number in self._proofs]
+        proven = [proof for proof in proofs if proof.proof != "none"]
         whole = bool(proven) and len(proven) == len(up)
         seconds, breaches = self._seconds, tuple(self._breaches)
         self._seconds, self._breaches = 0.0, []
@@ -96,6 +96,6 @@ class Sealing:
             len(proven),
             seconds,
             breaches,
-            min((proof.change for proof in found if proof.noise), default=0.0),
-            max((proof.noise for proof in found), default=0.0),
+            min((proof.change for proof in proofs if proof.noise), default=0.0),
+            max((proof.noise for proof in proofs), default=0.0),
         )

@@ -28,12 +28,12 @@ def check_update(update: WeightUpdate, model: Path) -> None:
     if update.channel != CHANNEL:
         check_weights(Path(update.location), model)
         return
-    found = {tensor.name: tensor.shape for tensor in tensors_of(update)}
+    actual = {tensor.name: tensor.shape for tensor in tensors_of(update)}
     try:
         expected = tensor_shapes(model)
     except (OSError, ValueError) as error:
         raise EngineError(f"cannot read the model in {model}: {error}") from error
-    _compare(update.location, found, model, expected, model)
+    _compare(update.location, actual, model, expected, model)
 
 
 def check_weights(directory: Path, model: Path) -> None:
@@ -43,27 +43,29 @@ def check_weights(directory: Path, model: Path) -> None:
         unreadable.
     """
     try:
-        found, expected = tensor_shapes(directory), tensor_shapes(model)
+        actual, expected = tensor_shapes(directory), tensor_shapes(model)
     except (OSError, ValueError) as error:
         raise EngineError(f"cannot read the weights in {directory}: {error}") from error
-    _compare(directory, found, model, expected, directory)
+    _compare(directory, actual, model, expected, directory)
 
 
 def _compare(
     where: object,
-    found: dict[str, tuple[int, ...]],
+    actual: dict[str, tuple[int, ...]],
     model: Path,
     expected: dict[str, tuple[int, ...]],
     configured: Path,
 ) -> None:
     if _config(configured, model).get("tie_word_embeddings", True):
-        for shapes in (found, expected):
+        for shapes in (actual, expected):
             shapes.pop(_TIED, None)
-    if found != expected:
-        names = sorted(n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n))
+    if actual != expected:
+        names = sorted(
+            n for n in actual.keys() | expected.keys() if actual.get(n) != expected.get(n)
+        )
         raise EngineError(
             f"the weights in {where} belong to another model than {model}: {names[0]} is "
-            f"{found.get(names[0], 'missing')}, not {expected.get(names[0], 'there')} "
+            f"{actual.get(names[0], 'missing')}, not {expected.get(names[0], 'there')} "
             f"({len(names)} tensors differ)"
         )
 

@@ -80,10 +80,13 @@ class BatchBuilder:
         """Return whether one more episode of `group` may start now, in this batch."""
         if self._draining:
             return False
-        if self._config.full_by != "episodes" and (found := self._groups.get(group)) is not None:
+        if (
+            self._config.full_by != "episodes"
+            and (its_group := self._groups.get(group)) is not None
+        ):
             size = self._config.episodes_per_task
-            if found.holds_place(size) or not (found.room(size) or found.spent(size)):
-                return found.room(size) > 0
+            if its_group.holds_place(size) or not (its_group.room(size) or its_group.spent(size)):
+                return its_group.room(size) > 0
         return self.takes(tag)
 
     def starves(self, tag: str) -> bool:
@@ -250,12 +253,12 @@ class BatchBuilder:
         If all of it can be trained later, the result is `last_chance - 1`.
         """
         last_chance, later = self.slots.last_chance, self.slots.later(pool)
-        found = last_chance - 1
+        newest = last_chance - 1
         left = sorted(version for version in self._left(pool) if version >= last_chance)
         for count, version in enumerate(left, 1):
             if version - last_chance < len(later) and count > later[version - last_chance]:
-                found = version
-        return found
+                newest = version
+        return newest
 
     def _left(self, pool: str) -> Iterator[int]:
         """Yield the versions of what the batch would leave in `pool` if it were made now."""

@@ -46,15 +46,15 @@ class Shares:
         :param batch: the slots of each tag in the whole batch, at least `slots` in all.
         """
         without = self.ratios.keys() - batch.keys()
-        found = {
+        shares = {
             tag: min(n, batch[tag])
             for tag, n in self.quotas(slots, without).items()
             if tag in batch
         }
-        for tag in sorted(batch, key=lambda tag: (found.get(tag, 0) - batch[tag], tag)):
-            more = min(batch[tag] - found.get(tag, 0), slots - sum(found.values()))
-            found[tag] = found.get(tag, 0) + more
-        return found
+        for tag in sorted(batch, key=lambda tag: (shares.get(tag, 0) - batch[tag], tag)):
+            more = min(batch[tag] - shares.get(tag, 0), slots - sum(shares.values()))
+            shares[tag] = shares.get(tag, 0) + more
+        return shares
 
     def commit(self, slots: int, without: Set[str] = frozenset()) -> None:
         """Record that a batch was made with the `quotas` of the same arguments."""

@@ -132,8 +132,8 @@ class TagKeeper:
                 sorted(tags),
                 heirs,
             )
-        told = {"what": "blocked", "tags": sorted(tags), "slots": self._builder.slots.quotas}
-        self._events.emit("mixture", told)
+        details = {"what": "blocked", "tags": sorted(tags), "slots": self._builder.slots.quotas}
+        self._events.emit("mixture", details)
         self._admission.admit()
         self._board.touch()
 

@@ -55,7 +55,7 @@ def tag_facts(
     :param tags: the tags to include besides those of `records`.
     :param calls: of each of `records`.
     """
-    found: dict[str, float] = {}
+    facts: dict[str, float] = {}
     for tag in sorted({*tags, *(record.tag for record in records)}):
         own = [number for number, record in enumerate(records) if record.tag == tag]
         episodes = [records[number] for number in own]
@@ -63,12 +63,12 @@ def tag_facts(
             "tasks": float(len({record.group for record in episodes})),
             "episodes": float(len(episodes)),
         }
-        if made := [call for number in own for call in calls[number]]:
-            figures |= {"calls": float(len(made)), **_answers(made)}
+        if own_calls := [call for number in own for call in calls[number]]:
+            figures |= {"calls": float(len(own_calls)), **_answers(own_calls)}
         if episodes:
             figures |= _rewards(episodes)
-        found |= {f"{name}/{tag}": value for name, value in figures.items()}
-    return found
+        facts |= {f"{name}/{tag}": value for name, value in figures.items()}
+    return facts
 
 
 def _rewards(records: Sequence[EpisodeRecord]) -> dict[str, float]:

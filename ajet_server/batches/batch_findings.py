@@ -27,44 +27,44 @@ def batch_findings(
     :param calls: by episode id.
     :param stale: episodes of the batch that are too old to be trained.
     """
-    found: dict[BatchFault, str] = {}
+    findings: dict[BatchFault, str] = {}
     if stale:
-        found["stale"] = (
+        findings["stale"] = (
             f"{_of(stale, [*records, *stale])} have tokens older than rollout.max_staleness "
             "allows and were left out"
         )
         if not records:
-            return found
+            return findings
     silent = [
         r for r in records if not any(c.finish_reason != "abort" for c in calls[r.episode_id])
     ]
     if records and len(silent) == len(records):
-        found["empty"] = (
+        findings["empty"] = (
             f"none of the batch's {len(records)} episodes made a model call, so there is "
             "nothing to train on: check that the agent uses the base_url and api_key of its "
             "episode"
         )
-        return found
+        return findings
     if silent:
-        found["silent"] = (
+        findings["silent"] = (
             f"{_of(silent, records)} made no model call, so only their rewards count, in the "
             "baseline"
         )
     if not any(call.advantage for call in batch.calls):
-        found["no_signal"] = _no_signal(records)
+        findings["no_signal"] = _no_signal(records)
     else:
         groups: dict[str, list[EpisodeRecord]] = {}
         for record in records:
             groups.setdefault(record.group, []).append(record)
         flat = [g for g, members in groups.items() if not differ(members)]
         if flat and 2 * len(flat) >= len(groups):
-            found["flat"] = (
+            findings["flat"] = (
                 f"all rewards are equal in {len(flat)} of {len(groups)} tasks, which "
                 f"therefore contribute nothing to training ({_listed(flat)}): they are too "
                 'easy or too hard; set batch.full_by = "differing_tasks" to fill batches '
                 "with other tasks"
             )
-    return found
+    return findings
 
 
 def _no_signal(records: Sequence[EpisodeRecord]) -> str:

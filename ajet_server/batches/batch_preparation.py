@@ -126,27 +126,27 @@ def _client(episode: _StoredEpisode) -> str:
 async def _load(store: RunStore, record: BatchRecord) -> list[_StoredEpisode]:
     try:
         calls = await store.calls(record.episode_ids)
-        found = [await store.get_episode(episode_id) for episode_id in record.episode_ids]
+        episodes = [await store.get_episode(episode_id) for episode_id in record.episode_ids]
     except DamagedRecordError as error:
         _log.error("cannot read batch %s: %s", record.batch_id, error.message)
         return await _load_each(store, record)
-    return [_StoredEpisode(episode, calls[episode.episode_id]) for episode in found if episode]
+    return [_StoredEpisode(episode, calls[episode.episode_id]) for episode in episodes if episode]
 
 
 async def _load_each(store: RunStore, record: BatchRecord) -> list[_StoredEpisode]:
     """Load the episodes one by one, to identify those with damaged records."""
-    found: list[_StoredEpisode] = []
+    loaded: list[_StoredEpisode] = []
     unreadable: dict[str, DamagedRecordError] = {}
     for episode_id in record.episode_ids:
         try:
             calls = await store.calls([episode_id])
             if (episode := await store.get_episode(episode_id)) is not None:
-                found.append(_StoredEpisode(episode, calls[episode_id]))
+                loaded.append(_StoredEpisode(episode, calls[episode_id]))
         except DamagedRecordError as error:
             unreadable[episode_id] = error
     if unreadable:
         raise _unprocessable(next(iter(unreadable.values())), list(unreadable))
-    return found
+    return loaded
 
 
 def _unprocessable(error: Exception, episode_ids: Sequence[str]) -> UnprocessableError:

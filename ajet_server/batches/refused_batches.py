@@ -126,10 +126,10 @@ class RefusedBatches:
 
     async def _clients(self, episode_ids: Iterable[str]) -> Counter[str]:
         """Count the episodes of each client."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for episode_id in episode_ids:
-            found[await self._client(episode_id)] += 1
-        return found
+            counts[await self._client(episode_id)] += 1
+        return counts
 
     async def _client(self, episode_id: str) -> str:
         try:

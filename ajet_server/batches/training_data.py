@@ -114,14 +114,14 @@ def training_data(
     credit = estimator.estimate(episodes, seen)
     advantages = {
         call.call_id: advantage
-        for made, given in zip(seen, credit, strict=True)
-        for call, advantage in zip(made, given, strict=True)
+        for its_calls, given in zip(seen, credit, strict=True)
+        for call, advantage in zip(its_calls, given, strict=True)
     }
     forks = ForkSummary()
     counts: Counter[str] = Counter()
     merged = []
-    for record, made in zip(fresh.episodes, seen, strict=True):
-        tree = merger.merge(record.episode_id, made)
+    for record, its_calls in zip(fresh.episodes, seen, strict=True):
+        tree = merger.merge(record.episode_id, its_calls)
         forks.add(tree, find_forks(tree))
         merged.append(_limited(tree, config, merger, counts))
         _count(counts, tree)
@@ -140,7 +140,7 @@ def training_data(
         episodes=episodes,
         calls=train_calls,
         trees=plan.trees,
-        tokens_raw=sum(call.length for made in seen for call in made),
+        tokens_raw=sum(call.length for its_calls in seen for call in its_calls),
     )
     reasons = Counter(c.finish_reason for r in records for c in calls[r.episode_id])
     findings = batch_findings(fresh.episodes, calls, batch, stale=fresh.stale)
@@ -179,11 +179,11 @@ def _facts(
     :param tags: of the mixture; None without one.
     """
     some = [records[number] for number in own]
-    made = [seen[number] for number in own]
+    own_calls = [seen[number] for number in own]
     chosen = set(own)
     trained = [call for call in credited if call.episode in chosen]
-    facts = batch_facts(some, [call for calls in made for call in calls], trained)
-    return facts if tags is None else {**facts, **tag_facts(tags, some, made)}
+    facts = batch_facts(some, [call for calls in own_calls for call in calls], trained)
+    return facts if tags is None else {**facts, **tag_facts(tags, some, own_calls)}
 
 
 def _train_episode(record: EpisodeRecord) -> TrainEpisode:
@@ -277,10 +277,10 @@ def _layouts(
 ) -> list[Layout]:
     """Return the layouts to compare: those that the run allows and the trainer supports."""
     wanted = config.timelines.layout
-    found = list(LAYOUTS) if wanted == "auto" else [wanted]
+    layouts = list(LAYOUTS) if wanted == "auto" else [wanted]
     if not trainer.trees:
-        found = [layout for layout in found if layout in LINEAR_LAYOUTS]
+        layouts = [layout for layout in layouts if layout in LINEAR_LAYOUTS]
     if not deals_groups(episodes, config.algorithm.minibatches):
         # Episodes of a group are in different minibatches, so they cannot share a tree.
-        found = [layout for layout in found if layout != "group_tree"]
-    return found or ["tree" if trainer.trees else "linear"]
+        layouts = [layout for layout in layouts if layout != "group_tree"]
+    return layouts or ["tree" if trainer.trees else "linear"]

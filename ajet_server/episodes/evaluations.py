@@ -150,7 +150,7 @@ class Evaluations:
 
     def completed(self) -> list[Evaluation]:
         """Return the evaluations whose last open episode ended since the previous call."""
-        told = []
+        completed = []
         for key in list(self._untold):
             tallies = self._tallies.get(key.client_id)
             tally = tallies.get(key) if tallies is not None else None
@@ -158,8 +158,8 @@ class Evaluations:
                 continue
             del self._untold[key]
             if tally is not None:
-                told.append(tally.shown(key, self.config))
-        return told
+                completed.append(tally.shown(key, self.config))
+        return completed
 
     def _all(self) -> Iterator[tuple[EvaluationKey, _Tally]]:
         for tallies in self._tallies.values():

@@ -22,7 +22,7 @@ class LeaseWatch:
         :param ends: returns when an episode's lease expires, None if the episode is not open. The
             time may be later than that given to `add`, never earlier.
         """
-        found: list[str] = []
+        expired: list[str] = []
         seen: list[tuple[float, str]] = []
         while self._looks and self._looks[0][0] <= now:
             _, episode_id = heapq.heappop(self._looks)
@@ -30,11 +30,11 @@ class LeaseWatch:
             if expires_at is None:
                 continue
             if expires_at <= now:
-                found.append(episode_id)
+                expired.append(episode_id)
             seen.append((expires_at, episode_id))
         for look in seen:
             heapq.heappush(self._looks, look)
-        return found
+        return expired
 
     def next_look(self) -> float | None:
         """Return when to check the next lease, None if there is none."""

@@ -91,8 +91,8 @@ class EpisodeRegistry:
 
     def begin(self, builder: BatchBuilder) -> None:
         """Fill batches with `builder` from now on, starting with the episodes in no batch yet."""
-        found = [*self._store.loose("ended"), *self._store.loose("aborted")]
-        records = {record.episode_id: record for record in found}
+        loose = [*self._store.loose("ended"), *self._store.loose("aborted")]
+        records = {record.episode_id: record for record in loose}
         # An outcome may be durable but not reported yet. Its episode is still open here, and will
         # be reported to this builder.
         records |= {episode.record.episode_id: episode.record for episode in self.open}
@@ -139,10 +139,10 @@ class EpisodeRegistry:
 
     def renew(self, episode_id: str) -> OpenEpisode | None:
         """Renew the lease of an open episode and return it; None if it is not open."""
-        found = self.open.get(episode_id)
-        if found is not None:
-            self._saw(found)
-        return found
+        episode = self.open.get(episode_id)
+        if episode is not None:
+            self._saw(episode)
+        return episode
 
     async def authenticate(self, key: str) -> OpenEpisode:
         """Return the open episode that `key` belongs to.
@@ -157,17 +157,17 @@ class EpisodeRegistry:
         )
         if not (dot and key.startswith(EPISODE_KEY_PREFIX)):
             raise unknown
-        found = self.open.get(episode_id)
-        record = found.record if found else await self._store.get_episode(episode_id)
+        episode = self.open.get(episode_id)
+        record = episode.record if episode else await self._store.get_episode(episode_id)
         if record is None or not hmac.compare_digest(record.key_hash, hash_secret(key)):
             raise unknown
-        if found is None:
+        if episode is None:
             raise EpisodeClosedError(closed_message(record))
         self._tenants.require_live(record.client_id)
-        if found.closing.locked():
+        if episode.closing.locked():
             raise EpisodeClosedError(f"episode {episode_id} is being closed")
-        self._saw(found)
-        return found
+        self._saw(episode)
+        return episode
 
     async def heartbeats(self, episode_ids: Sequence[str], client_id: str) -> dict[str, str]:
         """Renew the leases of a client's episodes.
@@ -176,9 +176,9 @@ class EpisodeRegistry:
         """
         closed: dict[str, str] = {}
         for episode_id in dict.fromkeys(episode_ids):
-            found = self.open.get(episode_id)
-            if found is not None and found.record.client_id == client_id:
-                self._saw(found)
+            episode = self.open.get(episode_id)
+            if episode is not None and episode.record.client_id == client_id:
+                self._saw(episode)
                 continue
             record = await self._store.get_episode(episode_id)
             known = record is not None and record.client_id == client_id
@@ -194,22 +194,22 @@ class EpisodeRegistry:
 
         :raises EpisodeNotFoundError: the episode does not exist.
         """
-        found = self.open.get(episode_id)
-        record = found.record if found else await self._store.get_episode(episode_id)
+        episode = self.open.get(episode_id)
+        record = episode.record if episode else await self._store.get_episode(episode_id)
         if record is None:
             raise EpisodeNotFoundError(not_found_message(episode_id))
-        return record, found
+        return record, episode
 
     async def heartbeat(self, episode_id: str) -> OpenEpisode:
         """Renew the lease of an episode.
 
         :raises EpisodeClosedError: the episode is over.
         """
-        record, found = await self.get(episode_id)
-        if found is None:
+        record, episode = await self.get(episode_id)
+        if episode is None:
             raise EpisodeClosedError(closed_message(record))
-        self._saw(found)
-        return found
+        self._saw(episode)
+        return episode
 
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeRecord:
         """End an episode with its reward; the outcome is durable when this returns."""
@@ -350,13 +350,13 @@ class EpisodeRegistry:
 
         :return: the stored record, and whether this call closed the episode.
         """
-        record, found = await self.get(episode_id)
-        if found is None:
+        record, episode = await self.get(episode_id)
+        if episode is None:
             return record, False
-        async with found.closing:
+        async with episode.closing:
             if episode_id not in self.open:
                 return (await self.get(episode_id))[0], False
-            await found.cancel_calls()
+            await episode.cancel_calls()
             stored = await write(record)
             self.open.remove(episode_id)
         return stored, True

@@ -103,7 +103,7 @@ class KnownWords:
         if any(len(word) > _MAX_WORD or self._cut(word) != [word] for word in few):
             return None
         encodings = self._backend.encode_batch_fast(few, add_special_tokens=False)
-        learnt = {word: tuple(found.ids) for word, found in zip(few, encodings, strict=True)}
+        learnt = {word: tuple(encoding.ids) for word, encoding in zip(few, encodings, strict=True)}
         if len(known) + len(learnt) > _MAX_KNOWN:
             # Replace the dictionary: another thread may be reading the old one.
             self._known = dict(learnt)
@@ -143,7 +143,7 @@ def _pattern(pre_tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
     if regex not in (_GPT2, _LLAMA3, _QWEN2):
         return None
     # Replace the Unicode classes by ASCII letters and digits, inside brackets and outside.
-    inside = re.sub(r"\[\^[^\]]*\]", lambda found: _ascii(found[0]), str(regex))
+    inside = re.sub(r"\[\^[^\]]*\]", lambda match: _ascii(match[0]), str(regex))
     outside = inside.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
     return re.compile(outside, re.ASCII)
 

@@ -81,10 +81,10 @@ class ModelCall:
         try:
             first = await until_disconnect(self._request, _first(chunks))
         except ContextLengthError as error:
-            told = self._asked.too_long(error, self._model_name, time.time())
-            if told is None:
+            body = self._asked.too_long(error, self._model_name, time.time())
+            if body is None:
                 raise
-            return Response(told, media_type="text/event-stream", headers=self._stream_headers())
+            return Response(body, media_type="text/event-stream", headers=self._stream_headers())
         return StreamingResponse(
             self._body(first, chunks),
             media_type="text/event-stream",

@@ -69,19 +69,19 @@ class Check:
         if not tags:
             whatever = self.before and not self.by_tag
             return self.measure(past.steps if whatever else past.of_like_tags, limits)
-        found: Reading | None = None
+        highest: Reading | None = None
         why = ""
         for tag, known in tags.items():
             reading = self.measure([metrics for _, metrics in known], limits)
             if isinstance(reading, str):
                 why = why or reading
-            elif found is None or reading.level > found.level:
+            elif highest is None or reading.level > highest.level:
                 # Steps between the tag's steps may have none of its tasks.
                 first, _ = known[-self.span :][0]
-                found = replace(
+                highest = replace(
                     reading, cause=f"tag {tag}: {reading.cause}", span=len(past) - first
                 )
-        return found or why
+        return highest or why
 
     def is_off(self, limits: FailureConfig) -> bool:
         """Return whether the run turns the check off."""
@@ -91,9 +91,9 @@ class Check:
 def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
     """Measure batches in a row without any advantage."""
     assert limits.zero_signal_steps is not None
-    found = series.values(history, "no_signal")
+    flags = series.values(history, "no_signal")
     silent = 0
-    while silent < len(found) and found[-1 - silent]:
+    while silent < len(flags) and flags[-1 - silent]:
         silent += 1
     which = "the batch has" if silent == 1 else f"{silent} batches in a row have"
     cause = f"{which} no signal: within each task all rewards are equal"
@@ -173,10 +173,10 @@ def stale(history: History, limits: FailureConfig) -> Reading | str:
 def advantage_bias(history: History, limits: FailureConfig) -> Reading | str:
     """Measure the mean advantage of a trained token, relative to its mean absolute value."""
     assert limits.max_advantage_bias is not None
-    found = series.values(history, "advantage_bias")[-_SPAN:]
-    if len(found) < _SPAN:
-        return series.too_few(len(found), _SPAN)
-    mean = fmean(found)
+    biases = series.values(history, "advantage_bias")[-_SPAN:]
+    if len(biases) < _SPAN:
+        return series.too_few(len(biases), _SPAN)
+    mean = fmean(biases)
     side = "bad" if mean < 0 else "good"
     cause = (
         f"{_percent((1 + abs(mean)) / 2)} of the weight of the last {_SPAN} batches is on "
@@ -187,24 +187,24 @@ def advantage_bias(history: History, limits: FailureConfig) -> Reading | str:
 
 def logprob_gap(history: History, limits: FailureConfig) -> Reading | str:
     """Measure how far the engine's logprobs are from the trainer's."""
-    found = series.values(history, "logprob_gap_mean")
-    if not found:
+    gaps = series.values(history, "logprob_gap_mean")
+    if not gaps:
         return "the trainer reports no logprob_gap_mean"
-    gap, most, growth = found[-1], limits.max_logprob_gap, limits.max_logprob_gap_growth
+    gap, most, growth = gaps[-1], limits.max_logprob_gap, limits.max_logprob_gap_growth
     level = gap / most if most is not None else 0.0
     cause = f"the engine's logprobs differ from the trainer's by {gap:.3g} nats per token"
-    return _or_growth(Reading(level, cause), found, growth, _SMALL_GAP)
+    return _or_growth(Reading(level, cause), gaps, growth, _SMALL_GAP)
 
 
 def kl(history: History, limits: FailureConfig) -> Reading | str:
     """Measure growth or collapse of the KL divergence to the reference model."""
     assert limits.max_kl_growth is not None
-    found = series.values(history, "kl")
-    if not found:
+    values = series.values(history, "kl")
+    if not values:
         return "the trainer reports no kl (algorithm.kl_coef is 0)"
-    change = series.change(found)
+    change = series.change(values)
     if change is None:
-        return series.too_few(len(found), series.ENOUGH)
+        return series.too_few(len(values), series.ENOUGH)
     limit = limits.max_kl_growth
     cause = (
         f"the KL divergence from the reference is {change.newest:.3g} nats; before, it was "
@@ -217,23 +217,23 @@ def kl(history: History, limits: FailureConfig) -> Reading | str:
 
 def entropy(history: History, limits: FailureConfig) -> Reading | str:
     """Measure growth or collapse of the entropy of all answers, estimated from their logprobs."""
-    found = series.values(history, "sampled_entropy")
-    if not found:
+    values = series.values(history, "sampled_entropy")
+    if not values:
         return "no step has measured it"
     least, growth = limits.min_entropy, limits.max_entropy_growth
-    level, cause = 0.0, f"the entropy of the answers is {found[-1]:.3g} nats per token"
-    if least is not None and len(found) >= _SPAN:
-        level = least / max(median(found[-_SPAN:]), least / 100)
-    return _or_growth(Reading(level, cause), found, growth, _SMALL_ENTROPY)
+    level, cause = 0.0, f"the entropy of the answers is {values[-1]:.3g} nats per token"
+    if least is not None and len(values) >= _SPAN:
+        level = least / max(median(values[-_SPAN:]), least / 100)
+    return _or_growth(Reading(level, cause), values, growth, _SMALL_ENTROPY)
 
 
 def length(history: History, limits: FailureConfig) -> Reading | str:
     """Measure growth or collapse of the tokens per response."""
     assert limits.max_length_growth is not None
-    found = series.values(history, "tokens_per_call")
-    change = series.change(found)
+    lengths = series.values(history, "tokens_per_call")
+    change = series.change(lengths)
     if change is None:
-        return series.too_few(len(found), series.ENOUGH)
+        return series.too_few(len(lengths), series.ENOUGH)
     limit = limits.max_length_growth
     level = max(
         change.now / max(change.before, 1e-9) / limit,
@@ -250,14 +250,14 @@ def length(history: History, limits: FailureConfig) -> Reading | str:
 def grad_norm(history: History, limits: FailureConfig) -> Reading | str:
     """Measure the gradient norm relative to that of the steps before."""
     assert limits.max_grad_growth is not None
-    found = [norm for norm in series.values(history, "grad_norm") if norm > 0]
+    norms = [norm for norm in series.values(history, "grad_norm") if norm > 0]
     if not history[-1].get("grad_norm"):
         return "the last step had no gradient, or its trainer reports no grad_norm"
-    if len(found) <= series.ENOUGH:
-        return series.too_few(len(found), series.ENOUGH + 1)
-    usual = max(median(found[-1 - series.WINDOW : -1]), median(found[:-1]))
-    cause = f"the gradient norm is {found[-1]:.3g}; in the steps before, it was {usual:.3g}"
-    return Reading(found[-1] / usual / limits.max_grad_growth, cause)
+    if len(norms) <= series.ENOUGH:
+        return series.too_few(len(norms), series.ENOUGH + 1)
+    usual = max(median(norms[-1 - series.WINDOW : -1]), median(norms[:-1]))
+    cause = f"the gradient norm is {norms[-1]:.3g}; in the steps before, it was {usual:.3g}"
+    return Reading(norms[-1] / usual / limits.max_grad_growth, cause)
 
 
 def shortened(history: History, limits: FailureConfig) -> Reading | str:
@@ -308,14 +308,14 @@ _NOISE = 5.0
 
 
 def _or_growth(
-    reading: Reading, found: Sequence[float], limit: float | None, least: float
+    reading: Reading, values: Sequence[float], limit: float | None, least: float
 ) -> Reading:
-    """Return `reading`, or the growth of the series `found` if that is worse.
+    """Return `reading`, or the growth of the series `values` if that is worse.
 
     :param limit: of the growth; None turns it off.
     :param least: as for `series.Change.growth`.
     """
-    change = series.change(found)
+    change = series.change(values)
     if limit is None or change is None:
         return reading
     grown = change.growth(limit, least)

@@ -117,7 +117,7 @@ class HealthMonitor:
                 self._found[check.kind] = replace(known, sentence=_sentence(check, reading))
             elif reading.level >= 1:
                 pauses = reading.pauses and check.kind in self._config.pause_on
-                found = HealthFinding(
+                finding = HealthFinding(
                     check.kind,
                     first,
                     _good_step(check, first),
@@ -125,8 +125,8 @@ class HealthMonitor:
                     pauses,
                     now,
                 )
-                self._found[check.kind] = found
-                begun.append(found)
+                self._found[check.kind] = finding
+                begun.append(finding)
         return begun
 
 

@@ -90,8 +90,8 @@ class Past:
         if not self._steps[-1].episodes:
             return {}
         tags = {tag for step in self._steps[-WINDOW:] for tag in step.episodes}
-        found = {tag: self._of_tag(tag) for tag in tags}
-        return {tag: known for tag, known in found.items() if known is not None}
+        histories = {tag: self._of_tag(tag) for tag in tags}
+        return {tag: known for tag, known in histories.items() if known is not None}
 
     def _of_tag(self, tag: str) -> list[tuple[int, Figures]] | None:
         known: list[tuple[int, Figures]] = []

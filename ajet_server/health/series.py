@@ -98,13 +98,13 @@ def too_few(known: int, needed: int) -> str:
     return f"it needs {needed} steps and has {known}"
 
 
-def change(found: Sequence[float]) -> Change | None:
+def change(levels: Sequence[float]) -> Change | None:
     """Return the recent and the earlier levels of a series; None if it is too short."""
-    before = found[:-_NOW][-WINDOW:]
+    before = levels[:-_NOW][-WINDOW:]
     if len(before) < ENOUGH - _NOW + 1:
         return None
-    first = median(found[:-_NOW][:ENOUGH])
-    return Change(median(found[-_NOW:]), median(before), first, found[-1])
+    first = median(levels[:-_NOW][:ENOUGH])
+    return Change(median(levels[-_NOW:]), median(before), first, levels[-1])
 
 
 def reward_trend(history: Sequence[Mapping[str, float]]) -> Trend | None:

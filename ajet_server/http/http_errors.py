@@ -66,11 +66,11 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 def _methods(request: Request) -> list[str]:
     """Return the methods that the path of a request supports."""
-    found: set[str] = set()
+    methods: set[str] = set()
     for route in request.app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods or set()
-    return sorted(found)
+            methods |= route.methods or set()
+    return sorted(methods)
 
 
 async def on_client_gone(request: Request, _: Exception) -> JSONResponse:

@@ -103,7 +103,7 @@ class FailureMeter:
         """Describe how many episodes failed and why."""
         failed = [outcome for outcome in self._all.latest if outcome.cause]
         causes = Counter(outcome.cause for outcome in failed)
-        told = ", ".join(
+        counts = ", ".join(
             f"{count} by {cause.replace('_', ' ')}" for cause, count in causes.most_common()
         )
         reasons = Counter(outcome.reason for outcome in failed).most_common(_SHOWN_REASONS)
@@ -111,7 +111,7 @@ class FailureMeter:
         tasks = list(dict.fromkeys(outcome.task_id for outcome in failed))
         more = f" and {len(tasks) - _SHOWN_TASKS} more" if len(tasks) > _SHOWN_TASKS else ""
         return (
-            f"{len(failed)} of the last {len(self._all.latest)} episodes failed ({told}): "
+            f"{len(failed)} of the last {len(self._all.latest)} episodes failed ({counts}): "
             f"{quoted}; tasks {', '.join(tasks[:_SHOWN_TASKS])}{more}. Fix the agent or the "
             "services that it uses, then resume the run; failures.max_rate sets how many "
             "may fail"

@@ -94,17 +94,17 @@ class ForkSummary:
 
     def sentences(self) -> list[str]:
         """Describe the causes that cost something, the most expensive first."""
-        found = []
+        sentences = []
         for cause, tokens in self.recomputed_tokens.most_common():
             if not tokens:
                 break
             count = self.forks[cause]
             times = "once" if count == 1 else f"{count} times"
-            found.append(
+            sentences.append(
                 f"{tokens / self.tokens:.0%} of your tokens are recomputed because "
                 f"{_reason(*cause)} ({times}, {tokens} tokens)"
             )
-        return found
+        return sentences
 
 
 def find_forks(tree: TokenTree) -> list[Fork]:

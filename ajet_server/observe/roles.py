@@ -29,7 +29,7 @@ def node_roles(tree: TokenTree) -> list[list[NodeRole]]:
     for node in tree.nodes:
         parent = node.parent
         starts.append(0 if parent < 0 else starts[parent] + len(tree.nodes[parent].token_ids))
-    found: dict[int, list[NodeRole]] = {}
+    roles: dict[int, list[NodeRole]] = {}
     for call, end in zip(tree.calls, tree.ends, strict=True):
         # A merger that is not exact can put a call at a depth other than its own length.
         depth = starts[end] + len(tree.nodes[end].token_ids) if end >= 0 else 0
@@ -37,7 +37,7 @@ def node_roles(tree: TokenTree) -> list[list[NodeRole]]:
         number = end
         new = []
         # An earlier call that passed through a node also passed through all nodes above it.
-        while number >= 0 and number not in found:
+        while number >= 0 and number not in roles:
             new.append(number)
             number = tree.nodes[number].parent
         # Usually another call passed through what the call has in common with its base. The base's
@@ -48,7 +48,7 @@ def node_roles(tree: TokenTree) -> list[list[NodeRole]]:
         spans.append((call.prompt_length, call.length, "assistant", ""))
         for number in new:
             start, size = starts[number], len(tree.nodes[number].token_ids)
-            found[number] = [
+            roles[number] = [
                 NodeRole(
                     start=max(first + shift - start, 0),
                     end=min(last + shift - start, size),
@@ -58,4 +58,4 @@ def node_roles(tree: TokenTree) -> list[list[NodeRole]]:
                 for first, last, role, name in spans
                 if first + shift < start + size and last + shift > start and last > first
             ]
-    return [found.get(number, []) for number in range(len(tree.nodes))]
+    return [roles.get(number, []) for number in range(len(tree.nodes))]

@@ -107,17 +107,17 @@ def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
         stuck = seconds >= stuck_seconds
         return Finding(code=code, message=message, seconds=round(seconds, 3), stuck=stuck)
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if view.state is ServerState.PAUSED:
-        found.append(finding("paused", f"the run is paused: {view.paused}", view.in_state))
+        findings.append(finding("paused", f"the run is paused: {view.paused}", view.in_state))
     elif view.state is ServerState.ROLLING:
-        found += [finding(*cause) for cause in _why_rolling_waits(view)]
+        findings += [finding(*cause) for cause in _why_rolling_waits(view)]
     elif view.state is not ServerState.OFFLINE and view.in_state >= stuck_seconds:
         message = f"{view.state} for {view.in_state:.0f} s: {view.activity}"
-        found.append(finding("slow_state", message, view.in_state))
+        findings.append(finding("slow_state", message, view.in_state))
     refused, last = view.throttled
     if refused:
-        found.append(
+        findings.append(
             Finding(
                 code="throttled",
                 message=(
@@ -129,17 +129,17 @@ def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
             )
         )
     if view.unread_calls:
-        found.append(
+        findings.append(
             Finding(code="tool_calls_unread", message=view.unread_calls, seconds=0.0, stuck=False)
         )
     if doubtful := [part for part in view.in_doubt if part.waited >= _QUIET_SECONDS]:
         longest = max(part.waited for part in doubtful)
-        found.append(finding("joint_in_doubt", _in_doubt(doubtful), longest))
+        findings.append(finding("joint_in_doubt", _in_doubt(doubtful), longest))
     if view.quarantined:
-        found.append(
+        findings.append(
             Finding(code="tasks_quarantined", message=_quarantined(view), seconds=0.0, stuck=False)
         )
-    return found
+    return findings
 
 
 def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:
@@ -190,18 +190,18 @@ def shortage(batch: BatchProgress | None) -> str:
 
 def _waiting(view: ServerView) -> str:
     longest = sorted(view.open, key=lambda episode: -episode.idle)
-    told = ", ".join(
+    listed = ", ".join(
         f"task {e.task_id!r} (episode {e.episode_id} of client {e.client_id}: no model call for "
         f"{e.idle:.0f} s, its lease ends in {e.lease_left:.0f} s)"
         for e in longest[:_SHOWN]
     )
     more = f" and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
-    return f"waiting for {told}{more}; {view.waiting_claims} claims wait for a slot"
+    return f"waiting for {listed}{more}; {view.waiting_claims} claims wait for a slot"
 
 
 def _late(late: Sequence[OpenView], view: ServerView) -> str:
     oldest = sorted(late, key=lambda episode: -episode.steps_ago)
-    told = ", ".join(
+    listed = ", ".join(
         f"task {e.task_id!r} of client {e.client_id} (episode {e.episode_id}, begun {e.steps_ago} "
         "steps ago)"
         for e in oldest[:_SHOWN]
@@ -209,7 +209,7 @@ def _late(late: Sequence[OpenView], view: ServerView) -> str:
     more = f" and {len(oldest) - _SHOWN} more" if len(oldest) > _SHOWN else ""
     left = max(0.0, view.late_seconds - view.late_waited)
     return (
-        f"the batch is complete and waits for {told}{more}, which would be too old for the "
+        f"the batch is complete and waits for {listed}{more}, which would be too old for the "
         f"next batch; episodes still open in {left:.0f} s are aborted (setting "
         "rollout.late_seconds)"
     )
@@ -217,10 +217,14 @@ def _late(late: Sequence[OpenView], view: ServerView) -> str:
 
 def _incomplete(view: ServerView) -> str:
     size = view.episodes_per_task
-    told = ", ".join(f"{name!r} has {ended} of {size}" for name, ended, _ in view.lacking[:_SHOWN])
+    listed = ", ".join(
+        f"{name!r} has {ended} of {size}" for name, ended, _ in view.lacking[:_SHOWN]
+    )
     more = f" and {len(view.lacking) - _SHOWN} more" if len(view.lacking) > _SHOWN else ""
     lacking = (
-        f"waiting for episodes of tasks that no client is working on: {told}{more}" if told else ""
+        f"waiting for episodes of tasks that no client is working on: {listed}{more}"
+        if listed
+        else ""
     )
     ready = f"{view.batch.ready} of {view.batch.needed} complete" if view.batch is not None else ""
     if view.waiting_claims:
@@ -240,16 +244,16 @@ def _incomplete(view: ServerView) -> str:
 
 def _in_doubt(parts: Sequence[DoubtView]) -> str:
     longest = sorted(parts, key=lambda part: -part.waited)
-    told = "; ".join(
+    listed = "; ".join(
         f"episode {p.episode_id} for {p.waited:.0f} s, arbiter {p.arbiter!r}: {p.why}"
         for p in longest[:_SHOWN]
     )
     more = f"; and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
-    return f"{len(longest)} prepared parts of joint episodes wait for their arbiter: {told}{more}"
+    return f"{len(longest)} prepared parts of joint episodes wait for their arbiter: {listed}{more}"
 
 
 def _quarantined(view: ServerView) -> str:
-    told = "; ".join(
+    listed = "; ".join(
         f"{entry.task_id!r} after {entry.aborts} failures, last reason: {entry.reason}"
         if entry.task_id
         else (
@@ -259,7 +263,7 @@ def _quarantined(view: ServerView) -> str:
         for entry in view.quarantined[:_SHOWN]
     )
     more = f"; and {len(view.quarantined) - _SHOWN} more" if len(view.quarantined) > _SHOWN else ""
-    return f"quarantined tasks: {told}{more} (they are tried again when the run is resumed)"
+    return f"quarantined tasks: {listed}{more} (they are tried again when the run is resumed)"
 
 
 @dataclass(slots=True)
@@ -271,12 +275,12 @@ class Watchdog:
 
     def look(self, findings: Sequence[Finding]) -> None:
         """Report the causes that are stuck now and were not before, and vice versa."""
-        stuck = {found.code: found for found in findings if found.stuck}
-        for code, found in stuck.items():
+        stuck = {finding.code: finding for finding in findings if finding.stuck}
+        for code, finding in stuck.items():
             if code not in self._told:
-                _log.warning("stuck for %.0f s: %s", found.seconds, found.message)
-                self.events.emit("finding", {"what": "begun", **found.model_dump()})
-        for code, found in self._told.items():
+                _log.warning("stuck for %.0f s: %s", finding.seconds, finding.message)
+                self.events.emit("finding", {"what": "begun", **finding.model_dump()})
+        for code, finding in self._told.items():
             if code not in stuck:
-                self.events.emit("finding", {"what": "ended", **found.model_dump()})
+                self.events.emit("finding", {"what": "ended", **finding.model_dump()})
         self._told = stuck

@@ -109,8 +109,8 @@ class CheckpointFolder:
     def latest(self, run_id: str) -> Checkpoint | None:
         """Return the run's newest intact checkpoint, None if there is none."""
         for directory in sorted(self._root.glob("step-*"), reverse=True):
-            if (found := self._verified(directory, run_id)) is not None:
-                return found
+            if (checkpoint := self._verified(directory, run_id)) is not None:
+                return checkpoint
         return None
 
     def at(self, step: int, run_id: str) -> Checkpoint | None:

@@ -296,7 +296,7 @@ class Coordinator:
             return
         if await asyncio.to_thread(folder.at, step, self.run_id or "") is not None:
             return
-        others = ", ".join(str(found) for found in folder.steps() if found != step) or "no step"
+        others = ", ".join(str(other) for other in folder.steps() if other != step) or "no step"
         state = "is damaged" if step in folder.steps() else "does not exist"
         raise StateError(
             f"the checkpoint of step {step} {state}: go back to the checkpoint of {others}, "

@@ -47,7 +47,12 @@ async def preflight(
     began = clock()
     data = (await prepare_batch(run, store, record, workers.trainer_info)).data
     by_episode = await store.calls(record.episode_ids)
-    calls = [call for made in by_episode.values() for call in made if call.finish_reason != "abort"]
+    calls = [
+        call
+        for its_calls in by_episode.values()
+        for call in its_calls
+        if call.finish_reason != "abort"
+    ]
     rehearsal: StepReport | None = None
     refusal, failure = "", ""
     limit = _limit(run)

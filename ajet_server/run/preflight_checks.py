@@ -105,8 +105,8 @@ def _of_all_clients(
     failing = [client for client in clients if check(evidence.of_client(client)).verdict == "fail"]
     if len(failing) != 1:
         return whole
-    found = f"{whole.found}; only the calls of client {failing[0]} show this"
-    return whole.model_copy(update={"verdict": "warn", "found": found})
+    result = f"{whole.found}; only the calls of client {failing[0]} show this"
+    return whole.model_copy(update={"verdict": "warn", "found": result})
 
 
 def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
@@ -141,13 +141,13 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
     by_position = ", ".join(
         f"{value:.2g} up to token {part[-1][0]}" for part, value in zip(parts, means, strict=True)
     )
-    found = f"mean difference {mean:.2g} nats over {len(gaps)} tokens ({by_position})"
+    result = f"mean difference {mean:.2g} nats over {len(gaps)} tokens ({by_position})"
     if evidence.dropout:
         return PreflightCheck(
             name=name,
             verdict="pass",
             found=(
-                f"{found}; no limit applies because the trainer computes its logprobs with dropout"
+                f"{result}; no limit applies because the trainer computes its logprobs with dropout"
             ),
         )
     if mean > limit or max(means) > limit:
@@ -155,7 +155,7 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
         return PreflightCheck(
             name=name,
             verdict="fail",
-            found=f"{found}, above preflight.max_logprob_gap {limit:g}",
+            found=f"{result}, above preflight.max_logprob_gap {limit:g}",
             way_out=(
                 "the difference depends on the position: compare the rope scaling, sliding "
                 "window and maximum length of engine and trainer"
@@ -168,10 +168,10 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
         return PreflightCheck(
             name=name,
             verdict="warn",
-            found=f"{found}; it varies with the position",
+            found=f"{result}; it varies with the position",
             way_out="compare the rope scaling and attention kernels of engine and trainer",
         )
-    return PreflightCheck(name=name, verdict="pass", found=found)
+    return PreflightCheck(name=name, verdict="pass", found=result)
 
 
 def weights_are_proven(seal: SealReport) -> PreflightCheck:
@@ -245,16 +245,16 @@ def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
                 "set model.renderer to the model's own renderer; `ajet inspect` shows the calls"
             ),
         )
-    found = f"the template writes all {len(calls)} answers with the sampled tokens"
+    result = f"the template writes all {len(calls)} answers with the sampled tokens"
     if echoed:
         fields = sorted(
             {field for call in echoed for field in call.metadata[ECHO_FIELDS].split(",")}
         )
-        found += (
+        result += (
             f"; the agent sent back {len(echoed)} of them in another form "
             f"({', '.join(fields)}), and they are kept as sampled"
         )
-    return PreflightCheck(name=name, verdict="pass", found=found)
+    return PreflightCheck(name=name, verdict="pass", found=result)
 
 
 def tool_calls_are_read(calls: Sequence[Call]) -> PreflightCheck:
@@ -359,18 +359,18 @@ def _gaps(evidence: Evidence) -> list[tuple[int, float]]:
     """Return (position, absolute difference) for the tokens that the present weights sampled."""
     if evidence.rehearsal is None:
         return []
-    made = {call.call_id: call for call in evidence.calls}
-    found = []
+    by_id = {call.call_id: call for call in evidence.calls}
+    gaps = []
     for call, logprobs in zip(evidence.batch.calls, evidence.rehearsal.logprobs, strict=False):
-        length = made[call.call_id].length if call.call_id in made else len(call.logprobs)
+        length = by_id[call.call_id].length if call.call_id in by_id else len(call.logprobs)
         rows = zip(call.logprobs, logprobs, call.policy_versions, strict=False)
         first = length - len(call.logprobs)
-        found += [
+        gaps += [
             (first + number, abs(ours - theirs))
             for number, (ours, theirs, version) in enumerate(rows)
             if version == evidence.policy_version
         ]
-    return found
+    return gaps
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -393,9 +393,9 @@ class RunLoop:
         try:
             return await self.supervisor.watched(work, f"training step {record.step}")
         except StepRefusedError as error:
-            found = await self._untrainable(record)
+            culprits = await self._untrainable(record)
             # If no rehearsal identifies the episodes, refuse the whole batch.
-            raise UnprocessableError(error, found or record.episode_ids) from error
+            raise UnprocessableError(error, culprits or record.episode_ids) from error
 
     async def _untrainable(self, record: BatchRecord) -> Iterable[str]:
         """Return the episodes for which the trainer refuses a batch, as far as they are known."""

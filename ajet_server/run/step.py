@@ -180,15 +180,15 @@ def _scores(data: TrainingData, report: StepReport) -> list[CallScore]:
     calls = data.batch.calls
     logprobs = report.logprobs or [[]] * len(calls)
     return [
-        CallScore(call.call_id, call.advantage, found)
-        for call, found in zip(calls, logprobs, strict=True)
+        CallScore(call.call_id, call.advantage, values)
+        for call, values in zip(calls, logprobs, strict=True)
     ]
 
 
 def _of_clients(data: TrainingData, report: StepReport) -> dict[str, dict[str, float]]:
     """Return each client's statistics, including the trainer's logprob gap for its calls."""
-    found = {client: dict(figures) for client, figures in data.clients.items()}
-    gaps: dict[str, list[float]] = {client: [] for client in found}
+    by_client = {client: dict(figures) for client, figures in data.clients.items()}
+    gaps: dict[str, list[float]] = {client: [] for client in by_client}
     # Only the weights from before the step count, as in the trainer's own metric.
     version = data.batch.step - 1
     for call, scored in zip(data.batch.calls, report.logprobs, strict=False):
@@ -198,8 +198,8 @@ def _of_clients(data: TrainingData, report: StepReport) -> dict[str, dict[str, f
         one.extend(abs(ours - theirs) for ours, theirs, of in sampled if of == version)
     for client, values in gaps.items():
         if values:
-            found[client]["logprob_gap_mean"] = mean(values)
-    return {client: _finite(figures) for client, figures in found.items()}
+            by_client[client]["logprob_gap_mean"] = mean(values)
+    return {client: _finite(figures) for client, figures in by_client.items()}
 
 
 def _sampled(data: TrainingData) -> float:

@@ -90,8 +90,8 @@ class Tenants:
         A tenant is active if it has open episodes, waiting claims or event streams.
         """
         using = (*self._open, *self._waiting, *self._streams)
-        found = {tenant: self.why_dead(tenant) for tenant in using}
-        return {tenant: why for tenant, why in found.items() if why}
+        reasons = {tenant: self.why_dead(tenant) for tenant in using}
+        return {tenant: why for tenant, why in reasons.items() if why}
 
     @property
     def active(self) -> Set[str]:
@@ -139,16 +139,16 @@ class Tenants:
     # --- Calls and requests -----------------------------------------------------------------------
 
     @contextmanager
-    def call(self, record: EpisodeRecord, made: int) -> Iterator[None]:
+    def call(self, record: EpisodeRecord, calls_before: int) -> Iterator[None]:
         """Count a model call of the episode while the block runs.
 
-        :param made: number of calls that the episode has made before.
+        :param calls_before: number of calls that the episode has made before.
         :raises BusyError: the episode or its tenant has reached its limit of calls.
         """
         limits, episode, tenant = self._limits, record.episode_id, record.client_id
-        if made >= limits.calls_per_episode:
+        if calls_before >= limits.calls_per_episode:
             raise BusyError(
-                f"the episode has made {made} calls, the limit of this server (setting "
+                f"the episode has made {calls_before} calls, the limit of this server (setting "
                 "server.max_calls_per_episode): end it"
             )
         if (running := self._episode_calls[episode]) >= limits.calls_at_once:

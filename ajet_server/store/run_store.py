@@ -199,20 +199,20 @@ class RunStore:
 
     async def joint_parts(self, joint_ids: Iterable[str]) -> dict[str, EpisodeRecord]:
         """Return the parts of joint episodes by joint id, without unknown ones."""
-        found = {}
+        parts = {}
         for joint_id in joint_ids:
             if (episode_id := self._joint.get(joint_id)) is None:
                 continue
             if (episode := await self._store.get_episode(episode_id)) is not None:
-                found[joint_id] = episode
-        return found
+                parts[joint_id] = episode
+        return parts
 
     async def episodes(
         self, *, state: EpisodeState | None = None, batched: bool | None = None
     ) -> list[EpisodeRecord]:
         """Read episodes from the store, in the order of their claims."""
-        found = self._store.episodes(EpisodeQuery(state))
-        return [e async for e in found if batched in (None, e.batch_id is not None)]
+        episodes = self._store.episodes(EpisodeQuery(state))
+        return [e async for e in episodes if batched in (None, e.batch_id is not None)]
 
     def loose(self, *states: EpisodeState) -> list[EpisodeRecord]:
         """Return episodes in these states that have no batch, in the order of their claims.

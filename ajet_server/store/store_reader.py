@@ -103,21 +103,19 @@ class StoreReader:
         :raises RequestError: there are several, and none is exactly `prefix`.
         """
         matching = self._store.episodes(EpisodeQuery(prefix=prefix))
-        found = sorted(
-            [episode.episode_id async for episode in matching], key=lambda i: (len(i), i)
-        )
-        if not found:
+        ids = sorted([episode.episode_id async for episode in matching], key=lambda i: (len(i), i))
+        if not ids:
             raise EpisodeNotFoundError(
                 f"{self.run_dir} has no episode whose id begins with {prefix!r}: list all "
                 "episodes with `ajet inspect RUN`"
             )
-        if len(found) > 1 and found[0] != prefix:
-            more = ", ..." if len(found) > _SHOWN else ""
+        if len(ids) > 1 and ids[0] != prefix:
+            more = ", ..." if len(ids) > _SHOWN else ""
             raise RequestError(
                 f"several episode ids begin with {prefix!r}: "
-                f"{', '.join(found[:_SHOWN])}{more}; add more characters of the id"
+                f"{', '.join(ids[:_SHOWN])}{more}; add more characters of the id"
             )
-        return found[0]
+        return ids[0]
 
     async def load(self, episode_id: str) -> StoredEpisode:
         """Return an episode with its calls and scores.
@@ -147,9 +145,9 @@ class StoreReader:
         # Leave out the episodes that were aborted while the batch was filled.
         ids = [i for b in batches if choice.step in (None, b.step) for i in b.episode_ids]
         for episode_id in reversed(ids) if newest_first else ids:
-            found = await self._store.get_episode(episode_id)
-            if found is not None and query.matches(found):
-                yield found
+            record = await self._store.get_episode(episode_id)
+            if record is not None and query.matches(record):
+                yield record
 
     async def _step(self, record: EpisodeRecord) -> int | None:
         if record.batch_id is None or record.state != "ended":

@@ -180,8 +180,8 @@ class StoreWriter:
         known = self._known[query].get(name)
         if known is not None:
             return known
-        found = self._connection.execute(query, (name,)).fetchone()
-        return None if found is None else self._learn(query, name, found[0])
+        row = self._connection.execute(query, (name,)).fetchone()
+        return None if row is None else self._learn(query, name, row[0])
 
     def _learn(self, query: str, name: str, row_id: int) -> int:
         known = self._known[query]

@@ -79,9 +79,9 @@ _adapters: dict[Any, TypeAdapter[Any]] = {}
 
 
 def _adapter(cls: Any) -> TypeAdapter[Any]:
-    if (found := _adapters.get(cls)) is None:
-        found = _adapters[cls] = TypeAdapter(cls)
-    return found
+    if (adapter := _adapters.get(cls)) is None:
+        adapter = _adapters[cls] = TypeAdapter(cls)
+    return adapter
 
 
 def to_plain(value: object) -> Any:

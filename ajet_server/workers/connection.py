@@ -22,8 +22,8 @@ _Stream = asyncio.Queue[GenerateChunk | Exception | None]
 """The response to a running `generate`: its next chunk, an error, or None at the end."""
 
 
-class Connection:
-    """Calls to the worker at the other end of a socket. Create it with `Connection.open`.
+class WorkerConnection:
+    """Calls to the worker at the other end of a socket. Create it with `WorkerConnection.open`.
 
     A call has no deadline. Callers use `asyncio.timeout`: cancelling a call here also cancels it in
     the worker.
@@ -41,7 +41,7 @@ class Connection:
         self.closed = False
 
     @classmethod
-    async def open(cls, connected: socket.socket) -> Connection:
+    async def open(cls, connected: socket.socket) -> WorkerConnection:
         """Open a connection over a connected socket; no call completes before `read` runs."""
         return cls(*await asyncio.open_unix_connection(sock=connected, limit=1 << 20))
 

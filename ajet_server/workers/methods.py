@@ -1,8 +1,8 @@
 """The methods that a server calls in a worker: their names, parameter types and result types.
 
-Both ends use this table: `Connection.call` takes a method with a value of type `Method.params`, and
-`WorkerHost` answers with one of type `Method.result`. So a type checker sees both ends of every
-call, and no other module contains the name of a method.
+Both ends use this table: `WorkerConnection.call` takes a method with a value of type
+`Method.params`, and `WorkerHost` answers with one of type `Method.result`. So a type checker sees
+both ends of every call, and no other module contains the name of a method.
 """
 
 from __future__ import annotations

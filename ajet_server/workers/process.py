@@ -15,7 +15,7 @@ from ajet_core.errors import AjetError, WorkerBootError, WorkerDiedError
 from ajet_installation.environment import Interpreter
 from ajet_server.workers.adopted import AdoptedProcess
 from ajet_server.workers.codec import BootPlan, BootReport
-from ajet_server.workers.connection import Connection
+from ajet_server.workers.connection import WorkerConnection
 from ajet_server.workers.methods import ADOPT, BOOT, PING
 from ajet_server.workers.rendezvous import SUPPORTED, find_worker
 
@@ -92,7 +92,7 @@ class WorkerProcess:
     :ivar died: completed when the process ends; its result describes the death.
     """
 
-    def __init__(self, process: Hosting, connection: Connection, log: Path) -> None:
+    def __init__(self, process: Hosting, connection: WorkerConnection, log: Path) -> None:
         self._process = process
         self._log = log
         self._killed = False
@@ -140,21 +140,21 @@ class WorkerProcess:
             ) from error
         finally:
             theirs.close()
-        return cls(_Child(process), await Connection.open(ours), log)
+        return cls(_Child(process), await WorkerConnection.open(ours), log)
 
     @classmethod
     async def find(cls, rendezvous: Path, log: Path) -> WorkerProcess | None:
         """Return the worker of a server that was killed, None if none waits for the next."""
-        found = await asyncio.to_thread(find_worker, rendezvous)
-        if found is None:
+        waiting = await asyncio.to_thread(find_worker, rendezvous)
+        if waiting is None:
             return None
-        connected, pid = found
+        connected, pid = waiting
         try:
             process = AdoptedProcess(pid)
         except OSError:
             connected.close()
             return None
-        return cls(process, await Connection.open(connected), log)
+        return cls(process, await WorkerConnection.open(connected), log)
 
     @property
     def pid(self) -> int:

@@ -16,7 +16,7 @@ from ajet_core.interfaces import (
 )
 from ajet_core.timeline import TrainBatch
 from ajet_server.workers import methods
-from ajet_server.workers.connection import Connection
+from ajet_server.workers.connection import WorkerConnection
 
 
 class RemoteEngine(ServingEngine):
@@ -25,7 +25,7 @@ class RemoteEngine(ServingEngine):
     :param worker: the worker's name in logs.
     """
 
-    def __init__(self, connection: Connection, worker: str) -> None:
+    def __init__(self, connection: WorkerConnection, worker: str) -> None:
         self._connection = connection
         self._worker = worker
 
@@ -67,7 +67,7 @@ class RemoteTrainer:
     method here also raises `WorkerDiedError` if the worker ends first.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: WorkerConnection) -> None:
         self._connection = connection
 
     async def step(self, batch: TrainBatch) -> StepReport:

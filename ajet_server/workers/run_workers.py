@@ -146,15 +146,15 @@ class _Boot:
         """Find or start a worker and boot its components."""
         log = self.run_dir / "logs" / f"{name}.log"
         rendezvous = self.run_dir / "workers" / f"{name}.sock"
-        found = await WorkerProcess.find(rendezvous, log)
-        if found is not None:
-            self.running[name] = found
-            report = await found.adopt(plan, self.timeout) if reusable else None
+        former = await WorkerProcess.find(rendezvous, log)
+        if former is not None:
+            self.running[name] = former
+            report = await former.adopt(plan, self.timeout) if reusable else None
             if report is not None:
-                _log.info("worker %d continues after its server was killed", found.pid)
+                _log.info("worker %d continues after its server was killed", former.pid)
                 return report
             # Close it first: it holds memory that the new worker needs.
-            await found.close(_DISMISS_SECONDS)
+            await former.close(_DISMISS_SECONDS)
         orphan_seconds = self.orphan_seconds if reusable else 0.0
         try:
             worker = await WorkerProcess.spawn(log, interpreter, rendezvous, orphan_seconds)

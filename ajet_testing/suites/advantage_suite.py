@@ -23,12 +23,12 @@ def batch_of(rewards: Sequence[float], turns: Sequence[int], tasks: int = 1) -> 
     """
     episodes, calls = [], []
     for number, (reward, count) in enumerate(zip(rewards, turns, strict=True)):
-        made = conversation(count, episode_id=f"e{number}") if count else []
-        last = {made[-1].call_id: -reward} if made else {}
-        agents = {made[-1].agent: 2 * reward} if made else {}
+        its_calls = conversation(count, episode_id=f"e{number}") if count else []
+        last = {its_calls[-1].call_id: -reward} if its_calls else {}
+        agents = {its_calls[-1].agent: 2 * reward} if its_calls else {}
         group = f"task-{number % tasks}"
         episodes.append(TrainEpisode(f"e{number}", group, reward, "", last, agents))
-        calls.append(made)
+        calls.append(its_calls)
     return episodes, calls
 
 
@@ -56,9 +56,9 @@ class AdvantageSuite:
         self, rewards: Sequence[float], turns: Sequence[int], tasks: int
     ) -> None:
         episodes, calls = batch_of(rewards, turns, tasks)
-        found = self.make_estimator().estimate(episodes, calls)
-        assert [len(given) for given in found] == list(turns)
-        assert all(math.isfinite(value) for given in found for value in given)
+        advantages = self.make_estimator().estimate(episodes, calls)
+        assert [len(given) for given in advantages] == list(turns)
+        assert all(math.isfinite(value) for given in advantages for value in given)
 
     def test_the_same_batch_has_the_same_advantages(self) -> None:
         batch = batch_of([0.0, 1.0, 0.5, 1.0], [2, 1, 3, 2], 2)

@@ -55,8 +55,8 @@ def _one(_task: object, _result: object) -> float:
 
 def _name_of(task: object) -> str:
     """Find the name of a task in its text."""
-    found = _NAME.search(str(task))
-    return found.group() if found else str(task)
+    match = _NAME.search(str(task))
+    return match.group() if match else str(task)
 
 
 REPLIES = (
@@ -181,17 +181,17 @@ class AgentSuite:
                 progress=False,
             )
         assert [str(failure.error) for failure in report.failures] == []
-        found = [swarm.calls(result.episode.episode_id) for result in report.outcomes]
-        for result, calls in zip(report.outcomes, found, strict=True):
+        by_episode = [swarm.calls(result.episode.episode_id) for result in report.outcomes]
+        for result, calls in zip(report.outcomes, by_episode, strict=True):
             named = {name for call in calls for name in _NAME.findall(swarm.text(call))}
             assert named <= {result.task.id}
-        return found
+        return by_episode
 
     async def speakers(self, swarm: ScriptedSwarm, play: Any, *tasks: Any) -> list[str]:
         """Return the agents of an episode's calls, in order; check that all episodes agree."""
-        found = [[call.agent for call in calls] for calls in await self.calls(swarm, play, *tasks)]
-        assert found == [found[0]] * len(found)
-        return found[0]
+        agents = [[call.agent for call in calls] for calls in await self.calls(swarm, play, *tasks)]
+        assert agents == [agents[0]] * len(agents)
+        return agents[0]
 
     async def calls_of(
         self, swarm: ScriptedSwarm, play: Callable[[str], Awaitable[object]], task: str

@@ -19,7 +19,7 @@ _ids = count()
 
 
 @dataclass
-class Answer:
+class Completion:
     """A complete completion."""
 
     ids: list[int] = field(default_factory=list)
@@ -51,9 +51,9 @@ def make_request(prompt: list[int], *, stream: bool = False, **sampling: object)
     return GenerateRequest(f"request-{next(_ids)}", prompt, SamplingParams(**options), stream)  # type: ignore[arg-type]
 
 
-async def ask(engine: Engine, prompt: list[int], **options: object) -> Answer:
+async def ask(engine: Engine, prompt: list[int], **options: object) -> Completion:
     """Sample a completion to its end."""
-    answer = Answer()
+    answer = Completion()
     async for chunk in engine.generate(make_request(prompt, **options)):  # type: ignore[arg-type]
         answer.add(chunk)
     assert answer.reason is not None
@@ -62,12 +62,12 @@ async def ask(engine: Engine, prompt: list[int], **options: object) -> Answer:
 
 async def begin(
     engine: Engine, prompts: list[list[int]], *, stream: bool, **sampling: object
-) -> list[asyncio.Task[Answer]]:
+) -> list[asyncio.Task[Completion]]:
     """Start long completions; return when all have sampled something and none is almost done."""
     first = [asyncio.Event() for _ in prompts]
 
-    async def follow(prompt: list[int], seen: asyncio.Event) -> Answer:
-        answer = Answer()
+    async def follow(prompt: list[int], seen: asyncio.Event) -> Completion:
+        answer = Completion()
         async for chunk in engine.generate(make_request(prompt, stream=stream, **sampling)):
             answer.add(chunk)
             seen.set()
@@ -86,7 +86,7 @@ async def begin(
     return tasks
 
 
-async def _seen(seen: asyncio.Event, task: asyncio.Task[Answer]) -> None:
+async def _seen(seen: asyncio.Event, task: asyncio.Task[Completion]) -> None:
     """Wait for an event of a task, raising the task's error if it fails."""
     waiting = asyncio.create_task(seen.wait())
     await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)

@@ -51,9 +51,9 @@ def linear_batch(
             for (start, end), temperature in zip(
                 ((4, 8), (size - 3, size)), temperatures, strict=True
             ):
-                found = [-3.0] * size if score is None else score(ids, temperature)
+                logprobs = [-3.0] * size if score is None else score(ids, temperature)
                 behaviour = [
-                    value + noise * rng.gauss(0, 1) for value in found[start - 1 : end - 1]
+                    value + noise * rng.gauss(0, 1) for value in logprobs[start - 1 : end - 1]
                 ]
                 spans.append(TrainSpan(start, len(calls), 0, end - start))
                 calls.append(

@@ -84,8 +84,8 @@ def _receive(group: Any, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
 
     options = distributed.BroadcastOptions()
     options.rootRank = 0
-    found = {}
+    received = {}
     for spec in tensors:
-        found[spec.name] = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-        group.broadcast([found[spec.name]], options).wait()
-    return found
+        received[spec.name] = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+        group.broadcast([received[spec.name]], options).wait()
+    return received

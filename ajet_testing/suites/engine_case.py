@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from ajet_core.interfaces import Engine, EngineCapabilities, WeightUpdate
-from ajet_testing.suites.asking import Answer
+from ajet_testing.suites.asking import Completion
 
 versions = count(1)
 """Policy versions of weights."""
@@ -56,16 +56,16 @@ class EngineCase:
         return version
 
     def assert_exact(
-        self, which: int, prompt: list[int], answer: Answer, temperature: float = 1.0
+        self, which: int, prompt: list[int], answer: Completion, temperature: float = 1.0
     ) -> None:
         """Check that logprobs are those of the weights at the temperature, over the vocabulary."""
         expected = self.expected_logprobs(which, prompt + answer.ids, temperature)
         rows = expected[len(prompt) - 1 :]
-        found = zip(answer.ids, answer.logprobs, rows, strict=True)
-        assert max(abs(logprob - row[token]) for token, logprob, row in found) <= self.tolerance
+        sampled = zip(answer.ids, answer.logprobs, rows, strict=True)
+        assert max(abs(logprob - row[token]) for token, logprob, row in sampled) <= self.tolerance
 
     def assert_of_versions(
-        self, weights: dict[int, int], prompt: list[int], answer: Answer
+        self, weights: dict[int, int], prompt: list[int], answer: Completion
     ) -> None:
         """Check that each logprob is that of the weights of its version.
 

@@ -69,8 +69,8 @@ class LossSuite:
         )
         expected = reference_loss(model, batch, algorithm)
         report = trainer.step(batch)
-        found = [report.metrics[name] for name in ("loss", "grad_norm")]
-        assert found == pytest.approx([expected.loss, expected.grad_norm], rel=self.tolerance)
+        figures = [report.metrics[name] for name in ("loss", "grad_norm")]
+        assert figures == pytest.approx([expected.loss, expected.grad_norm], rel=self.tolerance)
         if report.logprobs:
             for row, logprobs in zip(report.logprobs, expected.logprobs, strict=True):
                 assert row == pytest.approx(logprobs, abs=self.tolerance)

@@ -41,12 +41,12 @@ def reference_loss(
     import torch
 
     module = _loaded(directory)
-    found = _call_logprobs(module, batch)
-    before = [row.detach() for row in found]
+    logprobs = _call_logprobs(module, batch)
+    before = [row.detach() for row in logprobs]
     if old is not None:
         before = [torch.tensor(row) for row in old.logprobs]
     terms = []
-    for call, policy, fixed in zip(batch.calls, found, before, strict=True):
+    for call, policy, fixed in zip(batch.calls, logprobs, before, strict=True):
         behaviour = torch.tensor(call.logprobs)
         truncated = algorithm.importance == "truncated"
         ratio = (policy - (fixed if truncated else behaviour)).exp()
@@ -58,7 +58,7 @@ def reference_loss(
     loss = AGGREGATED[algorithm.aggregation](terms, [call.episode for call in batch.calls])
     loss.backward()  # type: ignore[no-untyped-call]
     squares = sum(float(p.grad.square().sum()) for p in module.parameters() if p.grad is not None)
-    return ReferenceLoss(loss.item(), squares**0.5, [row.tolist() for row in found])
+    return ReferenceLoss(loss.item(), squares**0.5, [row.tolist() for row in logprobs])
 
 
 def reference_logprobs(directory: Path) -> Callable[[list[int], float], list[float]]:
@@ -70,8 +70,8 @@ def reference_logprobs(directory: Path) -> Callable[[list[int], float], list[flo
     def score(ids: list[int], temperature: float) -> list[float]:
         with torch.no_grad():
             rows = _logprobs(module, ids, temperature)
-        found: list[float] = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-        return found
+        logprobs: list[float] = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        return logprobs
 
     return score
 

@@ -15,7 +15,7 @@ from ajet_core.errors import EngineError
 from ajet_core.interfaces import WeightUpdate
 from ajet_engines.collective import WeightSender
 from ajet_engines.served import ServedEngine
-from ajet_testing.suites.asking import Answer, ask
+from ajet_testing.suites.asking import Completion, ask
 from ajet_testing.suites.engine_case import EngineCase, versions
 
 __all__ = ["ServedEngineSuite", "all_up", "begin_at_all", "children"]
@@ -23,8 +23,8 @@ __all__ = ["ServedEngineSuite", "all_up", "begin_at_all", "children"]
 
 def children(pid: int) -> list[int]:
     """Return the child processes of a process."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
-    return [int(child) for child in found.split()]
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
+    return [int(child) for child in pids.split()]
 
 
 async def all_up(engine: ServedEngine) -> None:
@@ -36,7 +36,7 @@ async def all_up(engine: ServedEngine) -> None:
 
 async def begin_at_all(
     engine: ServedEngine, prompts: list[list[int]], tokens: int, **sampling: object
-) -> list[asyncio.Task[Answer]]:
+) -> list[asyncio.Task[Completion]]:
     """Start completions; return when every server has sampled tokens of some and ended none.
 
     A server that has just started is slow, and the others may be done before it begins: then all

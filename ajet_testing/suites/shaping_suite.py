@@ -10,7 +10,7 @@ import pytest
 from ajet_core.errors import RequestError, UnsupportedError
 from ajet_core.interfaces import Engine
 from ajet_testing.ascii_tokenizer import ascii_text
-from ajet_testing.suites.asking import Answer, ask, begin, make_request
+from ajet_testing.suites.asking import Completion, ask, begin, make_request
 from ajet_testing.suites.engine_case import EngineCase
 
 STOP = 3
@@ -182,7 +182,7 @@ class ShapingSuite(EngineCase):
             whole = await ask(engine, prompt, temperature=0.0, **sampling)
             for cut in (1, 7, len(whole.ids) - 1):
                 begun = make_request(prompt, temperature=0.0, **sampling)
-                rest = Answer()
+                rest = Completion()
                 async for chunk in engine.generate(begun.continued(whole.ids[:cut])):
                     rest.add(chunk)
                 assert whole.ids[:cut] + rest.ids == whole.ids

@@ -27,7 +27,7 @@ from ajet_core.interfaces import (
 )
 from ajet_testing.suites.samples import conversation, make_call, make_episode, make_joint
 
-__all__ = ["SampleStoreSuite", "aborted", "ended", "found", "owners"]
+__all__ = ["SampleStoreSuite", "aborted", "ended", "owners", "stored_episodes"]
 
 
 class SampleStoreSuite:
@@ -56,7 +56,7 @@ class SampleStoreSuite:
 
     async def test_a_new_store_is_empty(self, store: SampleStore) -> None:
         assert await store.get_run() is None
-        assert await found(store) == []
+        assert await stored_episodes(store) == []
         assert await store.batches(after_step=0) == []
         assert await store.steps() == []
         assert await store.call_totals() == CallTotals()
@@ -94,20 +94,20 @@ class SampleStoreSuite:
         )
         await store.append(outcome)
         assert await store.get_episode("episode") == outcome
-        assert await found(store) == [outcome]
+        assert await stored_episodes(store) == [outcome]
 
     async def test_an_outcome_is_replaced(self, store: SampleStore) -> None:
         prepared = replace(make_joint(), state="prepared", reward=1.0)
         aborted = replace(prepared, state="aborted", reward=None, reason="its arbiter decided it")
         for record in (make_joint(), prepared, aborted, replace(aborted, final=True)):
             await store.append(record)
-        assert await found(store) == [replace(aborted, final=True)]
+        assert await stored_episodes(store) == [replace(aborted, final=True)]
 
     async def test_an_open_episode_is_new(self, store: SampleStore) -> None:
         await store.append(make_episode())
         with pytest.raises(StoreError, match="episode"):
             await store.append(replace(make_episode(), tag="other"))
-        assert await found(store) == [make_episode()]
+        assert await stored_episodes(store) == [make_episode()]
 
     async def test_episodes_are_found_in_order_of_their_claims(self, store: SampleStore) -> None:
         for number, episode_id in enumerate(("z-1", "y", "z_2", "x")):
@@ -117,7 +117,7 @@ class SampleStoreSuite:
             await store.append(replace(ended(episode_id), task_id=f"group-{number}-1"))
 
         async def ids(**query: object) -> list[str]:
-            return [e.episode_id for e in await found(store, EpisodeQuery(**query))]  # type: ignore[arg-type]
+            return [e.episode_id for e in await stored_episodes(store, EpisodeQuery(**query))]  # type: ignore[arg-type]
 
         assert await ids() == ["z-1", "y", "z_2", "x", "w"]
         assert await ids(newest_first=True) == ["w", "x", "z_2", "y", "z-1"]
@@ -132,8 +132,8 @@ class SampleStoreSuite:
     async def test_thousands_of_episodes_are_read_in_order(self, store: SampleStore) -> None:
         names = [f"e{number}" for number in range(1300)]
         await store.append(*map(make_episode, names))
-        assert [e.episode_id for e in await found(store)] == names
-        backwards = await found(store, EpisodeQuery(newest_first=True))
+        assert [e.episode_id for e in await stored_episodes(store)] == names
+        backwards = await stored_episodes(store, EpisodeQuery(newest_first=True))
         assert [e.episode_id for e in backwards] == names[::-1]
 
     async def test_episodes_are_read_while_others_are_written(self, store: SampleStore) -> None:
@@ -143,7 +143,7 @@ class SampleStoreSuite:
             seen.append(episode.episode_id)
             await store.append(ended(episode.episode_id))
         assert seen == ["a", "b"]
-        assert [e.state for e in await found(store)] == ["ended", "ended"]
+        assert [e.state for e in await stored_episodes(store)] == ["ended", "ended"]
 
     async def test_calls_come_back_as_they_were(self, store: SampleStore) -> None:
         await store.append(make_episode())
@@ -236,7 +236,7 @@ class SampleStoreSuite:
     async def test_records_are_appended_all_or_none(self, store: SampleStore, bad: Record) -> None:
         await store.append(make_episode("known"), ended("over"))
         await store.append(StepRecord(1, "first", {}, 4.0))
-        before = await found(store)
+        before = await stored_episodes(store)
         base = make_call("base", [1, 2], [3], episode_id="known")
         with pytest.raises(StoreError):
             await store.append(
@@ -249,7 +249,7 @@ class SampleStoreSuite:
                 bad,
             )
         assert await store.get_run() is None
-        assert await found(store) == before
+        assert await stored_episodes(store) == before
         assert await store.batches(after_step=0) == []
         assert await store.steps() == [StepRecord(1, "first", {}, 4.0)]
         assert await store.call_totals() == CallTotals()
@@ -419,13 +419,13 @@ class SampleStoreSuite:
         await store.append(batch)
         score = CallScore(calls[0].call_id, 1.0, [-0.5])
         await store.append(StepRecord(1, "batch", {"loss": 0.5}, 3.0, [score]))
-        episodes, totals = await found(store), await store.call_totals()
+        episodes, totals = await stored_episodes(store), await store.call_totals()
         await store.close()
 
         again = await self.make_store(tmp_path)
         await again.open()
         assert await again.get_run() == run
-        assert await found(again) == episodes
+        assert await stored_episodes(again) == episodes
         assert await again.call_totals() == totals
         assert await again.batches(after_step=0) == [batch]
         assert await again.steps() == [StepRecord(1, "batch", {"loss": 0.5}, 3.0)]
@@ -446,7 +446,7 @@ class SampleStoreSuite:
         reader = await self.make_store(tmp_path)
         await reader.open(read_only=True)
         assert await reader.get_run() == await store.get_run()
-        assert await found(reader) == await found(store)
+        assert await stored_episodes(reader) == await stored_episodes(store)
         assert await reader.get_episode("episode") == await store.get_episode("episode")
         assert (await reader.calls(["episode"]))["episode"] == calls
         assert await reader.scores("episode") == {score.call_id: score}
@@ -457,7 +457,7 @@ class SampleStoreSuite:
             await reader.append(make_episode("another"))
         await store.append(make_episode("later"))
         await reader.close()
-        assert [e.episode_id for e in await found(store)] == ["episode", "later"]
+        assert [e.episode_id for e in await stored_episodes(store)] == ["episode", "later"]
 
     async def test_a_reader_creates_nothing(self, tmp_path: Path) -> None:
         run_dir = tmp_path / "run"
@@ -505,11 +505,13 @@ def aborted(episode_id: str) -> EpisodeRecord:
     return replace(make_episode(episode_id), state="aborted", cause="timeout", reason="late")
 
 
-async def found(store: SampleStore, query: EpisodeQuery = ALL_EPISODES) -> list[EpisodeRecord]:
+async def stored_episodes(
+    store: SampleStore, query: EpisodeQuery = ALL_EPISODES
+) -> list[EpisodeRecord]:
     """Return episodes of a store."""
     return [episode async for episode in store.episodes(query)]
 
 
 async def owners(store: SampleStore) -> dict[str, str | None]:
     """Return the batch of each episode."""
-    return {episode.episode_id: episode.batch_id for episode in await found(store)}
+    return {episode.episode_id: episode.batch_id for episode in await stored_episodes(store)}

@@ -108,8 +108,8 @@ class TrainerSuite:
         assert report.metrics
         assert all(math.isfinite(value) for value in report.metrics.values())
         if report.logprobs:
-            found = [len(logprobs) for logprobs in report.logprobs]
-            assert found == [len(call.logprobs) for call in batch.calls]
+            lengths = [len(logprobs) for logprobs in report.logprobs]
+            assert lengths == [len(call.logprobs) for call in batch.calls]
 
     def test_a_step_changes_what_is_saved(self, tmp_path: Path) -> None:
         """Otherwise the other tests could not fail."""
@@ -142,8 +142,8 @@ class TrainerSuite:
             second = undisturbed.step(self.make_batch(step))
             assert first.metrics == second.metrics
             assert first.logprobs == second.logprobs
-        found = self.state(trainer, tmp_path / "checkpoint")
-        assert found == self.state(undisturbed, tmp_path / "undisturbed")
+        state = self.state(trainer, tmp_path / "checkpoint")
+        assert state == self.state(undisturbed, tmp_path / "undisturbed")
 
     def test_a_rehearsal_leaves_no_trace(self, tmp_path: Path) -> None:
         """It reports what the step will, and the step's result does not change."""
@@ -161,8 +161,8 @@ class TrainerSuite:
             assert first.metrics == second.metrics
             assert first.logprobs == second.logprobs
             assert list(map(len, rehearsed.logprobs)) == list(map(len, first.logprobs))
-        found = self.state(trainer, tmp_path / "checkpoint")
-        assert found == self.state(undisturbed, tmp_path / "undisturbed")
+        state = self.state(trainer, tmp_path / "checkpoint")
+        assert state == self.state(undisturbed, tmp_path / "undisturbed")
 
     def test_a_rehearsal_refuses_what_a_step_would(self, tmp_path: Path) -> None:
         """And the state is unchanged."""
@@ -183,8 +183,8 @@ class TrainerSuite:
         other = self.make_trainer(tmp_path / "other-run")
         other.load(tmp_path / "checkpoint")
         other.step(self.make_batch(2))
-        found = self.state(other, tmp_path / "b")
-        assert found == self.state(trainer, tmp_path / "a")
+        state = self.state(other, tmp_path / "b")
+        assert state == self.state(trainer, tmp_path / "a")
 
     def test_a_damaged_checkpoint_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
         """Each file is truncated or missing in turn; the server detects other changes."""
@@ -209,10 +209,10 @@ class TrainerSuite:
     def test_what_was_sampled_as_it_is_trained_is_weighed_by_one(self, tmp_path: Path) -> None:
         """And nothing of it is truncated."""
         batch = self.make_batch(1)
-        found = self.make_truncating_trainer(tmp_path / "run").step(batch).logprobs
-        if not found:
+        logprobs = self.make_truncating_trainer(tmp_path / "run").step(batch).logprobs
+        if not logprobs:
             pytest.skip("this trainer reports no logprobs")
-        calls = [replace(c, logprobs=row) for c, row in zip(batch.calls, found, strict=True)]
+        calls = [replace(c, logprobs=row) for c, row in zip(batch.calls, logprobs, strict=True)]
         trainer = self.make_truncating_trainer(tmp_path / "other-run")
         metrics = trainer.step(replace(batch, calls=calls)).metrics
         assert metrics["importance_mean"] == pytest.approx(1, abs=1e-3)
@@ -297,9 +297,9 @@ def _tensors(directory: Path) -> dict[str, Any]:
     return {k: v for file in directory.glob("*.safetensors") for k, v in load_file(file).items()}
 
 
-def _assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
+def _assert_same(state: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert state.keys() == expected.keys()
+    for name, tensor in state.items():
         assert tensor.dtype == expected[name].dtype, name
         assert tensor.equal(expected[name]), name
 

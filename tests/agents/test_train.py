@@ -19,7 +19,7 @@ from rich.console import Console
 
 from agentjet import train, train_async, trainable
 from agentjet.agents import epochs
-from agentjet.agents.progress import Progress
+from agentjet.agents.progress import ProgressDisplay
 from agentjet.agents.tasks import task_of
 from agentjet.client import (
     AsyncSwarmClient,
@@ -362,7 +362,7 @@ def test_progress_says_epoch_reward_and_failures() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     told: list[Any] = []
     task = Task("a", group="a@2")
-    with Progress(2, 3, show=None, also=told.append, console=console) as progress:
+    with ProgressDisplay(2, 3, show=None, also=told.append, console=console) as progress:
         progress.note(EpisodeResult(task=task, episode=None, outcome=EpisodeOutcome(reward=0.5)))
         progress.note(EpisodeFailure(task=task, attempts=1, error=ValueError(), traceback=""))
     shown = console.file.getvalue()  # type: ignore[attr-defined]

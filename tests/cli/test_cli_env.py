@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from ajet_cli.commands import env as _env_command  # noqa: F401  (imported before it is patched)
 from ajet_cli.main import cli
-from ajet_installation.create import Order, Progress
+from ajet_installation.create import Order, ProgressCallbacks
 from ajet_installation.environment import Environment
 from ajet_installation.recipes import Device
 from ajet_testing.backends import environment
@@ -32,7 +32,7 @@ def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     """What was to be made; any Python will do."""
     found: list[Order] = []
 
-    def create(order: Order, progress: Progress) -> Environment:
+    def create(order: Order, progress: ProgressCallbacks) -> Environment:
         progress.step("begun")
         found.append(order)
         return environment(order.directory.parent, order.directory.name, note="no plugin yet")

@@ -15,7 +15,7 @@ import pytest
 
 from ajet_core.errors import BackendEnvironmentError, ConfigError
 from ajet_core.files import lock_file
-from ajet_installation.create import Order, Progress, create_environment
+from ajet_installation.create import Order, ProgressCallbacks, create_environment
 from ajet_installation.environment import (
     RECORD,
     UNFINISHED,
@@ -32,7 +32,7 @@ from .making import HOOKS, plugin_entry_points, tiny_recipe, wheel
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-SILENT = Progress(step=lambda _: None, line=lambda _: None)
+SILENT = ProgressCallbacks(step=lambda _: None, line=lambda _: None)
 
 
 @pytest.fixture
@@ -197,14 +197,14 @@ def test_a_process_killed_in_the_middle_leaves_no_environment_and_the_next_one_m
     slow.chmod(0o755)
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from ajet_installation.create import Order, Progress, create_environment\n"
+        "from ajet_installation.create import Order, ProgressCallbacks, create_environment\n"
         "from ajet_installation.pythons import Python\n"
         "from ajet_installation.recipes import read_recipe\n"
         "from ajet_installation.sources import Source\n"
         "recipe, directory, python = map(Path, sys.argv[1:])\n"
         "python = Python(str(python), '3.11.0')\n"
         "order = Order(read_recipe(recipe), 'cpu', directory, python, Source())\n"
-        "create_environment(order, Progress(lambda _: None, lambda _: None))\n"
+        "create_environment(order, ProgressCallbacks(lambda _: None, lambda _: None))\n"
     )
     recipe = order.recipe.directory / "tiny.toml"
     command = [sys.executable, "-c", code, str(recipe), str(order.directory), str(slow)]

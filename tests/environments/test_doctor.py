@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from ajet_cli.main import cli
 from ajet_core import __version__
 from ajet_installation import plugin_manager, recipe
-from ajet_installation.doctor import Finding, examine
+from ajet_installation.doctor import Diagnosis, examine
 from ajet_installation.environment import UNFINISHED, Environment
 from ajet_installation.mending import cannot_share
 from ajet_installation.settings import Settings
@@ -34,7 +34,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def finding(what: str) -> Finding:
+def finding(what: str) -> Diagnosis:
     settings = Settings()
     found = examine(settings, plugin_manager(settings), "cpu")
     return next(one for one in found if one.what == what)

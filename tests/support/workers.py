@@ -13,7 +13,7 @@ import pytest
 
 from ajet_core.errors import WorkerError
 from ajet_installation.environment import Interpreter
-from ajet_server.workers.connection import Connection
+from ajet_server.workers.connection import WorkerConnection
 from ajet_server.workers.host import WorkerHost
 from ajet_server.workers.process import WorkerProcess
 
@@ -64,7 +64,7 @@ async def spawn_task(
     if interpreter is not None:
         return await _spawn(log, interpreter, rendezvous, orphan_seconds)
     ours, theirs = socket.socketpair()
-    return WorkerProcess(HostTask(theirs), await Connection.open(ours), log)
+    return WorkerProcess(HostTask(theirs), await WorkerConnection.open(ours), log)
 
 
 def work_in_process(monkeypatch: pytest.MonkeyPatch) -> None:

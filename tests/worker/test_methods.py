@@ -14,7 +14,7 @@ import pytest
 from ajet_core.interfaces import ServingEngine, Trainer, WorkerContext
 from ajet_core.protocol import ModelConfig
 from ajet_server.workers import methods
-from ajet_server.workers.connection import Connection
+from ajet_server.workers.connection import WorkerConnection
 from ajet_server.workers.host import WorkerHost
 from ajet_server.workers.methods import Method
 from ajet_server.workers.remote import RemoteEngine, RemoteTrainer
@@ -28,12 +28,12 @@ METHODS: list[Method[Any, Any]] = [
 
 
 @pytest.fixture
-async def connection() -> AsyncIterator[Connection]:
+async def connection() -> AsyncIterator[WorkerConnection]:
     """A connection to a worker's host in this process."""
     ours, theirs = socket.socketpair()
     host = WorkerHost()
     serving = asyncio.create_task(host.serve(theirs))
-    opened = await Connection.open(ours)
+    opened = await WorkerConnection.open(ours)
     reading = asyncio.create_task(opened.read())
     yield opened
     opened.close()
@@ -42,7 +42,7 @@ async def connection() -> AsyncIterator[Connection]:
     reading.cancel()
 
 
-async def test_a_worker_knows_every_method(connection: Connection) -> None:
+async def test_a_worker_knows_every_method(connection: WorkerConnection) -> None:
     calls = (connection.call(method, None) for method in METHODS)
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [a for a in answers if a is not None and "unknown method" in str(a)] == []
@@ -56,7 +56,7 @@ def test_a_remote_trainer_has_the_methods_of_a_trainer(name: str) -> None:
 
 
 async def test_an_engine_answers_alike_in_this_process_and_behind_a_connection(
-    connection: Connection, tmp_path: Path
+    connection: WorkerConnection, tmp_path: Path
 ) -> None:
     await connection.call(methods.BOOT, plan(tmp_path))
     engine = ScriptedEngine(ScriptedEngineSettings(), WorkerContext(tmp_path))

@@ -16,7 +16,7 @@ from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_worlds import load_world
 from ajet_worlds.agent import WorldAgent
 from ajet_worlds.demonstrations import assistant_turn
-from ajet_worlds.rehearsal import Exchange, rehearse
+from ajet_worlds.rehearsal import RehearsedCall, rehearse
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +26,7 @@ ANSWER_FOLLOWS = r"(\n</tool_response>)?<\|im_end\|>\s*<\|im_start\|>assistant\s
 SEED = 0
 
 
-def reply(exchange: Exchange) -> ScriptedReply:
+def reply(exchange: RehearsedCall) -> ScriptedReply:
     """The answer to this prompt, recognised by the contents of its messages in their order."""
     contents = [re.escape(m["content"]) for m in exchange.prompt.messages if m["content"]]
     return ScriptedReply(

@@ -107,12 +107,12 @@ def chat_messages(bodies: Sequence[Any], known: Sequence[ChatMessage]) -> tuple[
     :raises UnsupportedError: a message has a role or content that the model cannot read.
     :raises RequestError: a value has the wrong type.
     """
-    found: list[ChatMessage | None] = [
+    reused: list[ChatMessage | None] = [
         message if _says_plainly(body, message) else None
         for body, message in zip(bodies, known, strict=False)
     ]
-    found += [None] * (len(bodies) - len(found))
-    new = [body for body, message in zip(bodies, found, strict=True) if message is None]
+    reused += [None] * (len(bodies) - len(reused))
+    new = [body for body, message in zip(bodies, reused, strict=True) if message is None]
     try:
         parsed = iter(_Messages(messages=new).messages)
     except ValidationError:
@@ -121,7 +121,7 @@ def chat_messages(bodies: Sequence[Any], known: Sequence[ChatMessage]) -> tuple[
         raise
     return tuple(
         chat_message(next(parsed), f"messages[{i}]") if message is None else message
-        for i, message in enumerate(found)
+        for i, message in enumerate(reused)
     )
 
 

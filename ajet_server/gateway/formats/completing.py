@@ -41,8 +41,8 @@ def speaker(messages: Sequence[ChatMessage], agents: Mapping[str, str]) -> str:
     if not agents:
         return ""
     prompts = [message.content for message in messages if message.role == "system"]
-    found = (name for name, text in agents.items() if any(text in prompt for prompt in prompts))
-    return next(found, "")
+    matching = (name for name, text in agents.items() if any(text in prompt for prompt in prompts))
+    return next(matching, "")
 
 
 def evaluated(request: ModelRequest, sampling: EvaluationSampling) -> ModelRequest:

@@ -225,9 +225,9 @@ class TextWriter(StreamWriter):
                     yield self._more(choice, self.asked.echoed(generation))
             case ChoiceDelta(choice, delta):
                 request = self.exchange.request
-                told = request.logprobs or request.return_token_ids
+                shows_tokens = request.logprobs or request.return_token_ids
                 fresh = len(self._generations[choice].sampled_ids) > self._written[choice]
-                if delta.content or (told and fresh):
+                if delta.content or (shows_tokens and fresh):
                     yield self._more(choice, delta.content)
             case Choice(choice, _, _, reason, rest):
                 yield self._more(choice, rest.content, reason)
@@ -247,8 +247,8 @@ class TextWriter(StreamWriter):
     def _more(self, choice: int, text: str, reason: str | None = None) -> bytes:
         generation = self._generations[choice]
         start, self._written[choice] = self._written[choice], len(generation.sampled_ids)
-        told = self.asked.choice(self.exchange, choice, generation, text, reason, start)
+        its_choice = self.asked.choice(self.exchange, choice, generation, text, reason, start)
         completion = self.asked.completion(self.exchange)
         if self.exchange.request.include_usage:
             completion["usage"] = None
-        return event(object_text(completion, choices=list_text([told])))
+        return event(object_text(completion, choices=list_text([its_choice])))

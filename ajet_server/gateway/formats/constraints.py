@@ -161,10 +161,10 @@ class Constraints:
         call = f"{form.begin}{body}{form.end}"
         ids = self._renderer.encode(f"{call}{form.between}{call}")
         parsed = self._renderer.parse(ids, [], (_PROBE,))
-        found = [(one.name, _object(one.arguments)) for one in parsed.calls]
+        calls = [(one.name, _object(one.arguments)) for one in parsed.calls]
         # A marker that is a single token cannot arise from other tokens.
         begins = len(self._renderer.encode(form.begin.strip())) == 1
-        return begins and not parsed.malformed and found == [("probe", {"a": 1})] * 2
+        return begins and not parsed.malformed and calls == [("probe", {"a": 1})] * 2
 
     def _terminals(self, text: str) -> str:
         """Return a text as terminals: markers that are tokens by id, everything else literally."""

@@ -117,16 +117,16 @@ class DeltaStream:
 
     def _more_of(self, begun: BegunCall) -> tuple[CallDelta, ...]:
         """Return what is new in the arguments of the call in progress."""
-        index, told = len(self._calls), self._begun
-        if told is None:
+        index, before = len(self._calls), self._begun
+        if before is None:
             self._begun = ToolCall(f"call_{self.token_hex(12)}", begun.name, begun.arguments)
             return (CallDelta(index, self._begun.id, begun.name, begun.arguments),)
-        if begun.name != told.name or not begun.arguments.startswith(told.arguments):
+        if begun.name != before.name or not begun.arguments.startswith(before.arguments):
             # It has become something else; wait for the end of the answer.
             self._torn = True
             return ()
-        more = begun.arguments[len(told.arguments) :]
-        self._begun = replace(told, arguments=begun.arguments)
+        more = begun.arguments[len(before.arguments) :]
+        self._begun = replace(before, arguments=begun.arguments)
         return (CallDelta(index, arguments=more),) if more else ()
 
     def _may_be_reasoning(self) -> bool:

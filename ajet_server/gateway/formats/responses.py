@@ -552,8 +552,8 @@ class ResponsesDialect(Dialect):
 
     def error_event(self, error: AjetError, position: int) -> bytes:
         """Return an ``error`` event, which the SDK passes on."""
-        told = {"code": error.type, "message": error.message, "param": error.param}
-        return event(object_text({"type": "error", "sequence_number": position, **told}), "error")
+        fields = {"code": error.type, "message": error.message, "param": error.param}
+        return event(object_text({"type": "error", "sequence_number": position, **fields}), "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,7 +585,7 @@ class ResponsesRequest(DialectRequest):
 
         On this event, programs compact their conversation; on an error status they give up.
         """
-        told = _error(error)
+        problem = _error(error)
         common = {
             "id": f"{ID_PREFIX}{random_hex(12)}",
             "created_at": int(now),
@@ -594,8 +594,8 @@ class ResponsesRequest(DialectRequest):
         }
         events: list[tuple[str, dict[str, Any]]] = [
             ("response.created", {"response": self._common("in_progress") | common}),
-            ("error", {"error": told}),
-            ("response.failed", {"response": self._common("failed") | common | {"error": told}}),
+            ("error", {"error": problem}),
+            ("response.failed", {"response": self._common("failed") | common | {"error": problem}}),
         ]
         return b"".join(
             event(object_text({"type": name, "sequence_number": i, **content}), name)
@@ -679,10 +679,10 @@ def _error(error: AjetError) -> dict[str, Any]:
     For a prompt that is too long it has OpenAI's wording, by which programs decide to compact their
     conversation.
     """
-    told: dict[str, Any] = openai_error(error)["error"]
+    problem: dict[str, Any] = openai_error(error)["error"]
     if isinstance(error, ContextLengthError):
-        told["message"] = f"Your input exceeds the context window of this model. {error.message}"
-    return told
+        problem["message"] = f"Your input exceeds the context window of this model. {error.message}"
+    return problem
 
 
 def _given(text: dict[str, Any] | None) -> dict[str, Any]:

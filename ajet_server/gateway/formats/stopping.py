@@ -73,14 +73,14 @@ class StopScanner:
         self._window = len(self._ids) - pending
         self._window_text = self.renderer.decode(self._ids[self._window :])
         self._ends += [len(self._text)] * pending
-        found = [
+        places = [
             at
             for stop in self.stops
             if (at := self._text.find(stop, max(0, before - len(stop) + 1))) >= 0
         ]
-        if found:
-            self.cut = min(found)
-        return bool(found)
+        if places:
+            self.cut = min(places)
+        return bool(places)
 
     def _held(self) -> int:
         longest = max(len(stop) for stop in self.stops) - 1

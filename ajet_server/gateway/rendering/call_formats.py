@@ -82,7 +82,12 @@ def call_format(
         return None
     candidates = _candidates(tokenizer, stop_token_ids)
     return next(
-        (found for found in candidates if all(p.is_read_by(found.parser) for p in probes)), None
+        (
+            candidate
+            for candidate in candidates
+            if all(p.is_read_by(candidate.parser) for p in probes)
+        ),
+        None,
     )
 
 
@@ -104,9 +109,9 @@ class _Probe:
     def is_read_by(self, parser: AnswerParser) -> bool:
         """Whether the parser returns exactly the calls and the text."""
         parsed = parser.parse(self.answer, self.prompt, _TOOLS)
-        found = [(call.name, _object(call.arguments)) for call in parsed.calls]
+        calls = [(call.name, _object(call.arguments)) for call in parsed.calls]
         wanted = [(_NAME, arguments) for arguments in self.arguments]
-        return found == wanted and parsed.content == self.said and not parsed.malformed
+        return calls == wanted and parsed.content == self.said and not parsed.malformed
 
 
 def _probes(renderer: Any, tokenizer: GatewayTokenizer, stops: frozenset[int]) -> Iterator[_Probe]:

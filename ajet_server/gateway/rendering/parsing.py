@@ -109,11 +109,11 @@ class AnswerParser:
             return None
         calls: list[ParsedCall] = []
         malformed: list[str] = []
-        for found in self._calls(response.tool_calls, sampled_ids, tools):
-            if isinstance(found, ParsedCall):
-                calls.append(found)
+        for call in self._calls(response.tool_calls, sampled_ids, tools):
+            if isinstance(call, ParsedCall):
+                calls.append(call)
             else:
-                malformed.append(found)
+                malformed.append(call)
         return Parsed(
             response.content.strip(),
             (response.reasoning_content or "").strip(),

@@ -45,19 +45,19 @@ def attributed_spans(
 
 def _found(indices: Sequence[int], messages: Iterable[int]) -> dict[int, int]:
     """Return the first position of each message that has tokens."""
-    found: dict[int, int] = {}
+    positions: dict[int, int] = {}
     at = 0
     for message in messages:
         try:
             at = indices.index(message, at)
         except ValueError:
             try:
-                found[message] = indices.index(message)
+                positions[message] = indices.index(message)
             except ValueError:
                 continue
         else:
-            found[message] = at
-    return found
+            positions[message] = at
+    return positions
 
 
 def template_spans(

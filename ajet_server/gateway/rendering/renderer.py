@@ -160,7 +160,7 @@ class ChatRenderer:
         if first == len(messages):
             return []
         said = self._system.expressible(messages)
-        found = template_spans(
+        written = template_spans(
             self._tokenizer,
             renderer_messages(said.messages),
             list(tools) if tools else None,
@@ -168,9 +168,9 @@ class ChatRenderer:
             said.places[first],
         )
         if not said.changed:
-            return found
+            return written
         places = said.places[first:]
-        spans = [found[place - places[0]] for place in places]
+        spans = [written[place - places[0]] for place in places]
         again = [place == before for before, place in pairwise([-1, *places])]
         return [
             (end, end) if empty else (start, end)

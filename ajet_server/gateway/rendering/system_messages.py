@@ -82,7 +82,7 @@ class SystemMessages:
         later = any(message.role == "system" for message in messages[leading:])
         if not later and (leading == 0 or (leading == 1 and not self._takes_none)):
             return Expressible(messages, range(len(messages)))
-        found: list[ChatMessage] = []
+        expressed: list[ChatMessage] = []
         places: list[int] = []
         moved_last = False
         for i, message in enumerate(messages):
@@ -92,18 +92,18 @@ class SystemMessages:
             if moved:
                 message = replace(message, role="user")  # noqa: PLW2901 - what is written of it
             if message.role == "user":
-                follows = bool(found) and found[-1].role == "user"
+                follows = bool(expressed) and expressed[-1].role == "user"
                 joins = follows and self._alternates and (moved or moved_last)
             else:
                 joins = 0 < i < leading and not self._takes_several
             if joins:
-                texts = [text for text in (found[-1].content, message.content) if text]
-                found[-1] = replace(found[-1], content=_BETWEEN.join(texts), name=None)
+                texts = [text for text in (expressed[-1].content, message.content) if text]
+                expressed[-1] = replace(expressed[-1], content=_BETWEEN.join(texts), name=None)
             else:
-                found.append(message)
-            places.append(len(found) - 1)
+                expressed.append(message)
+            places.append(len(expressed) - 1)
             moved_last = moved
-        return Expressible(found, places)
+        return Expressible(expressed, places)
 
     @cached_property
     def _takes_none(self) -> bool:

@@ -48,14 +48,14 @@ class _Tags:
 
         :raises ValueError: a text has no closing tag.
         """
-        found: list[tuple[str, str]] = []
+        texts: list[tuple[str, str]] = []
         at = 0
         while (begun := self.opening.search(block, at)) is not None:
             end = self._end(block, begun.end())
             text = block[begun.end() : end]
-            found.append((begun[1].strip(), text.removesuffix("\n") if self.newline else text))
+            texts.append((begun[1].strip(), text.removesuffix("\n") if self.newline else text))
             at = end + len(self.closing)
-        return found
+        return texts
 
     def _end(self, block: str, start: int) -> int:
         first = end = block.find(self.closing, start)
@@ -252,9 +252,9 @@ def _named(name: object) -> frozenset[str]:
 
 def _referred(reference: object, root: dict[str, Any]) -> Any:
     """Return the part of `root` at a reference such as ``#/$defs/Name``, None if there is none."""
-    found: Any = root
+    part: Any = root
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     for name in reference[2:].split("/"):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        part = part.get(name) if isinstance(part, dict) else None
+    return part

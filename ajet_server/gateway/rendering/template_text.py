@@ -65,7 +65,7 @@ class _Text:
         wanted = range(first, total)
         if not self._stops:
             wanted = wanted[:: 1 + len(wanted) // _MAX_PARTS]
-        found: dict[int, int] = {}
+        ends: dict[int, int] = {}
         last = 0
         for place in wanted:
             kind = self._kind(place)
@@ -78,12 +78,12 @@ class _Text:
                 self._examples[kind] += 1
                 end = self._learn(place, kind, last)
             if end is not None and end >= last:
-                found[place] = last = end
+                ends[place] = last = end
         self._parts = 0
         end = self._learn(total, (), last)
         if end is not None and end >= last:
-            found[total] = end
-        return found
+            ends[total] = end
+        return ends
 
     def _kind(self, place: int) -> _Kind:
         """Return what the text between two messages most likely depends on."""
@@ -142,8 +142,8 @@ class _Text:
         if stop is not None:
             stops = (stop - len(after), stop)
             return next((s + len(closer) for s in stops if self.text.startswith(closer, s)), None)
-        found = self.text.find(core + closer, last)
-        return None if found < 0 else found + len(core) + len(closer)
+        position = self.text.find(core + closer, last)
+        return None if position < 0 else position + len(core) + len(closer)
 
     def _find_contents(self) -> None:
         """Locate contents by a rendering with marks, if it is otherwise the same as the text."""
@@ -167,22 +167,22 @@ class _Text:
             return False
         pieces: list[str] = []
         length = at = 0
-        found: dict[str, dict[int, list[int]]] = {"a": {}, "b": {}}
+        by_mark: dict[str, dict[int, list[int]]] = {"a": {}, "b": {}}
         for mark in re.finditer(f"{tag}([ab])([0-9]+)z", text):
             pieces.append(text[at : mark.start()])
             length += len(pieces[-1])
             at = mark.end()
-            found[mark[1]].setdefault(int(mark[2]), []).append(length)
+            by_mark[mark[1]].setdefault(int(mark[2]), []).append(length)
         pieces.append(text[at:])
         if "".join(pieces) != self.text:
             return False
         # White space around a content is part of it unless the template stripped it.
-        for i, places in found["a"].items():
+        for i, places in by_mark["a"].items():
             before = _parts(self.messages[i])[0]
             if len(places) == 1:
                 stripped = not self.text.endswith(before, 0, places[0])
                 self._starts[i] = places[0] - (0 if stripped else len(before))
-        for i, places in found["b"].items():
+        for i, places in by_mark["b"].items():
             after = _parts(self.messages[i])[2]
             if len(places) == 1:
                 stripped = not self.text.startswith(after, places[0])

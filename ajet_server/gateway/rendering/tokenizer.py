@@ -85,9 +85,9 @@ class FastTokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if self._words is not None and not add_special_tokens:
-            found = self._words.encode(text)
-            if found is not None:
-                return found
+            encoded = self._words.encode(text)
+            if encoded is not None:
+                return encoded
         # A batch of one, because only batches can skip character offsets, a quarter of the time.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
@@ -235,8 +235,8 @@ class TokenJson(dict[int, bytes]):
     def __missing__(self, token_id: int) -> bytes:
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
         data = to_json(list(token_bytes(self._tokenizer, token_id, text)))
-        self[token_id] = found = b'{"token":%s,"bytes":%s,"logprob":' % (to_json(text), data)
-        return found
+        self[token_id] = prefix = b'{"token":%s,"bytes":%s,"logprob":' % (to_json(text), data)
+        return prefix
 
 
 @lru_cache(maxsize=1)
@@ -250,13 +250,13 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _special_tokens(directory: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in read_json(directory / name).items():
             spelled = value.get("content") if isinstance(value, dict) else value
             if key in ("unk_token", "eos_token") and isinstance(spelled, str):
-                found[key] = spelled
-    return found
+                tokens[key] = spelled
+    return tokens
 
 
 def _chat_template(directory: Path) -> str:

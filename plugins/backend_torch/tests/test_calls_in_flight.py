@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_engine import Answer, prompts
+from test_engine import Completion, prompts
 from tiny_models import SIZES, full_logprobs, load
 from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -96,7 +96,7 @@ class Calls:
 
     def __init__(self, gate: EngineGate) -> None:
         self.prompts = prompts(CALLS)
-        self.answers = [Answer() for _ in self.prompts]
+        self.answers = [Completion() for _ in self.prompts]
         self._gate = gate
         self._more = asyncio.Event()
 
@@ -114,7 +114,7 @@ class Calls:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _call(self, name: str, prompt: list[int], answer: Answer) -> None:
+    async def _call(self, name: str, prompt: list[int], answer: Completion) -> None:
         sampling = SamplingParams(max_tokens=CONTEXT - len(prompt))
         async for chunk in self._gate.generate(
             GenerateRequest(name, prompt, sampling, stream=True)
@@ -178,7 +178,7 @@ async def test_a_killed_engine_does_not_break_what_a_grammar_holds(versions, tmp
         max_tokens=8192, stop_token_ids=(STOP,), grammar=f"start: %json {json.dumps(schema)}"
     )
     engines = Engines(tmp_path, versions[0])
-    answer = Answer()
+    answer = Completion()
     begun = asyncio.Event()
 
     async def call() -> None:

@@ -27,7 +27,7 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol import ModelConfig
 from ajet_testing.suites import asking
-from ajet_testing.suites.asking import Answer, make_request, until
+from ajet_testing.suites.asking import Completion, make_request, until
 
 
 def request(prompt: list[int], *, stream: bool = False, **sampling: object) -> GenerateRequest:
@@ -35,7 +35,7 @@ def request(prompt: list[int], *, stream: bool = False, **sampling: object) -> G
     return make_request(prompt, stream=stream, **{"max_tokens": 12, **sampling})
 
 
-async def ask(engine: TorchEngine, prompt: list[int], **options: object) -> Answer:
+async def ask(engine: TorchEngine, prompt: list[int], **options: object) -> Completion:
     return await asking.ask(engine, prompt, **{"max_tokens": 12, **options})
 
 
@@ -47,7 +47,7 @@ def prompts(count: int, shortest: int = 5, longest: int = 60, seed: int = 0) -> 
 
 
 def assert_exact(
-    module: torch.nn.Module, prompt: list[int], answer: Answer, t: float = 1.0
+    module: torch.nn.Module, prompt: list[int], answer: Completion, t: float = 1.0
 ) -> None:
     ids = prompt + answer.ids
     expected = full_logprobs(module, ids, t)[len(prompt) - 1 :]
@@ -74,9 +74,9 @@ async def test_requests_that_join_later_do_not_disturb(model_dir, make_engine):
     module = load(model_dir)
     asked = prompts(6, seed=1)
 
-    async def after(previous: asyncio.Event, prompt: list[int], mine: asyncio.Event) -> Answer:
+    async def after(previous: asyncio.Event, prompt: list[int], mine: asyncio.Event) -> Completion:
         await previous.wait()
-        answer = Answer()
+        answer = Completion()
         async for chunk in engine.generate(request(prompt, max_tokens=30, stream=True)):
             answer.add(chunk)
             if len(answer.ids) == 3:
@@ -225,7 +225,7 @@ async def test_a_seeded_answer_goes_on_in_another_engine_as_it_would_have(make_e
     engine = await make_engine()
     asked = request(prompts(1)[0], seed=1)
     whole = await ask(engine, asked.prompt_ids, seed=1)
-    rest = Answer()
+    rest = Completion()
     async for chunk in engine.generate(asked.continued(whole.ids[:5])):
         rest.add(chunk)
     assert whole.ids[:5] + rest.ids == whole.ids

@@ -13,7 +13,7 @@ from ajet_core.interfaces import ModelServers, WorkerContext
 from ajet_core.protocol import ModelConfig
 from ajet_testing.served_models import Models
 from ajet_testing.served_ports import address_of, at_port
-from ajet_testing.suites.asking import Answer
+from ajet_testing.suites.asking import Completion
 
 CONTEXT = 512
 SETTINGS = {
@@ -33,7 +33,7 @@ async def servers_of(engine: SglangEngine) -> AsyncIterator[ModelServers]:
         yield ModelServers(urls=(url,), api_key=address.api_key)
 
 
-def assert_exact(models: Models, which: int, prompt: list[int], answer: Answer) -> None:
+def assert_exact(models: Models, which: int, prompt: list[int], answer: Completion) -> None:
     """Its logprobs are those of the weights."""
     rows = models.logprobs(which, prompt + answer.ids)[len(prompt) - 1 :]
     for token, logprob, row in zip(answer.ids, answer.logprobs, rows, strict=True):

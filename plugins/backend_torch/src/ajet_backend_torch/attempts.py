@@ -139,12 +139,12 @@ def _attempt(
             guard.check_scores(update.score(first[unscored:]))
         with policy.training((seed * 1_000_003 + done) % 2**63):
             for number, (_, minibatch) in enumerate(plan):
-                found = update.accumulate(
+                accumulated = update.accumulate(
                     minibatch,
                     gap_version=None if number else progress.policy_version,
                     report=number < unscored,
                 )
-                update.totals.norms.append(guard.check(number, found, optimiser.clip()))
+                update.totals.norms.append(guard.check(number, accumulated, optimiser.clip()))
                 if rehearsal:
                     optimiser.zero_grad()
                     continue

@@ -222,8 +222,8 @@ class Batcher:
         """Return (index into `rows`, shaping) for each request that has a shaping."""
         if not self._shaped:
             return []
-        found = ((lane, self._running[slot].shaping) for lane, slot in enumerate(rows.tolist()))
-        return [(lane, shaping) for lane, shaping in found if shaping is not None]
+        shapings = ((lane, self._running[slot].shaping) for lane, slot in enumerate(rows.tolist()))
+        return [(lane, shaping) for lane, shaping in shapings if shaping is not None]
 
     def _row_sampling(self, rows: NDArray[np.int64], device: torch.device) -> RowSampling:
         plain = self._plain_sampling(rows, device)

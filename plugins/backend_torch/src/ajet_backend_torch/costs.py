@@ -14,7 +14,7 @@ from ajet_backend_torch.forest import Forest
 from ajet_backend_torch.packing import CallTokens, PackedTree, PassTensors, pack
 from ajet_core.timeline import CostModel, PassShape, TrainCall, TrainSegment, TrainSpan, TrainTree
 from ajet_torch.models import vocabulary_size
-from ajet_training.schedule import Block, Pass, Row
+from ajet_training.schedule import Block, Pass, PassRow
 
 TIME_LIMIT = 0.6
 """Target for the seconds that measuring takes; the smallest passes may need more."""
@@ -116,11 +116,11 @@ def _least_squares(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     best, least = np.zeros(count), np.inf
     for size in range(1, len(usable) + 1):
         for columns in combinations(usable, size):
-            found = np.linalg.lstsq(matrix[:, columns], np.ones(len(matrix)), rcond=None)[0]
-            error = float(np.square(matrix[:, columns] @ found - 1).sum())
-            if (found >= 0).all() and error < least:
+            solution = np.linalg.lstsq(matrix[:, columns], np.ones(len(matrix)), rcond=None)[0]
+            error = float(np.square(matrix[:, columns] @ solution - 1).sum())
+            if (solution >= 0).all() and error < least:
                 best, least = np.zeros(count), error
-                best[list(columns)] = found
+                best[list(columns)] = solution
     return best
 
 
@@ -191,7 +191,7 @@ class _Timer:
         if heads:
             passes.append(
                 Pass(
-                    [Row(0, 0, 0, shape.past, -1, 0)],
+                    [PassRow(0, 0, 0, shape.past, -1, 0)],
                     -1,
                     (),
                     PassShape(1, shape.past),
@@ -202,9 +202,9 @@ class _Timer:
         passes.append(
             Pass(
                 [
-                    Row(0, i + 1, 0, shape.width, 0, shape.past)
+                    PassRow(0, i + 1, 0, shape.width, 0, shape.past)
                     if heads
-                    else Row(i, 0, 0, shape.width, -1, 0)
+                    else PassRow(i, 0, 0, shape.width, -1, 0)
                     for i in range(rows)
                 ],
                 len(passes) - 1,
@@ -225,8 +225,8 @@ def _sizes(module: nn.Module) -> tuple[int, int, int]:
     config = module.config
 
     def number(name: str, default: int) -> int:
-        found = getattr(config, name, None)
-        return found if isinstance(found, int) else default
+        value = getattr(config, name, None)
+        return value if isinstance(value, int) else default
 
     hidden = number("hidden_size", 1024)
     heads = number("num_attention_heads", 1)

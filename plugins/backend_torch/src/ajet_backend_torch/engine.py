@@ -177,8 +177,8 @@ class TorchEngine(Engine[TorchEngineSettings]):
 
     async def seal(self) -> SealReport:
         """Return the proof of the served weights; only the first call reports its seconds."""
-        found, self._seal = self._seal, replace(self._seal, seconds=0.0)
-        return found
+        seal, self._seal = self._seal, replace(self._seal, seconds=0.0)
+        return seal
 
     def _shared_model(self, update: WeightUpdate) -> nn.Module:
         shared = self.context.shared.get(update.location)
@@ -301,8 +301,8 @@ def _proven(
     proof = SealReport(version)
     began = time.perf_counter()
     if update.checksums:
-        found = {name: checksum(tensor) for name, tensor in file_tensors(module).items()}
-        check_seal(update, found, who, before)
+        checksums = {name: checksum(tensor) for name, tensor in file_tensors(module).items()}
+        check_seal(update, checksums, who, before)
         proof = SealReport(version, "checksums", len(update.checksums), servers=1)
     elif update.probe is not None:
         proof = probes.check(update, _scored(module, update.probe.token_ids), who)
@@ -314,8 +314,8 @@ def _scored(module: nn.Module, token_ids: list[int]) -> list[float]:
     ids = torch.tensor([token_ids], device=next(module.parameters()).device)
     with torch.no_grad():
         logits = module(ids, use_cache=False).logits[0, :-1].float()
-    found = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])
-    return found[:, 0].tolist()
+    logprobs = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])
+    return logprobs[:, 0].tolist()
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:

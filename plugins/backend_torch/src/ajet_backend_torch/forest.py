@@ -130,7 +130,7 @@ class Forest:
         self, passes: Sequence[Pass], subtree: range, tensors: Mapping[int, PassTensors]
     ) -> dict[int, torch.Tensor]:
         """Return [N] logprobs of each pass of a subtree, without gradient."""
-        found: dict[int, torch.Tensor] = {}
+        logprobs: dict[int, torch.Tensor] = {}
         stored: list[StoredPass | None] = [None] * subtree.stop
         path: list[int] = []
         for index in subtree:
@@ -138,11 +138,11 @@ class Forest:
             while path and path[-1] != part.parent:
                 stored[path.pop()] = None
             selection, cache = self._forward(passes, part, tensors[index], stored, None)
-            found[index] = _scores(selection, tensors[index]).logprobs
+            logprobs[index] = _scores(selection, tensors[index]).logprobs
             if cache is not None:
                 stored[index] = cache.store()
             path.append(index)
-        return found
+        return logprobs
 
     def _forward(
         self,
@@ -201,11 +201,11 @@ def _backward(frame: _Frame) -> None:
     if selection.leaf is not None and selection.leaf.grad is not None:
         add(selection.hidden, selection.leaf.grad)
     if frame.stored is not None and frame.cache is not None:
-        for tensors, found in (
+        for tensors, stored_grads in (
             (frame.cache.keys, frame.stored.key_grads),
             (frame.cache.values, frame.stored.value_grads),
         ):
-            for tensor, grad in zip(tensors, found, strict=True):
+            for tensor, grad in zip(tensors, stored_grads, strict=True):
                 if grad is not None:
                     add(tensor, grad.to(tensor.dtype))
     if roots:

@@ -128,7 +128,7 @@ def _write_and_read(store: torch.Tensor, new: torch.Tensor, view: CacheView) -> 
     flat = store.view(store.shape[0] * store.shape[1], -1)
     flat.index_copy_(0, view.write, new.transpose(1, 2).reshape(-1, flat.shape[1]))
     if isinstance(view.rows, slice):
-        found = store[view.rows, : view.visible]
+        visible = store[view.rows, : view.visible]
     else:
-        found = store[:, : view.visible].index_select(0, view.rows)
-    return found.transpose(1, 2)
+        visible = store[:, : view.visible].index_select(0, view.rows)
+    return visible.transpose(1, 2)

@@ -101,15 +101,15 @@ def read_measurements(run_dir: Path, given: Conditions) -> Measurements | None:
     :return: None if there is no valid file for these conditions.
     """
     try:
-        found = _File.model_validate_json((run_dir / FILE).read_bytes())
+        stored = _File.model_validate_json((run_dir / FILE).read_bytes())
     except (OSError, ValidationError):
         return None
-    if found.conditions != given or (found.costs is None) == given["measure_costs"]:
+    if stored.conditions != given or (stored.costs is None) == given["measure_costs"]:
         return None
-    if found.costs is None:
-        return Measurements(found.trees, None)
-    costs = CostModel(**found.costs.model_dump())
-    return Measurements(found.trees, costs) if costs.seconds(PassShape(1, 1)) > 0 else None
+    if stored.costs is None:
+        return Measurements(stored.trees, None)
+    costs = CostModel(**stored.costs.model_dump())
+    return Measurements(stored.trees, costs) if costs.seconds(PassShape(1, 1)) > 0 else None
 
 
 def write_measurements(run_dir: Path, given: Conditions, measured: Measurements) -> None:

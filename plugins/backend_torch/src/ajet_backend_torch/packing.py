@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ajet_backend_torch.past import to_device
 from ajet_core.timeline import TrainCall, TrainTree
-from ajet_training.schedule import Pass, Row
+from ajet_training.schedule import Pass, PassRow
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -87,18 +87,18 @@ class PackedTree:
                     continue
                 slot = int(first[span.call]) + span.start
                 offsets = np.arange(span.offset, span.offset + span.length)
-                found = Targets(offsets - 1, ids[number][offsets], slot + np.arange(span.length))
+                targets = Targets(offsets - 1, ids[number][offsets], slot + np.arange(span.length))
                 if span.offset == 0:
                     last = len(ids[segment.parent]) - 1
                     parts[segment.parent].append(
-                        Targets(np.array([last]), found.ids[:1], found.slots[:1])
+                        Targets(np.array([last]), targets.ids[:1], targets.slots[:1])
                     )
-                    found = Targets(found.places[1:], found.ids[1:], found.slots[1:])
-                if len(found.places):
-                    parts[number].append(found)
-        return cls(ids, [_concatenated(found) for found in parts])
+                    targets = Targets(targets.places[1:], targets.ids[1:], targets.slots[1:])
+                if len(targets.places):
+                    parts[number].append(targets)
+        return cls(ids, [_concatenated(part) for part in parts])
 
-    def of_row(self, row: Row) -> tuple[Ints, Targets]:
+    def of_row(self, row: PassRow) -> tuple[Ints, Targets]:
         """Return the tokens of a row and its targets, at offsets from its start."""
         targets = self.targets[row.segment]
         ids = self.ids[row.segment][row.start : row.start + row.length]
@@ -152,11 +152,13 @@ def pack(
     """
     shape = part.shape
     ids = np.zeros((shape.rows, shape.width), np.int64)
-    found = []
+    targets_of_rows = []
     for number, row in enumerate(part.rows):
         ids[number, : row.length], targets = trees[row.tree].of_row(row)
-        found.append(Targets(targets.places + number * shape.width, targets.ids, targets.slots))
-    every = _concatenated(found)
+        targets_of_rows.append(
+            Targets(targets.places + number * shape.width, targets.ids, targets.slots)
+        )
+    every = _concatenated(targets_of_rows)
     temperature = tokens.temperature[every.slots]
     places, of_place, place_temperature = _distinct(every.places, temperature)
     past = np.array([row.past for row in part.rows], np.int64)

@@ -154,11 +154,11 @@ class _Gather(torch.autograd.Function):
         end = 0
         for block in blocks:
             stored = block.stored
-            found = stored.value_grads if ctx.values else stored.key_grads
-            grad = found[ctx.layer]
+            grads_by_layer = stored.value_grads if ctx.values else stored.key_grads
+            grad = grads_by_layer[ctx.layer]
             if grad is None:
                 like = (stored.values if ctx.values else stored.keys)[ctx.layer]
-                grad = found[ctx.layer] = torch.zeros_like(like, dtype=torch.float32)
+                grad = grads_by_layer[ctx.layer] = torch.zeros_like(like, dtype=torch.float32)
             start, end = end, end + block.width
             if isinstance(block.rows, int):
                 assert shared is not None
@@ -184,12 +184,15 @@ def past_mask(
     lengths = [
         [passes[block.source].rows[row].length for row in block.rows] for block in part.blocks
     ]
-    if any(min(found) < block.width for found, block in zip(lengths, part.blocks, strict=True)):
+    if any(
+        min(row_lengths) < block.width
+        for row_lengths, block in zip(lengths, part.blocks, strict=True)
+    ):
         padding = torch.ones(shape.rows, size, dtype=torch.bool)
         padding[:, shape.past :] = False
         end = 0
-        for found, block in zip(lengths, part.blocks, strict=True):
-            real = torch.tensor(found)[:, None]
+        for row_lengths, block in zip(lengths, part.blocks, strict=True):
+            real = torch.tensor(row_lengths)[:, None]
             padding[:, end : end + block.width] = torch.arange(block.width) >= real
             end += block.width
         padded = to_device(padding, device)
@@ -208,7 +211,7 @@ def past_blocks(
 
     :param stored: stored passes, by index of the pass.
     """
-    found = []
+    blocks = []
     for block in part.blocks:
         source = stored[block.source]
         if source is None:
@@ -216,8 +219,8 @@ def past_blocks(
         rows = (
             block.rows[0] if len(block.rows) == 1 else to_device(torch.tensor(block.rows), device)
         )
-        found.append(PastBlock(source, rows, block.width))
-    return found
+        blocks.append(PastBlock(source, rows, block.width))
+    return blocks
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -61,7 +61,7 @@ class ActiveRequest:
         :param finish_reason: reason of the last chunk, which is made even if no tokens are left.
         """
         total = len(tokens)
-        found: list[GenerateChunk] = []
+        chunks: list[GenerateChunk] = []
         for index, (since, version) in enumerate(self.versions):
             is_last = index + 1 == len(self.versions)
             start = max(since, self.sent)
@@ -71,7 +71,7 @@ class ActiveRequest:
             top = None
             if self.request.sampling.top_logprobs:
                 top = self.top_logprobs[start - self.sent : stop - self.sent]
-            found.append(
+            chunks.append(
                 GenerateChunk(
                     token_ids=tokens[start:stop].tolist(),
                     logprobs=logprobs[start:stop].tolist(),
@@ -82,7 +82,7 @@ class ActiveRequest:
             )
         self.sent = total
         self.top_logprobs.clear()
-        return found
+        return chunks
 
 
 class Post:

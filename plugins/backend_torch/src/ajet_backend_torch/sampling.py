@@ -84,8 +84,8 @@ def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     # weight of zero.
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = uniforms[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return found.clamp_(max=weights.shape[1] - 1)
+    indices = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return indices.clamp_(max=weights.shape[1] - 1)
 
 
 def _sample_cut(
@@ -109,5 +109,5 @@ def _sample_cut(
     kept[:, 0] = True
     weights = weights.masked_fill(~kept, 0.0)
     last = (weights > 0).sum(-1).clamp_(min=1) - 1
-    found = torch.minimum(_invert(weights, uniforms), last)
-    return order.gather(1, found[:, None])[:, 0]
+    places = torch.minimum(_invert(weights, uniforms), last)
+    return order.gather(1, places[:, None])[:, 0]

@@ -110,17 +110,18 @@ class Totals:
 
         :param first: as `CallTokens.first`.
         """
-        found = self.known.cpu().numpy()
-        missing = np.isnan(found)
+        logprobs = self.known.cpu().numpy()
+        missing = np.isnan(logprobs)
         bounds = zip(first[:-1].tolist(), first[1:].tolist(), strict=True)
         return [
-            [] if missing[start:end].any() else found[start:end].tolist() for start, end in bounds
+            [] if missing[start:end].any() else logprobs[start:end].tolist()
+            for start, end in bounds
         ]
 
     def metrics(self) -> dict[str, float]:
         """Return means over tokens and optimiser steps."""
         sums = dict(zip(SUMS, self.sums.tolist(), strict=True))
-        found = {
+        metrics = {
             "loss": sums["loss"] / len(self.norms),
             "entropy": sums["entropy"] / self.tokens,
             "clip_fraction": sums["clipped"] / self.tokens,
@@ -129,17 +130,17 @@ class Totals:
             "grad_norm": math.fsum(self.norms) / len(self.norms),
         }
         if self.moves:
-            found["update_kl"] = max(self.moves)
-            found["updates"] = float(len(self.moves))
-            found["updates_shortened"] = float(self.shortened)
+            metrics["update_kl"] = max(self.moves)
+            metrics["updates"] = float(len(self.moves))
+            metrics["updates_shortened"] = float(self.shortened)
         if self.has_reference:
-            found["kl"] = sums["kl"] / self.tokens
+            metrics["kl"] = sums["kl"] / self.tokens
         if self.has_importance:
-            found["importance_mean"] = sums["importance"] / self.tokens
-            found["importance_max"] = float(self.importance_max)
-            found["importance_capped"] = sums["capped"] / self.tokens
+            metrics["importance_mean"] = sums["importance"] / self.tokens
+            metrics["importance_max"] = float(self.importance_max)
+            metrics["importance_capped"] = sums["capped"] / self.tokens
         gap = float(self.gap)
         if gap >= 0:
-            found["logprob_gap"] = gap
-            found["logprob_gap_mean"] = float(self.gap_sum / self.gap_tokens)
-        return found
+            metrics["logprob_gap"] = gap
+            metrics["logprob_gap_mean"] = float(self.gap_sum / self.gap_tokens)
+        return metrics

@@ -106,15 +106,15 @@ class BatchUpdate:
         dealt = [unit for unit, size in enumerate(sizes) if size]
         hands = deal([sizes[unit] for unit in dealt], self._algorithm.minibatches, rng)
         hand_of = {dealt[place]: hand for hand, places in enumerate(hands) for place in places}
-        found = [Minibatch([], []) for _ in hands]
+        minibatches = [Minibatch([], []) for _ in hands]
         for number, call in enumerate(batch.calls):
             if call.logprobs:
-                found[hand_of[units[call.episode]]].calls.append(number)
+                minibatches[hand_of[units[call.episode]]].calls.append(number)
         for number, spans in enumerate(self._spans):
             if spans:
                 episode = batch.calls[spans[0].call].episode
-                found[hand_of[units[episode]]].trees.append(number)
-        return [minibatch for minibatch in found if minibatch.trees]
+                minibatches[hand_of[units[episode]]].trees.append(number)
+        return [minibatch for minibatch in minibatches if minibatch.trees]
 
     def schedule(self, minibatch: Minibatch) -> Schedule:
         """Return the passes of a minibatch."""
@@ -183,8 +183,10 @@ class BatchUpdate:
         change = (now - self.totals.latest)[~now.isnan()]
         return float(change.double().square().mean()) / 2
 
-    def _score(self, numbers: Sequence[int], found: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Write logprobs of trees to `found` [S]; return their sum and the computed tokens."""
+    def _score(
+        self, numbers: Sequence[int], logprobs_by_slot: torch.Tensor
+    ) -> tuple[torch.Tensor, int]:
+        """Write [S] logprobs of trees; return their sum and the number of computed tokens."""
         policy = self._policy
         trees = self._packed(numbers)
         plan = self._schedule(numbers, policy.token_budget)
@@ -193,7 +195,7 @@ class BatchUpdate:
         for subtree in plan.subtrees:
             tensors = self._tensors(plan, subtree, trees, weights)
             for index, logprobs in policy.forest.scores(plan.passes, subtree, tensors).items():
-                found[tensors[index].slots] = logprobs
+                logprobs_by_slot[tensors[index].slots] = logprobs
                 total += logprobs.double().sum()
         return total, plan.tokens
 
@@ -299,10 +301,12 @@ class BatchUpdate:
         algorithm, behaviour = self._algorithm, tensors.behaviour
         truncated = algorithm.importance == "truncated"
         old = self.totals.known[tensors.slots] if truncated else behaviour
-        found = clipped_surrogate(
+        surrogate = clipped_surrogate(
             logprobs, old, tensors.advantage, algorithm.clip_low, algorithm.clip_high
         )
-        return weighed(found, old, behaviour, algorithm.importance_cap) if truncated else found
+        return (
+            weighed(surrogate, old, behaviour, algorithm.importance_cap) if truncated else surrogate
+        )
 
     def logprobs(self) -> list[list[float]]:
         """Return [calls] the reported logprobs; empty for calls that were not fully computed."""

@@ -26,7 +26,7 @@ Config = TypeVar("Config")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunPlace:
     """Where a run is computed.
 
     :param output_dir: a directory for TRL; nothing is written into it.
@@ -40,7 +40,7 @@ class Place:
 
 
 def grpo_config(
-    algorithm: AlgorithmConfig, options: TrlTrainerSettings, place: Place
+    algorithm: AlgorithmConfig, options: TrlTrainerSettings, place: RunPlace
 ) -> GRPOConfig:
     """Make the configuration of `trl.GRPOTrainer`.
 
@@ -90,7 +90,7 @@ def grpo_config(
     )
 
 
-def sft_config(algorithm: AlgorithmConfig, options: TrlSftSettings, place: Place) -> SFTConfig:
+def sft_config(algorithm: AlgorithmConfig, options: TrlSftSettings, place: RunPlace) -> SFTConfig:
     """Make the configuration of `trl.SFTTrainer`.
 
     :raises ConfigError: TRL does not accept it.
@@ -109,7 +109,7 @@ def sft_config(algorithm: AlgorithmConfig, options: TrlSftSettings, place: Place
 
 
 def distillation_config(
-    algorithm: AlgorithmConfig, options: TrlDistillationSettings, place: Place
+    algorithm: AlgorithmConfig, options: TrlDistillationSettings, place: RunPlace
 ) -> DistillationConfig:
     """Make the configuration of `trl.DistillationTrainer`.
 
@@ -128,7 +128,7 @@ def distillation_config(
     )
 
 
-def _common(algorithm: AlgorithmConfig, options: TrlSettings, place: Place) -> dict[str, Any]:
+def _common(algorithm: AlgorithmConfig, options: TrlSettings, place: RunPlace) -> dict[str, Any]:
     return {
         "output_dir": str(place.output_dir),
         "seed": place.seed,

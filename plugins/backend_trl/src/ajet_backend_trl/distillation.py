@@ -12,14 +12,14 @@ from trl import DistillationConfig, DistillationTrainer
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
-from ajet_backend_trl.stepped import WHOLE, Division, Stepped, ticks
+from ajet_backend_trl.stepped import WHOLE, Division, SteppedMixin, ticks
 from ajet_backend_trl.tensors import MicroBatch
 
 VOCABULARY_TILE = 32768
 """Number of logits of a token that are computed at once."""
 
 
-class SteppedDistillationTrainer(Stepped, DistillationTrainer):  # type: ignore[misc]
+class SteppedDistillationTrainer(SteppedMixin, DistillationTrainer):  # type: ignore[misc]
     """A `trl.DistillationTrainer` that trains one batch at a time, on the student's own calls.
 
     Student and teacher are compared over the whole vocabulary, at the positions of sampled tokens,
@@ -91,34 +91,34 @@ class SteppedDistillationTrainer(Stepped, DistillationTrainer):  # type: ignore[
     ) -> Any:
         """Compute the loss inside the student's wrapper, where all of its weights are gathered."""
         self._hidden.clear()
-        found = super()._compute_loss(unwrapped_student, inputs, *args)
+        loss = super()._compute_loss(unwrapped_student, inputs, *args)
         _, part = self._present()
         student, teacher = self._hidden
         self._scored = _scores(unwrapped_student, student, part)
         self._scores_of_teacher = _scores(
             self.accelerator.unwrap_model(self.teacher_model), teacher, part
         )
-        return found
+        return loss
 
     def _get_last_hidden_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return [R, C, H] the head's inputs for completions; called for student, then teacher."""
-        found: torch.Tensor = super()._get_last_hidden_state(*args, **kwargs)
-        self._hidden.append(found.detach())
-        return found
+        hidden_state: torch.Tensor = super()._get_last_hidden_state(*args, **kwargs)
+        self._hidden.append(hidden_state.detach())
+        return hidden_state
 
     def _means(self, part: MicroBatch) -> dict[str, float]:
         """Return means over the tokens of a micro-batch."""
         measured = self._metrics["train"]
-        found = {"entropy": measured["entropy"][-1]}
+        means = {"entropy": measured["entropy"][-1]}
         measured.clear()
         inside = part.mask.bool()
         if bool(inside.any()):
             assert self._scored is not None, "what a loss is computed of is scored"
             assert self._scores_of_teacher is not None, "by both"
             theirs = self._scores_of_teacher[inside]
-            found["teacher_logprob"] = float(theirs.mean())
-            found["teacher_kl"] = float((self._scored[inside] - theirs).mean())
-        return found
+            means["teacher_logprob"] = float(theirs.mean())
+            means["teacher_kl"] = float((self._scored[inside] - theirs).mean())
+        return means
 
 
 @torch.no_grad()
@@ -132,9 +132,9 @@ def _scores(model: nn.Module, hidden: torch.Tensor, part: MicroBatch) -> torch.T
     config = config.get_text_config()
     weight, bias = _whole(head.weight), _whole(head.bias)
     inside = part.mask.bool()
-    found = torch.zeros(inside.shape, device=hidden.device)
+    scores = torch.zeros(inside.shape, device=hidden.device)
     with maybe_gather_lm_head_ctx(head.weight, head.bias):
-        found[inside], *_ = ChunkedLogProbFunction.apply(
+        scores[inside], *_ = ChunkedLogProbFunction.apply(
             hidden[inside],
             weight,
             bias,
@@ -145,7 +145,7 @@ def _scores(model: nn.Module, hidden: torch.Tensor, part: MicroBatch) -> torch.T
             logit_scale(config),
             ("log_probs",),
         )
-    return found
+    return scores
 
 
 def _whole(weight: torch.Tensor | None) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ajet_backend_trl.plan import Plan
-from ajet_backend_trl.stepped import WHOLE, Division, Stepped, Work, ticks
+from ajet_backend_trl.stepped import WHOLE, Division, SteppedMixin, Work, ticks
 from ajet_backend_trl.tensors import MicroBatch
 from ajet_torch.optimiser import drop_gathered
 from ajet_torch.update_limit import MOVED_TOKENS, shorten_to
@@ -29,16 +29,16 @@ class WeighedBeta(float):
     weights: torch.Tensor
 
     def __new__(cls, beta: float, weights: torch.Tensor) -> Self:
-        found = super().__new__(cls, beta)
-        found.weights = weights
-        return found
+        created = super().__new__(cls, beta)
+        created.weights = weights
+        return created
 
     def __mul__(self, divergence: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Return [R, C] weighted divergences from divergences [R, C]."""
         return divergence * self.weights * float(self)
 
 
-class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
+class SteppedGRPOTrainer(SteppedMixin, GRPOTrainer):  # type: ignore[misc]
     """A `trl.GRPOTrainer` that trains one batch at a time, with its rollouts and advantages.
 
     :param model: a causal LM.
@@ -110,14 +110,14 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
         # A process may have other rows in each epoch. If the model is divided, all processes
         # compute when one needs to.
         done: list[set[int]] = [set() for _ in range(self.accelerator.num_processes)]
-        for minibatch, found in enumerate(plan.minibatches):
+        for number, minibatch in enumerate(plan.minibatches):
             for place in range(plan.accumulation):
-                due = [[share.row for share in parts[place]] for parts in found.passes]
+                due = [[share.row for share in parts[place]] for parts in minibatch.passes]
                 if all(seen.issuperset(rows) for seen, rows in zip(done, due, strict=True)):
                     continue
                 for seen, rows in zip(done, due, strict=True):
                     seen.update(rows)
-                part = self._micro_batch(plan, minibatch, place)
+                part = self._micro_batch(plan, number, place)
                 if truncated:
                     scored = self._score(self.model, part)
                     work.old.update(part.by_row(plan.rows, scored))
@@ -135,11 +135,11 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
     def _score(self, model: nn.Module, part: MicroBatch) -> torch.Tensor:
         """Return [R, C] logprobs under a model, without gradients."""
         with self._temperatures_of(part):
-            found, _, _ = self._get_per_token_logps_and_entropies(
+            logprobs, _, _ = self._get_per_token_logps_and_entropies(
                 model, part.ids, part.attention_mask, part.completion_ids.shape[1]
             )
         drop_gathered(model)
-        return found  # type: ignore[no-any-return]
+        return logprobs  # type: ignore[no-any-return]
 
     def _importance(self, work: Work, part: MicroBatch) -> torch.Tensor:
         """Return [R, C] old over behaviour probability.
@@ -213,9 +213,9 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
     def _score_watched(self, part: MicroBatch) -> torch.Tensor:
         training = self.model.training
         self.model.eval()
-        found = self._score(self.model, part)
+        logprobs = self._score(self.model, part)
         self.model.train(training)
-        return found
+        return logprobs
 
     @contextmanager
     def _weights_of(self, part: MicroBatch) -> Iterator[None]:
@@ -246,12 +246,12 @@ class SteppedGRPOTrainer(Stepped, GRPOTrainer):  # type: ignore[misc]
             "clip_ratio/region_mean": "clip_fraction",
             "cispo_clip_ratio": "clip_fraction",
         }
-        found = {ours: measured[name][-1] for name, ours in names.items() if measured[name]}
+        means = {ours: measured[name][-1] for name, ours in names.items() if measured[name]}
         measured.clear()
         _, part = self._present()
         if self._entropies is not None and part.rows:
-            found["entropy"] = float(self._entropies[part.mask.bool()].mean())
-        return found
+            means["entropy"] = float(self._entropies[part.mask.bool()].mean())
+        return means
 
 
 class _AroundUpdates(TrainerCallback):  # type: ignore[misc]

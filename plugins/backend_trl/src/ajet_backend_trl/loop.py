@@ -60,14 +60,14 @@ class StepLoop(Generic[Work]):
         if self._busy:
             self._busy = False
             self._outbox.put(None)
-        found = self._inbox.get()
-        if found is None:
+        fetched = self._inbox.get()
+        if fetched is None:
             raise _Closed
         self._busy = True
-        if not self._fits(found):
-            self._fetched = found
+        if not self._fits(fetched):
+            self._fetched = fetched
             raise _Again
-        return found
+        return fetched
 
     def close(self) -> None:
         """Stop the thread."""

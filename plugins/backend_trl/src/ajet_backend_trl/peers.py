@@ -105,13 +105,13 @@ class Peers:
         self.hear()
 
     def _answers(self) -> list[str]:
-        found = []
+        answers = []
         for rank, connection in enumerate(self._connections, 1):
             try:
-                found.append(connection.recv())
+                answers.append(connection.recv())
             except (OSError, EOFError) as error:
                 raise _ended(rank, error) from error
-        return found
+        return answers
 
     def close(self) -> None:
         """Stop all peers."""

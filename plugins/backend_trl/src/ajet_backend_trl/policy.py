@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from ajet_backend_trl.configs import Place, distillation_config, grpo_config, sft_config
+from ajet_backend_trl.configs import RunPlace, distillation_config, grpo_config, sft_config
 from ajet_backend_trl.distillation import SteppedDistillationTrainer
 from ajet_backend_trl.grpo import SteppedGRPOTrainer
 from ajet_backend_trl.plan import Objective
@@ -94,7 +94,7 @@ class TrlPolicy:
         self._generation_config = deepcopy(self.module.generation_config)
         self._lora = model.lora
         disable_own_dropout(self.module)
-        place = Place(
+        place = RunPlace(
             output_dir=context.run_dir / "trl",
             seed=context.seed % 2**32,
             cpu=self.device.type == "cpu",
@@ -114,7 +114,7 @@ class TrlPolicy:
         )
 
     def _trainer(
-        self, model: ModelConfig, algorithm: AlgorithmConfig, options: TrlSettings, place: Place
+        self, model: ModelConfig, algorithm: AlgorithmConfig, options: TrlSettings, place: RunPlace
     ) -> tuple[Objective, Stepping]:
         parts = self.module, model.lora, _division(options, algorithm, place)
         if isinstance(options, TrlTrainerSettings):
@@ -205,7 +205,7 @@ class TrlPolicy:
         return cast("nn.Module", plain)
 
 
-def _division(options: TrlSettings, algorithm: AlgorithmConfig, place: Place) -> Division:
+def _division(options: TrlSettings, algorithm: AlgorithmConfig, place: RunPlace) -> Division:
     if options.distribution == "fsdp":
         return Division(fsdp=options.fsdp)
     if options.distribution == "deepspeed":

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from ajet_backend_trl.stepped import WHOLE, Division, Stepped, ticks
+from ajet_backend_trl.stepped import WHOLE, Division, SteppedMixin, ticks
 from ajet_core.timeline import TrainBatch, TrainSegment, TrainTree
 
 IGNORED = -100
@@ -41,7 +41,7 @@ def best_of(batch: TrainBatch, min_reward: float | None) -> TrainBatch:
     return replace(batch, trees=trees, calls=calls)
 
 
-class SteppedSFTTrainer(Stepped, SFTTrainer):  # type: ignore[misc]
+class SteppedSFTTrainer(SteppedMixin, SFTTrainer):  # type: ignore[misc]
     """A `trl.SFTTrainer` for one batch at a time, on sampled tokens at their sampling temperature.
 
     :param model: a causal LM.

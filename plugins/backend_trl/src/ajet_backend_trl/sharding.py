@@ -32,15 +32,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def fsdp_config(options: FsdpSettings) -> dict[str, Any]:
     """Return `transformers.TrainingArguments.fsdp_config`, which configures accelerate's plugin."""
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "version": 2,
         "reshard_after_forward": options.reshard_after_forward,
         "cpu_offload": options.cpu_offload,
         "auto_wrap_policy": options.auto_wrap_policy,
     }
     if options.transformer_layer_cls_to_wrap:
-        found["transformer_layer_cls_to_wrap"] = list(options.transformer_layer_cls_to_wrap)
-    return found
+        config["transformer_layer_cls_to_wrap"] = list(options.transformer_layer_cls_to_wrap)
+    return config
 
 
 def adopt_plugin(
@@ -115,12 +115,12 @@ def gathered(
 
     :param keep: False only takes part, and returns nothing.
     """
-    found = {}
+    complete_tensors = {}
     for name, tensor in tensors.items():
         complete = whole(tensor.detach(), device)
         if keep:
-            found[name] = complete.cpu()
-    return found
+            complete_tensors[name] = complete.cpu()
+    return complete_tensors
 
 
 class ShardedAdamW(MasterAdamW):
@@ -246,7 +246,7 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _cut(
     tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    found = {}
+    local_tensors = {}
     for name, present in like.items():
         tensor = tensors[name]
         if isinstance(present, DTensor):
@@ -254,5 +254,5 @@ def _cut(
             tensor = distribute_tensor(
                 tensor, present.device_mesh, present.placements, src_data_rank=None
             ).to_local()
-        found[name] = tensor
-    return found
+        local_tensors[name] = tensor
+    return local_tensors

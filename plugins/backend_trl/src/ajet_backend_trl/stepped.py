@@ -78,7 +78,7 @@ class Division:
 WHOLE = Division()
 
 
-class Stepped:
+class SteppedMixin:
     """Mixin for a TRL trainer; put it before the trainer in the bases.
 
     :ivar loop: receives the batches.
@@ -133,22 +133,24 @@ class Stepped:
 
         :param module: `model` without the wrapper of peft.
         """
-        found: Optimiser
+        optimiser: Optimiser
         if self._division.zero is not None:
-            found = zero.ZeroAdamW(module, self.model, self.accelerator, algorithm)
-            self.model_wrapped, self.optimizer = found.engine, found.prepared
+            optimiser = zero.ZeroAdamW(module, self.model, self.accelerator, algorithm)
+            self.model_wrapped, self.optimizer = optimiser.engine, optimiser.prepared
         elif self._division.fsdp is not None:
             self.model = self.model_wrapped = sharding.shard(self.accelerator, self.model)
-            found = sharding.ShardedAdamW(module, algorithm, self.accelerator.device)
+            optimiser = sharding.ShardedAdamW(module, algorithm, self.accelerator.device)
             # The optimiser is already on the device of its shards.
-            self.optimizer = self.accelerator.prepare_optimizer(found.adamw, device_placement=False)
+            self.optimizer = self.accelerator.prepare_optimizer(
+                optimiser.adamw, device_placement=False
+            )
         else:
             trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-            found = MasterAdamW(trained, algorithm, float32=False)
-            self.optimizer = found.adamw
-        if isinstance(found, MasterAdamW):
-            self._shorten = found.shorten
-        return found
+            optimiser = MasterAdamW(trained, algorithm, float32=False)
+            self.optimizer = optimiser.adamw
+        if isinstance(optimiser, MasterAdamW):
+            self._shorten = optimiser.shorten
+        return optimiser
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         if self._division.is_whole:
@@ -210,9 +212,9 @@ class Stepped:
         return self._work, self._part
 
     def _micro_batch(self, plan: Plan, minibatch: int, place: int) -> MicroBatch:
-        found = plan.minibatches[minibatch]
-        shares = found.passes[self.accelerator.process_index][place]
-        return micro_batch(plan.rows, shares, found.sizes[place], self.accelerator.device)
+        dealt = plan.minibatches[minibatch]
+        shares = dealt.passes[self.accelerator.process_index][place]
+        return micro_batch(plan.rows, shares, dealt.sizes[place], self.accelerator.device)
 
     # Measuring.
 
@@ -234,8 +236,8 @@ class Stepped:
             group["lr"] = work.learning_rate
 
     def _mean_over_processes(self, value: float) -> float:
-        found = torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)
-        return float(self.accelerator.reduce(found, reduction="mean"))
+        tensor = torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)
+        return float(self.accelerator.reduce(tensor, reduction="mean"))
 
     # Temperatures: TRL has one for all tokens, here each call has its own.
 

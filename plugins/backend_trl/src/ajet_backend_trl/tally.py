@@ -132,13 +132,13 @@ class Tally:
         self.norms.append(math.nan)
         if self.refused is not None:
             return False
-        found = Accumulated(
+        accumulated = Accumulated(
             torch.tensor(loss, dtype=torch.float64),
             torch.tensor(logprobs, dtype=torch.float64),
             0.0,
         )
         try:
-            self.norms[-1] = self.guard.check(number, found, norm.detach().cpu())
+            self.norms[-1] = self.guard.check(number, accumulated, norm.detach().cpu())
         except StepRefusedError as refusal:
             self.refused = refusal
             return False
@@ -171,7 +171,7 @@ class Tally:
             once.
         """
         tokens = max(self.tokens, 1)
-        found = {
+        metrics = {
             "loss": math.fsum(self.losses) / len(self.losses),
             "grad_norm": math.fsum(self.norms) / len(self.norms),
             "entropy": self.sums["entropy"] / tokens,
@@ -180,16 +180,16 @@ class Tally:
             "ratio_max": self.ratio_max,
         }
         if self.moves:
-            found["update_kl"] = max(self.moves)
-            found["updates"] = float(len(self.moves))
-            found["updates_shortened"] = float(self.shortened)
+            metrics["update_kl"] = max(self.moves)
+            metrics["updates"] = float(len(self.moves))
+            metrics["updates_shortened"] = float(self.shortened)
         for name in self.means:
-            found[name] = self.sums[name] / tokens
+            metrics[name] = self.sums[name] / tokens
         if self.has_importance:
-            found["importance_mean"] = self.sums["importance"] * epochs / tokens
-            found["importance_max"] = self.importance_max
-            found["importance_capped"] = self.sums["capped"] * epochs / tokens
+            metrics["importance_mean"] = self.sums["importance"] * epochs / tokens
+            metrics["importance_max"] = self.importance_max
+            metrics["importance_capped"] = self.sums["capped"] * epochs / tokens
         if self.gap >= 0:
-            found["logprob_gap"] = self.gap
-            found["logprob_gap_mean"] = self.gap_sum / self.gap_tokens
-        return found
+            metrics["logprob_gap"] = self.gap
+            metrics["logprob_gap_mean"] = self.gap_sum / self.gap_tokens
+        return metrics

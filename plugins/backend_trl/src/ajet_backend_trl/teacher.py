@@ -70,13 +70,13 @@ def check_same_tokens(student: Path, teacher: Path) -> None:
 
 def _tokens(file: Path) -> dict[int, str]:
     try:
-        found = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+        vocabulary = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
     # The package raises plain Exception for all errors, from bad JSON to unknown model types.
     except Exception as error:
         raise ModelDirectoryError(
             f"{file} is not a valid tokenizer: {error}", param=PARAM
         ) from error
-    return {number: token for token, number in found.items()}
+    return {number: token for token, number in vocabulary.items()}
 
 
 def _shown(token: str | None) -> str:

@@ -55,11 +55,11 @@ class MicroBatch:
         """[R, P + C] attention mask."""
         return torch.cat([self.prompt_mask, self.completion_mask], 1)
 
-    def of_rows(self, found: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    def of_rows(self, by_row: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """Return [R, C] from the values of each row, 0 beyond its end."""
         filled = torch.zeros_like(self.behaviour)
         for place, number in enumerate(self.rows):
-            filled[place, : len(found[number])] = found[number]
+            filled[place, : len(by_row[number])] = by_row[number]
         return filled
 
     def by_row(self, rows: Sequence[Row], values: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -107,10 +107,10 @@ def micro_batch(
 
 def _by_token(row: Row, of_call: Mapping[int, float]) -> list[float]:
     """Return [C] factors of a row's tokens, 0 at tokens that are not trained."""
-    found = [0.0] * len(row.completion)
+    factors = [0.0] * len(row.completion)
     for span in row.spans:
-        found[span.offset : span.offset + span.length] = [of_call[span.call]] * span.length
-    return found
+        factors[span.offset : span.offset + span.length] = [of_call[span.call]] * span.length
+    return factors
 
 
 def _inverse_temperature(
@@ -120,10 +120,10 @@ def _inverse_temperature(
         return None
     inverse = [[1.0 / temperature for temperature in row] for row in temperatures]
     of_targets = _right(inverse, torch.float32, device, fill=1)
-    found = torch.ones(len(temperatures), prompt + of_targets.shape[1], device=device)
+    factors = torch.ones(len(temperatures), prompt + of_targets.shape[1], device=device)
     # The position before a token predicts it.
-    found[:, prompt - 1 : -1] = of_targets
-    return found
+    factors[:, prompt - 1 : -1] = of_targets
+    return factors
 
 
 def _left(values: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:

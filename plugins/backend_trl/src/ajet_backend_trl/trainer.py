@@ -212,8 +212,8 @@ class TrlTrainer(Trainer[TrlSettingsT_co]):
         """
         policy, _ = self._started()
         with self._peers_do("gather") if policy.is_divided else nullcontext():
-            found = policy.checkpointed()
-        save_checkpoint(directory, found, self._progress)
+            tensors = policy.checkpointed()
+        save_checkpoint(directory, tensors, self._progress)
 
     def load(self, directory: Path) -> None:
         """Continue from a checkpoint, with bitwise the same results as without the interruption.

@@ -214,8 +214,8 @@ class ZeroAdamW:
         for name, parameter in self.parameters.items():
             _keep(weights, name, safe_get_full_fp32_param(parameter), keep)
             for key in MOMENTS:
-                found = safe_get_full_optimizer_state(parameter, key)
-                _keep(state, f"{name}/{key}", found, keep)
+                moment = safe_get_full_optimizer_state(parameter, key)
+                _keep(state, f"{name}/{key}", moment, keep)
             _keep(state, f"{name}/step", self._steps(), keep)
         return Snapshot(weights, state)
 
@@ -253,18 +253,18 @@ class ZeroAdamW:
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
-        found: dict[str, torch.Tensor] = {}
+        weights: dict[str, torch.Tensor] = {}
         for name, parameter in self._module.named_parameters(remove_duplicate=False):
             if parameter.requires_grad:
-                _keep(found, name, safe_get_full_fp32_param(parameter), keep)
+                _keep(weights, name, safe_get_full_fp32_param(parameter), keep)
             else:
                 with GatheredParameters([parameter]):
-                    _keep(found, name, parameter.detach(), keep)
+                    _keep(weights, name, parameter.detach(), keep)
         persistent = self._module.state_dict().keys()
         for name, buffer in self._module.named_buffers():
             if name in persistent:
-                _keep(found, name, buffer, keep)
-        return found
+                _keep(weights, name, buffer, keep)
+        return weights
 
     def _steps(self) -> torch.Tensor:
         return next(iter(self._state.values()))["step"]

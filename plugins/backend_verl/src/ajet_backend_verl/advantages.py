@@ -50,14 +50,14 @@ def responses(batch: TrainBatch) -> list[Response]:
             continue
         rewarded = call.agent in batch.episodes[call.episode].agent_rewards
         by_agent.setdefault((call.episode, call.agent if rewarded else None), []).append(number)
-    found = []
+    its_responses = []
     for (episode, agent), calls in by_agent.items():
         of = batch.episodes[episode]
         reward = of.reward if agent is None else of.agent_rewards[agent]
         # Names of groups and agents may contain any characters.
         group = repr((of.group, agent))
-        found.append(Response(calls, group, reward))
-    return found
+        its_responses.append(Response(calls, group, reward))
+    return its_responses
 
 
 def estimated(batch: TrainBatch, rows: Sequence[Row], config: AlgoConfig) -> list[Row]:
@@ -65,26 +65,28 @@ def estimated(batch: TrainBatch, rows: Sequence[Row], config: AlgoConfig) -> lis
 
     :raises TrainerError: the estimator does not support the batch.
     """
-    found = responses(batch)
-    if not found:
+    its_responses = responses(batch)
+    if not its_responses:
         return list(rows)
-    by_call = _by_call(batch, found, _estimate(batch, found, config))
+    by_call = _by_call(batch, its_responses, _estimate(batch, its_responses, config))
     return [_with_advantages(row, by_call) for row in rows]
 
 
-def _estimate(batch: TrainBatch, found: Sequence[Response], config: AlgoConfig) -> torch.Tensor:
+def _estimate(
+    batch: TrainBatch, its_responses: Sequence[Response], config: AlgoConfig
+) -> torch.Tensor:
     """Return [responses, T] advantages."""
     # Imported here, because the import takes seconds and other runs do not need it.
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
-    sizes = [sum(len(batch.calls[call].logprobs) for call in each.calls) for each in found]
+    sizes = [sum(len(batch.calls[call].logprobs) for call in each.calls) for each in its_responses]
     mask = padded([[1.0] * size for size in sizes])
     data = DataProto.from_dict(
         tensors={
-            "token_level_rewards": padded([_rewards(batch, each) for each in found]),
+            "token_level_rewards": padded([_rewards(batch, each) for each in its_responses]),
             "response_mask": mask,
         },
-        non_tensors={"uid": np.array([each.group for each in found], dtype=object)},
+        non_tensors={"uid": np.array([each.group for each in its_responses], dtype=object)},
     )
     try:
         data = compute_advantage(
@@ -105,22 +107,22 @@ def _estimate(batch: TrainBatch, found: Sequence[Response], config: AlgoConfig) 
 
 
 def _rewards(batch: TrainBatch, response: Response) -> list[float]:
-    found: list[float] = []
+    token_rewards: list[float] = []
     episode = batch.episodes[batch.calls[response.calls[0]].episode]
     rewards = MappingProxyType(episode.call_rewards)
     for number in response.calls:
         call = batch.calls[number]
-        found += [0.0] * len(call.logprobs)
-        found[-1] += rewards.get(call.call_id, 0.0)
-    found[-1] += response.reward
-    return found
+        token_rewards += [0.0] * len(call.logprobs)
+        token_rewards[-1] += rewards.get(call.call_id, 0.0)
+    token_rewards[-1] += response.reward
+    return token_rewards
 
 
 def _by_call(
-    batch: TrainBatch, found: Sequence[Response], advantages: torch.Tensor
+    batch: TrainBatch, its_responses: Sequence[Response], advantages: torch.Tensor
 ) -> dict[int, Floats]:
     by_call: dict[int, Floats] = {}
-    for response, row in zip(found, advantages.numpy(), strict=True):
+    for response, row in zip(its_responses, advantages.numpy(), strict=True):
         start = 0
         for number in response.calls:
             end = start + len(batch.calls[number].logprobs)

@@ -15,7 +15,7 @@ import numpy as np
 from ajet_backend_verl.advantages import estimated
 from ajet_backend_verl.configs import correction_config, estimator_config
 from ajet_backend_verl.correction import Corrected, corrected
-from ajet_backend_verl.part import Done, Floats, Orders, WorkerFailure
+from ajet_backend_verl.part import Floats, MinibatchResult, Orders, WorkerFailure
 from ajet_backend_verl.plan import Minibatch, Plan, make_plan, rows_to_train, shares
 from ajet_backend_verl.policy import VerlPolicy
 from ajet_backend_verl.settings import VerlTrainerSettings
@@ -200,13 +200,13 @@ class BatchStep:
         reference = (
             self._scored(plan, plan.computed, reference=True) if self.algorithm.kl_coef > 0 else {}
         )
-        found = Corrected()
+        correction = Corrected()
         if config is not None and old:
-            found = corrected(plan.rows, plan.computed, old, config)
+            correction = corrected(plan.rows, plan.computed, old, config)
         tally = Tally(plan.rows, self.progress.policy_version, old)
         if old:
             tally.score(old)
-        return Known(old, reference, found.importance, found.masks), tally, found
+        return Known(old, reference, correction.importance, correction.masks), tally, correction
 
     def _scored(self, plan: Plan, rows: Sequence[int], *, reference: bool) -> dict[int, Floats]:
         policy = self.policy
@@ -217,7 +217,7 @@ class BatchStep:
 
     def _update(
         self, plan: Plan, minibatch: Minibatch, number: int, known: Known
-    ) -> tuple[Done, dict[int, Floats]]:
+    ) -> tuple[MinibatchResult, dict[int, Floats]]:
         policy = self.policy
         parts = shares(plan.rows, minibatch.rows, policy.workers.count)
         data = [
@@ -295,10 +295,10 @@ class BatchStep:
 
 
 def _joined(
-    rows: Sequence[Row], parts: Sequence[Sequence[int | None]], found: Sequence[Floats]
+    rows: Sequence[Row], parts: Sequence[Sequence[int | None]], by_part: Sequence[Floats]
 ) -> dict[int, Floats]:
     return {
         number: values
-        for part, values_of_part in zip(parts, found, strict=True)
+        for part, values_of_part in zip(parts, by_part, strict=True)
         for number, values in by_row(rows, part, values_of_part).items()
     }

@@ -169,7 +169,7 @@ class Cluster:
 
     def _too_small(self) -> TrainerError:
         free = available_resources_per_node()
-        found = [
+        nodes = [
             f"{node['NodeManagerAddress']} with "
             f"{free.get(node['NodeID'], {}).get(self._resource, 0):g} of "
             f"{node['Resources'].get(self._resource, 0):g} free"
@@ -179,7 +179,7 @@ class Cluster:
         return TrainerError(
             f"the Ray cluster has no free place for {self._per_node} workers on each of "
             f"{self._nodes} nodes, with a {self._resource} for each; nodes that are up: "
-            f"{', '.join(found) or 'none'}. Start what is missing, wait longer "
+            f"{', '.join(nodes) or 'none'}. Start what is missing, wait longer "
             "(trainer.settings.start_seconds), or set trainer.settings.nodes and workers_per_node "
             "lower: checkpoints can be loaded by any number of workers",
             param="trainer.settings.nodes",

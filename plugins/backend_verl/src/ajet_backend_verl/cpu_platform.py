@@ -27,8 +27,8 @@ def _zero(*_: Any, **__: Any) -> int:
 
 def _device_module() -> types.ModuleType:
     """Return `torch.cpu` with the functions of `torch.cuda` that verl uses."""
-    found = types.ModuleType("torch_cpu")
-    found.__dict__.update({n: getattr(torch.cpu, n) for n in dir(torch.cpu) if n[:2] != "__"})
+    module = types.ModuleType("torch_cpu")
+    module.__dict__.update({n: getattr(torch.cpu, n) for n in dir(torch.cpu) if n[:2] != "__"})
     memory = (
         "max_memory_allocated",
         "max_memory_reserved",
@@ -43,16 +43,16 @@ def _device_module() -> types.ModuleType:
         "reset_peak_memory_stats",
         "set_device",
     )
-    found.__dict__.update(dict.fromkeys(memory, _zero))
-    found.__dict__.update(dict.fromkeys(actions, _nothing))
-    found.__dict__.update(
+    module.__dict__.update(dict.fromkeys(memory, _zero))
+    module.__dict__.update(dict.fromkeys(actions, _nothing))
+    module.__dict__.update(
         get_device_name=lambda *_: "CPU",
         get_rng_state=torch.get_rng_state,
         is_available=lambda: False,
         mem_get_info=lambda *_: (0, 0),
         set_rng_state=torch.set_rng_state,
     )
-    return found
+    return module
 
 
 @PlatformRegistry.register(platform="cpu")

@@ -17,7 +17,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from verl.workers.config import FSDPActorConfig, TrainingWorkerConfig
 
 from ajet_backend_verl.cluster import Cluster
-from ajet_backend_verl.part import Done, Floats, Orders, WorkerFailure
+from ajet_backend_verl.part import Floats, MinibatchResult, Orders, WorkerFailure
 from ajet_backend_verl.shards import Described, Kind, Plain
 from ajet_backend_verl.worker import VerlWorker
 from ajet_core.errors import WeightsLostError
@@ -68,8 +68,8 @@ class Workers:
 
     def begin(self, max_update_rms: float) -> dict[str, int]:
         """Call `VerlWorker.begin` on all workers."""
-        found: list[dict[str, int]] = self._all("begin", max_update_rms)
-        return found[0]
+        counts: list[dict[str, int]] = self._all("begin", max_update_rms)
+        return counts[0]
 
     def aim(self, actor: FSDPActorConfig, *, weighs_itself: bool) -> None:
         """Call `VerlWorker.aim` on all workers."""
@@ -77,17 +77,17 @@ class Workers:
 
     def score(self, rows: Sequence[TensorDict], *, reference: bool) -> list[Floats]:
         """Return [workers] logprobs of their rows, under the present weights or the reference."""
-        found: list[Floats] = self._all("score_reference" if reference else "score", list(rows))
-        return found
+        logprobs: list[Floats] = self._all("score_reference" if reference else "score", list(rows))
+        return logprobs
 
     def shorten(self, share: float) -> None:
         """Call `VerlWorker.shorten` on all workers."""
         self._all("shorten", share)
 
-    def update(self, rows: Sequence[TensorDict], orders: Orders) -> list[Done]:
+    def update(self, rows: Sequence[TensorDict], orders: Orders) -> list[MinibatchResult]:
         """Return [workers] results of `VerlWorker.update`."""
-        found: list[Done] = self._all("update", list(rows), [orders] * self.count)
-        return found
+        results: list[MinibatchResult] = self._all("update", list(rows), [orders] * self.count)
+        return results
 
     def keep(self) -> None:
         """Call `VerlWorker.keep` on all workers."""
@@ -107,16 +107,16 @@ class Workers:
 
     def described(self, kind: Kind | None) -> dict[str, Described]:
         """Call `VerlWorker.describe` on all workers."""
-        found: list[dict[str, Described]] = self._all("describe", kind)
-        return found[0]
+        described: list[dict[str, Described]] = self._all("describe", kind)
+        return described[0]
 
     def whole(self, kind: Kind | None) -> dict[str, torch.Tensor]:
         """Return whole tensors in the host memory of this process."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for names in _parcels(self.described(kind)):
             parcel: dict[str, Plain] = self._all("fetch", kind, names)[0]
-            found.update({name: plain.tensor() for name, plain in parcel.items()})
-        return found
+            tensors.update({name: plain.tensor() for name, plain in parcel.items()})
+        return tensors
 
     def put(self, kind: Kind, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace weights or state with whole tensors."""

@@ -22,7 +22,7 @@ def merged(weights: Mapping[str, torch.Tensor], lora: LoraConfig) -> dict[str, t
     :param weights: with peft's names: ``X.base_layer.weight`` [out, in],
         ``X.lora_A.default.weight`` [rank, in] and ``X.lora_B.default.weight`` [out, rank].
     """
-    found: dict[str, torch.Tensor] = {}
+    plain_weights: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
         if ".lora_A." in name or ".lora_B." in name:
             continue
@@ -31,5 +31,5 @@ def merged(weights: Mapping[str, torch.Tensor], lora: LoraConfig) -> dict[str, t
         if layer != name and layer + DOWN in weights:
             down, up = weights[layer + DOWN].float(), weights[layer + UP].float()
             tensor = tensor.float() + lora.alpha / lora.rank * (up @ down)  # noqa: PLW2901
-        found[plain] = tensor
-    return found
+        plain_weights[plain] = tensor
+    return plain_weights

@@ -94,10 +94,10 @@ class Objective:
     ) -> torch.Tensor:
         info = self.config.global_batch_info
         if weights is None:
-            found: torch.Tensor = agg_loss(values, mask, self.config.loss_agg_mode, **info)
+            loss: torch.Tensor = agg_loss(values, mask, self.config.loss_agg_mode, **info)
         else:
-            found = agg_loss(values * weights, mask, "token-sum", **info)
-        return found
+            loss = agg_loss(values * weights, mask, "token-sum", **info)
+        return loss
 
     @torch.no_grad()
     def _measure(

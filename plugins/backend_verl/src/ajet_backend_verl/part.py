@@ -39,7 +39,7 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class MinibatchResult:
     """The result of a minibatch; equal on all workers except for `logprobs`.
 
     :param logprobs: [R, C] of the worker's rows.

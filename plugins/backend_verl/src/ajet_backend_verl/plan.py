@@ -58,7 +58,7 @@ def separated(rows: Sequence[Row]) -> list[Row]:
     A row whose calls have several temperatures is computed once for each, with the other calls as
     context.
     """
-    found: list[Row] = []
+    separate: list[Row] = []
     for row in rows:
         by_temperature: dict[float, Row] = {}
         for temperature in dict.fromkeys(row.temperatures[span.offset] for span in row.spans):
@@ -68,8 +68,8 @@ def separated(rows: Sequence[Row]) -> list[Row]:
             ]
             spans = [s for s in row.spans if row.temperatures[s.offset] == temperature]
             by_temperature[temperature] = replace(row, mask=inside, spans=spans)
-        found += by_temperature.values()
-    return found
+        separate += by_temperature.values()
+    return separate
 
 
 def rows_to_train(batch: TrainBatch) -> list[Row]:

@@ -166,15 +166,15 @@ class VerlPolicy:
 
 def _dtype_of(model: ModelConfig, config: Any, device: torch.device) -> torch.dtype:
     if model.dtype != "auto":
-        found = DTYPES[model.dtype]
+        dtype = DTYPES[model.dtype]
     elif device.type == "cpu":
-        found = torch.float32
+        dtype = torch.float32
     else:
-        found = getattr(config, "dtype", None) or torch.float32
-    if found not in {torch.float32, torch.bfloat16}:
+        dtype = getattr(config, "dtype", None) or torch.float32
+    if dtype not in {torch.float32, torch.bfloat16}:
         raise ConfigError(
-            f"the trainer 'verl' does not train in {str(found).removeprefix('torch.')}; set "
+            f"the trainer 'verl' does not train in {str(dtype).removeprefix('torch.')}; set "
             "model.dtype to bfloat16 or float32",
             param="model.dtype",
         )
-    return found
+    return dtype

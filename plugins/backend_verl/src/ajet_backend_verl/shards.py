@@ -150,8 +150,8 @@ class Shards:
         return bool(torch.stack(bounds).isfinite().all()) if bounds else True
 
     def _locals(self) -> dict[str, torch.Tensor]:
-        found = {**self.tensors(WEIGHTS), **self.tensors(STATE)}
-        return {name: local_of(tensor) for name, tensor in found.items()}
+        tensors = {**self.tensors(WEIGHTS), **self.tensors(STATE)}
+        return {name: local_of(tensor) for name, tensor in tensors.items()}
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -170,7 +170,7 @@ def gather(
 
     :param wanted: whether this worker returns them.
     """
-    found = {}
+    gathered = {}
     for name in names:
         tensor = tensors[name]
         # Offloaded tensors must be moved to the device that communication uses.
@@ -178,8 +178,8 @@ def gather(
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()
         if wanted:
-            found[name] = Plain.of(whole)
-    return found
+            gathered[name] = Plain.of(whole)
+    return gathered
 
 
 def described(tensors: Mapping[str, torch.Tensor]) -> dict[str, Described]:

@@ -27,7 +27,7 @@ def variables(
     :param meeting: a file for workers to find each other, if all are on this machine; otherwise
         they contact the first worker on a port that others can reach.
     """
-    found = {
+    environment = {
         "TOKENIZERS_PARALLELISM": "false",
         # Models are local directories.
         **{name: os.environ.get(name, "1") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")},
@@ -36,16 +36,16 @@ def variables(
         "VERL_USE_EXTERNAL_PLUGINS": "none",
     }
     if threads is not None or device.type == "cpu":
-        found[THREADS] = str(threads or 1)
+        environment[THREADS] = str(threads or 1)
     if device.type == "cpu":
-        found["VERL_PLATFORM"] = "cpu"
-        found["VERL_USE_EXTERNAL_MODULES"] = "ajet_backend_verl.cpu_platform"
+        environment["VERL_PLATFORM"] = "cpu"
+        environment["VERL_USE_EXTERNAL_MODULES"] = "ajet_backend_verl.cpu_platform"
         # verl registers its FSDP engine only for accelerators, but the engine does not need one.
-        found["VERL_ENGINE_DEVICE"] = "cuda"
+        environment["VERL_ENGINE_DEVICE"] = "cuda"
     if meeting is not None:
-        found["DIST_INIT_METHOD"] = f"file://{meeting}"
-        found["GLOO_SOCKET_IFNAME"] = "lo"
-    return found
+        environment["DIST_INIT_METHOD"] = f"file://{meeting}"
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    return environment
 
 
 def prepare(device: torch.device) -> None:

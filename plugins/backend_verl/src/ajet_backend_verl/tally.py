@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ajet_backend_verl.part import SUMS, Done, Floats
+from ajet_backend_verl.part import SUMS, Floats, MinibatchResult
 from ajet_training.rows import Row
 
 MAX_LOG_RATIO = 20.0
@@ -43,12 +43,12 @@ class Tally:
     gap_sum: float = 0.0
     gap_tokens: int = 0
 
-    def score(self, found: Mapping[int, Floats]) -> None:
+    def score(self, logprobs: Mapping[int, Floats]) -> None:
         """Add logprobs under the weights before the step, which a separate pass computed."""
-        self.known.update(found)
-        self.processed += sum(self.rows[number].tokens for number in found)
+        self.known.update(logprobs)
+        self.processed += sum(self.rows[number].tokens for number in logprobs)
 
-    def add(self, done: Done, logprobs: Mapping[int, Floats]) -> None:
+    def add(self, done: MinibatchResult, logprobs: Mapping[int, Floats]) -> None:
         """Add a computed minibatch.
 
         :param done: result of any worker, except for its logprobs.
@@ -59,21 +59,21 @@ class Tally:
         self.losses.append(done.loss)
         for name in SUMS:
             self.sums[name] += done.sums[name]
-        for number, found in logprobs.items():
+        for number, policy in logprobs.items():
             row = self.rows[number]
-            self.known.setdefault(number, found)
+            self.known.setdefault(number, policy)
             self.processed += row.tokens
             inside = np.array(row.mask)
             behaviour = np.array(row.behaviour, np.float32)
             compared = self.old.get(number, behaviour)
-            difference = (found - compared)[inside].astype(np.float64)
+            difference = (policy - compared)[inside].astype(np.float64)
             ratios = np.exp(difference.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
             self.ratio_sum += float(ratios.sum())
             self.ratio_max = max(self.ratio_max, float(ratios.max()))
             self.tokens += len(ratios)
             current = inside & (np.array(row.versions) == self.gap_version)
             if first and current.any():
-                gaps = np.abs(found - behaviour)[current].astype(np.float64)
+                gaps = np.abs(policy - behaviour)[current].astype(np.float64)
                 self.gap = max(self.gap, float(gaps.max()))
                 self.gap_sum += float(gaps.sum())
                 self.gap_tokens += len(gaps)
@@ -81,7 +81,7 @@ class Tally:
     def metrics(self, *, has_kl: bool) -> dict[str, float]:
         """Return means over tokens and optimiser steps."""
         tokens = max(self.sums["tokens"], 1.0)
-        found = {
+        metrics = {
             "loss": math.fsum(self.losses) / len(self.losses),
             "grad_norm": math.fsum(self.norms) / len(self.norms),
             "entropy": self.sums["entropy"] / tokens,
@@ -90,15 +90,15 @@ class Tally:
             "ratio_max": self.ratio_max,
         }
         if self.moves:
-            found["update_kl"] = max(self.moves)
-            found["updates"] = float(len(self.moves))
-            found["updates_shortened"] = float(self.shortened)
+            metrics["update_kl"] = max(self.moves)
+            metrics["updates"] = float(len(self.moves))
+            metrics["updates_shortened"] = float(self.shortened)
         if has_kl:
-            found["kl"] = self.sums["kl"] / tokens
+            metrics["kl"] = self.sums["kl"] / tokens
         if self.gap >= 0:
-            found["logprob_gap"] = self.gap
-            found["logprob_gap_mean"] = self.gap_sum / self.gap_tokens
-        return found
+            metrics["logprob_gap"] = self.gap
+            metrics["logprob_gap_mean"] = self.gap_sum / self.gap_tokens
+        return metrics
 
 
 def importance_metrics(
@@ -108,13 +108,13 @@ def importance_metrics(
 
     :param cap: limit above which weights are truncated.
     """
-    found = []
+    ratios_by_row = []
     for number, logprobs in old.items():
         inside = np.array(rows[number].mask)
         behaviour = np.array(rows[number].behaviour, np.float32)
         difference = (logprobs - behaviour)[inside].astype(np.float64)
-        found.append(np.exp(difference.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)))
-    ratios = np.concatenate(found)
+        ratios_by_row.append(np.exp(difference.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)))
+    ratios = np.concatenate(ratios_by_row)
     return {
         "importance_mean": float(ratios.mean()),
         "importance_max": float(ratios.max()),

@@ -47,12 +47,12 @@ def padded(
 ) -> torch.Tensor:
     """Return [R, at least `width`] from R sequences, 0 beyond their ends."""
     wide = max([width, *map(len, values)])
-    found = torch.zeros(len(values), wide, dtype=dtype)
+    filled = torch.zeros(len(values), wide, dtype=dtype)
     for number, row in enumerate(values):
         place = slice(wide - len(row), wide) if left else slice(0, len(row))
         # Copied, because arrays from Ray are read-only.
-        found[number, place] = torch.from_numpy(np.array(row)).to(dtype)
-    return found
+        filled[number, place] = torch.from_numpy(np.array(row)).to(dtype)
+    return filled
 
 
 def score_data(
@@ -84,28 +84,28 @@ def update_data(
             extra[name] = []
     for number in numbers:
         row = None if number is None else rows[number]
-        found: dict[str, Sequence[float] | Floats] = {}
+        columns: dict[str, Sequence[float] | Floats] = {}
         if row is not None and number is not None:
-            found = {
+            columns = {
                 "advantages": row.advantages,
                 "old_log_probs": known.old.get(number, np.asarray(row.behaviour, np.float32)),
             }
             if "ref_log_prob" in extra:
-                found["ref_log_prob"] = known.reference[number]
+                columns["ref_log_prob"] = known.reference[number]
             if "rollout_is_weights" in extra:
-                found["rollout_is_weights"] = known.importance[number]
+                columns["rollout_is_weights"] = known.importance[number]
             if weights is not None:
-                found["weights"] = _spread(row, weights)
+                columns["weights"] = _spread(row, weights)
         for name, column in extra.items():
-            column.append(found.get(name, [0.0]))
+            column.append(columns.get(name, [0.0]))
     return _data(rows, numbers, extra, masks=known.masks, max_tokens=max_tokens)
 
 
 def _spread(row: Row, weights: Mapping[int, float]) -> list[float]:
-    found = [0.0] * len(row.completion)
+    by_token = [0.0] * len(row.completion)
     for span in row.spans:
-        found[span.offset : span.offset + span.length] = [weights[span.call]] * span.length
-    return found
+        by_token[span.offset : span.offset + span.length] = [weights[span.call]] * span.length
+    return by_token
 
 
 def _data(

@@ -138,16 +138,16 @@ def checked(values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
     :raises ValueError: a key cannot be set, or does not accept its value; the message names it.
     """
-    found: dict[str, JsonValue] = {}
+    accepted: dict[str, JsonValue] = {}
     for name in sorted(values):
         if name not in PASSED_ON:
             raise ValueError(_why_not(name))
         try:
-            found[name] = TypeAdapter(PASSED_ON[name]).validate_python(values[name])
+            accepted[name] = TypeAdapter(PASSED_ON[name]).validate_python(values[name])
         except ValidationError as error:
             reason = error.errors(include_url=False)[0]["msg"]
             raise ValueError(f"verl's {name} cannot be {values[name]!r}: {reason}") from error
-    return found
+    return accepted
 
 
 def _why_not(name: str) -> str:

@@ -25,7 +25,7 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
 from ajet_backend_verl.objective import Objective
-from ajet_backend_verl.part import SUMS, Done, Floats, Orders, WorkerFailure
+from ajet_backend_verl.part import SUMS, Floats, MinibatchResult, Orders, WorkerFailure
 from ajet_backend_verl.shards import Described, Kind, Plain, Shards, described, gather
 from ajet_core.errors import StepRefusedError
 from ajet_torch.guard import Accumulated, Limits, StepGuard
@@ -40,14 +40,14 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 def on_all(method: Method) -> Method:
     """Mark a method to be called on all workers with the same arguments."""
-    found: Method = register(dispatch_mode=Dispatch.ONE_TO_ALL)(method)
-    return found
+    registered: Method = register(dispatch_mode=Dispatch.ONE_TO_ALL)(method)
+    return registered
 
 
 def on_each(method: Method) -> Method:
     """Mark a method to be called on all workers, each with its item of a list for each argument."""
-    found: Method = register(dispatch_mode=Dispatch.DP_COMPUTE)(method)
-    return found
+    registered: Method = register(dispatch_mode=Dispatch.DP_COMPUTE)(method)
+    return registered
 
 
 class VerlWorker(TrainingWorker):  # type: ignore[misc]
@@ -125,18 +125,18 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         tu.assign_non_tensor(
             rows, calculate_entropy=False, compute_loss=False, no_lora_adapter=without_adapters
         )
-        found = by.infer_batch(rows)
+        output = by.infer_batch(rows)
         drop_gathered(by.engine.module)
-        logprobs = no_padding_2_padding(tu.get(found, "log_probs"), rows)
+        logprobs = no_padding_2_padding(tu.get(output, "log_probs"), rows)
         return logprobs.float().numpy()  # type: ignore[no-any-return]
 
     @on_each
-    def update(self, rows: TensorDict, orders: Orders) -> Done:
+    def update(self, rows: TensorDict, orders: Orders) -> MinibatchResult:
         """Compute the gradient of a minibatch, and apply it unless it is refused."""
         with self._failing():
             return self._updated(rows, orders)
 
-    def _updated(self, rows: TensorDict, orders: Orders) -> Done:
+    def _updated(self, rows: TensorDict, orders: Orders) -> MinibatchResult:
         engine = self.engine
         tu.assign_non_tensor(
             rows,
@@ -165,26 +165,26 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
                 engine.optimizer_step()
             elif orders.rehearsal:
                 engine.optimizer_zero_grad()
-        return Done(logprobs.float().cpu().numpy(), loss, float(norm), sums, refused)
+        return MinibatchResult(logprobs.float().cpu().numpy(), loss, float(norm), sums, refused)
 
     def _summed(self, loss: float) -> tuple[float, dict[str, float]]:
         """Return loss and sums over all workers."""
         numbers = [loss / torch.distributed.get_world_size(), *self._objective.sums.values()]
         total = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         torch.distributed.all_reduce(total)
-        found = total.tolist()
-        return found[0], dict(zip(SUMS, found[1:], strict=True))
+        sums = total.tolist()
+        return sums[0], dict(zip(SUMS, sums[1:], strict=True))
 
     @staticmethod
     def _refused(orders: Orders, loss: float, logprobs: float, norm: torch.Tensor) -> str:
         guard = StepGuard(orders.step, orders.steps, Limits(None, orders.grad_norm_limit))
-        found = Accumulated(
+        accumulated = Accumulated(
             loss=torch.tensor(loss, dtype=torch.float64),
             logprob_sum=torch.tensor(logprobs, dtype=torch.float64),
             expected_loss=0.0,
         )
         try:
-            guard.check(orders.number, found, norm.detach().cpu())
+            guard.check(orders.number, accumulated, norm.detach().cpu())
         except StepRefusedError as refusal:
             return refusal.message
         return ""

@@ -86,7 +86,7 @@ class LaunchPlan:
     def environment(self, replica: int, key: str) -> dict[str, str]:
         """Return the whole environment. Each replica on GPUs gets its own consecutive GPUs."""
         options = self.options
-        found = server_environment(IN_SERVER) | {
+        variables = server_environment(IN_SERVER) | {
             "SERVED_API_KEY": key,
             "SERVED_SOCKET": str(self.socket),
             # The Rust server would open a port of its own.
@@ -95,13 +95,13 @@ class LaunchPlan:
             "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
         }
         # Weights are broadcast from the same machine.
-        found.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if self.cpu:
-            found |= {"SGLANG_USE_CPU_ENGINE": "0", "OMP_NUM_THREADS": str(options.threads)}
+            variables |= {"SGLANG_USE_CPU_ENGINE": "0", "OMP_NUM_THREADS": str(options.threads)}
         elif options.replicas > 1:
             each = options.tensor_parallel_size
-            found["CUDA_VISIBLE_DEVICES"] = gpus_of(replica, options.replicas, each)
-        return found
+            variables["CUDA_VISIBLE_DEVICES"] = gpus_of(replica, options.replicas, each)
+        return variables
 
 
 def _context(model: ModelConfig, wanted: int) -> int:

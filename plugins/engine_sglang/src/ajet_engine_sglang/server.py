@@ -343,14 +343,14 @@ class _Answer:
             raise EngineError(f"SGLang returned {len(rows)} logprobs for {fresh} tokens")
         rows = rows[len(rows) - fresh :]
         ids = [int(row[1]) for row in rows]
-        found = None
+        top_logprobs = None
         if self._top:
             tops = meta.get("output_top_logprobs") or []
-            found = [
+            top_logprobs = [
                 [(int(token), float(logprob)) for logprob, token, *_ in row]
                 for row in tops[len(tops) - fresh :]
             ]
-        return Piece(ids, [float(row[0]) for row in rows], self._reason(reason, ids), found)
+        return Piece(ids, [float(row[0]) for row in rows], self._reason(reason, ids), top_logprobs)
 
     def _reason(self, reason: dict[str, Any], ids: list[int]) -> Literal["stop", "length"] | None:
         match reason.get("type"):

@@ -24,9 +24,9 @@ class VllmMember(GroupMember):
 
     async def prepare(self) -> None:
         """Read the workers' properties; call this before any other method."""
-        found = await self._rpc("ajet_collectives", {})
-        self._ranks = len(found)
-        self._backends = found[0]
+        properties = await self._rpc("ajet_collectives", {})
+        self._ranks = len(properties)
+        self._backends = properties[0]
 
     def ranks(self) -> int:
         """Return the number of workers."""

@@ -85,7 +85,7 @@ class LaunchPlan:
     def environment(self, replica: int) -> dict[str, str]:
         """Return the whole environment. Each replica on GPUs gets its own consecutive GPUs."""
         options = self.options
-        found = server_environment(IN_SERVER) | {
+        variables = server_environment(IN_SERVER) | {
             # Enables the routes that change weights; only this process can reach the socket.
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_HOST_IP": "127.0.0.1",
@@ -94,20 +94,20 @@ class LaunchPlan:
             "VLLM_USE_V2_MODEL_RUNNER": "0",
         }
         if self.cpu:
-            found |= {
+            variables |= {
                 "VLLM_TARGET_DEVICE": "cpu",
                 "VLLM_CPU_KVCACHE_SPACE": str(options.kv_cache_gib),
             }
             if options.threads is not None:
                 # Otherwise servers and trainer would be bound to the same cores.
-                found |= {
+                variables |= {
                     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                     "OMP_NUM_THREADS": str(options.threads),
                 }
             if self._eager:
                 # Otherwise parts of the sampler would be compiled during the first request.
-                found["TORCH_COMPILE_DISABLE"] = "1"
+                variables["TORCH_COMPILE_DISABLE"] = "1"
         elif options.replicas > 1:
             each = options.tensor_parallel_size
-            found["CUDA_VISIBLE_DEVICES"] = gpus_of(replica, options.replicas, each)
-        return found
+            variables["CUDA_VISIBLE_DEVICES"] = gpus_of(replica, options.replicas, each)
+        return variables

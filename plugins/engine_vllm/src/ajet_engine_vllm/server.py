@@ -246,8 +246,8 @@ class VllmServer(HttpModelServer):
     async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:
         """Call a method of all workers and return their answers."""
         answer = await self.ask("/collective_rpc", {"method": method, "kwargs": arguments})
-        found: list[Any] = answer["results"]
-        return found
+        results: list[Any] = answer["results"]
+        return results
 
 
 def _piece(choice: dict[str, Any], top: int) -> Piece:

@@ -67,9 +67,9 @@ class ShapingSampler(Sampler):  # type: ignore[misc]
                 shaped.append((row, request))
         named["logprob_logits"] = said
         ids: torch.Tensor = super().forward(logits_output, sampling_info, *rest, **named)
-        told = ids.tolist() if shaped else []
+        sampled = ids.tolist() if shaped else []
         for row, request in shaped:
-            request.sampled(places[row], told[row])
+            request.sampled(places[row], sampled[row])
         return ids
 
     def _requests(self, info: Any, size: int) -> Iterator[tuple[int, Placed, int]]:

@@ -37,17 +37,17 @@ def tell_loaded_weights() -> None:
         with loaded.noting(self.get_model(), self.model_config.dtype):
             return received(self, *rest, **named)
 
-    def told(self: Any, action: str, *rest: Any, role: str, **named: Any) -> Any:
+    def handle_or_report(self: Any, action: str, *rest: Any, role: str, **named: Any) -> Any:
         if action != LOADED:
             return handle(self, action, *rest, role=role, **named)
-        found = loaded.report(self._get_model().named_parameters())
+        checksums = loaded.report(self._get_model().named_parameters())
         return {
-            "checksums": found,
-            "per_gpu_checksum": overall_checksum(found),
+            "checksums": checksums,
+            "per_gpu_checksum": overall_checksum(checksums),
             "parallelism_info": self._parallelism_info(role=role).model_dump(),
         }
 
     WeightUpdater.update_weights_from_disk = update_weights_from_disk
     WeightUpdater.begin_weight_update = begin_weight_update
     WeightUpdater.load_weights_from_distributed = load_weights_from_distributed
-    WeightChecker.handle = told
+    WeightChecker.handle = handle_or_report

@@ -200,8 +200,8 @@ class WorkerExtension:
         if self.ajet_loaded is None:
             return {}
         parameters = self.model_runner.get_model().named_parameters()
-        found: dict[str, str] = self.ajet_loaded.report(parameters)
-        return found
+        checksums: dict[str, str] = self.ajet_loaded.report(parameters)
+        return checksums
 
     def _ajet_reload(self, **source: Any) -> None:
         loaded = self.ajet_loaded = self.ajet_loaded or LoadedWeights()
