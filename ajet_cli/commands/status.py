@@ -38,7 +38,7 @@ _TIMELINE_METRICS = (
     "tokens_planned",
     "tokens_drifted",
     "tokens_dropped",
-    "tokens_paid_again",
+    "tokens_recomputed",
     "forks",
     *_TIMELINE_NOTES,
 )

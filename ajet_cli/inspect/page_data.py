@@ -129,7 +129,7 @@ def _fork(fork: TimelineFork, numbers: Mapping[str, int]) -> dict[str, Any]:
         "role": fork.role,
         "field": fork.field,
         "shared": fork.shared,
-        "recomputedTokens": fork.paid_again,
+        "recomputedTokens": fork.recomputed_tokens,
         "diff": diff_parts(fork.before, fork.after),
     }
 

@@ -97,7 +97,7 @@ def fork_list(episode: EpisodeTimelines) -> RenderableType:
     for fork in episode.forks:
         table.add_row(
             Text(f"call {indices[fork.call_id]}", style="bold"),
-            Text(fork.kind, style="yellow" if fork.paid_again else "dim"),
+            Text(fork.kind, style="yellow" if fork.recomputed_tokens else "dim"),
             _fork(fork, indices),
         )
     return table
@@ -200,8 +200,8 @@ def _fork(fork: TimelineFork, indices: dict[str, int]) -> Text:
         row.append(f"parts from call {indices[fork.before_call_id]}")
     if fork.message >= 0:
         row.append(f" at message {fork.message} ({visible(fork.role)}), field {fork.field}")
-    if fork.paid_again:
-        row.append(f", {fork.paid_again} tokens recomputed", "bold")
+    if fork.recomputed_tokens:
+        row.append(f", {fork.recomputed_tokens} tokens recomputed", "bold")
     if fork.before or fork.after:
         diff = text_diff(fork.before, fork.after)
         row.append(f"\n{shorten(visible(diff), _DIFF_WIDTH)}")

@@ -54,7 +54,7 @@ class StepSummary(Message):
       (tool calls that could not be parsed), ``tokens_per_call`` (sampled),
       ``sampled_entropy`` (the mean of ``-logprob`` of all sampled tokens, in nats: an estimate of
       the entropy of the distributions that they were sampled from);
-    - ``forks``, ``tokens_paid_again`` (computed again because agents rewrote their history);
+    - ``forks``, ``tokens_recomputed`` (computed again because agents rewrote their history);
     - ``calls_drifted``, ``tokens_drifted`` (rendering the answer again would have given other
       tokens), ``calls_echoed_otherwise`` (the agent returned the answer in another form): the
       sampled tokens were kept;

@@ -91,7 +91,7 @@ class TimelineFork(Message):
     :param message: index of the first message that differs, -1 if none does.
     :param role: of that message.
     :param field: the field of the message that differs.
-    :param paid_again: tokens that were computed again although an earlier call had the same tokens.
+    :param recomputed_tokens: tokens that were computed again although an earlier call had them.
     """
 
     call_id: str
@@ -103,7 +103,7 @@ class TimelineFork(Message):
     before: str
     after: str
     shared: int
-    paid_again: int
+    recomputed_tokens: int
 
 
 class EpisodeTimelines(Message):

@@ -81,7 +81,7 @@ class Admission:
 
     # --- Claims -----------------------------------------------------------------------------------
 
-    async def wait_for_place(self, request: ClaimRequest, client_id: str) -> Granted:
+    async def wait_for_slot(self, request: ClaimRequest, client_id: str) -> Granted:
         """Wait for a slot and return the new episode; its record is not stored yet.
 
         :raises NotRollingError: no run is active, or no slot became free within

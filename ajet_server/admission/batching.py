@@ -85,7 +85,7 @@ class BatchBuilder:
             and (its_group := self._groups.get(group)) is not None
         ):
             size = self._config.episodes_per_task
-            if its_group.holds_place(size) or not (its_group.room(size) or its_group.spent(size)):
+            if its_group.holds_slot(size) or not (its_group.room(size) or its_group.spent(size)):
                 return its_group.room(size) > 0
         return self.takes(tag)
 
@@ -444,7 +444,7 @@ class BatchBuilder:
         if self._config.full_by == "episodes":
             return
         size = self._config.episodes_per_task
-        if group.holds_place(size) and group.room(size):
+        if group.holds_slot(size) and group.room(size):
             self._decided.add(name)
         else:
             self._decided.discard(name)

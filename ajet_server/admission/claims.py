@@ -38,7 +38,7 @@ class ClaimDesk:
         again = await self._granted_before(request, client_id)
         if again is not None:
             return again
-        granted = await self._admission.wait_for_place(request, client_id)
+        granted = await self._admission.wait_for_slot(request, client_id)
         claim = granted.record.claim_hash
         if (begun := self._beginning.get(claim)) is not None:
             # Two identical claims at once: the other one already has its episode.

@@ -49,7 +49,7 @@ class Slots:
         self._credit = dict(credit or {})
         self._blocked: frozenset[str] = frozenset()
         self._kept: dict[str, int] = {}
-        # How many places of this batch are ready of tags that have left its mixture, by tag.
+        # How many slots of this batch are ready of tags that have left its mixture, by tag.
         self._inherited: dict[str, int] = {}
         # The step whose ratios replace those of this batch's own step.
         self._as_of: int | None = None
@@ -282,7 +282,7 @@ class Slots:
 
 
 def _slots_ahead(rollout: RolloutConfig, needed: int) -> int:
-    """Return how many places may be under way beyond those of one batch.
+    """Return how many slots may be in use beyond those of one batch.
 
     If n slots of other batches are under way while a batch of m is filled, the batch is trained
     with weights that are n / m steps newer on average.

@@ -90,7 +90,7 @@ class TaskGroup:
             return 0
         return max(0, size - len(self.given_up) - len(self.open) - len(self.ended))
 
-    def holds_place(self, size: int) -> bool:
+    def holds_slot(self, size: int) -> bool:
         """Return whether the group occupies one of the batch's slots.
 
         An incomplete task without open episodes does not: its client may be gone and must not keep
@@ -139,7 +139,7 @@ class TaskGroup:
             open=len(self.open),
             ended=len(self.ended),
             ready=complete and self.worth(size) and not zero_variance,
-            active=self.holds_place(size) and not zero_variance,
+            active=self.holds_slot(size) and not zero_variance,
         )
 
     def versions(self) -> Iterator[int]:

@@ -78,7 +78,7 @@ class WaitingLine:
         return self._tags.keys()
 
     def of_tag(self, tag: str) -> list[Ticket]:
-        """Return the tickets that need a place of a tag."""
+        """Return the tickets that need a slot of a tag."""
         return list(self._tags.get(tag, {}).values())
 
     def next(self, builder: BatchBuilder) -> Ticket | None:

@@ -58,7 +58,7 @@ class TrainingData:
         return {
             "tokens_raw": float(self.batch.tokens_raw),
             "tokens_planned": float(chosen.tokens),
-            "tokens_paid_again": float(self.forks.recomputed_tokens.total()),
+            "tokens_recomputed": float(self.forks.recomputed_tokens.total()),
             "forks": float(self.forks.forks.total()),
             "episodes": float(len(self.batch.episodes)),
             "calls": float(self.calls_made.total()),

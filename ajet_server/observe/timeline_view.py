@@ -120,7 +120,7 @@ def episode_timelines(
                 before=clean(fork.before),
                 after=clean(fork.after),
                 shared=fork.shared,
-                paid_again=fork.recomputed_tokens,
+                recomputed_tokens=fork.recomputed_tokens,
             )
             for fork in merged.forks
         ],

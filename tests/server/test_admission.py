@@ -56,7 +56,7 @@ class Server:
         """A claim that waits or is answered."""
         request = ClaimRequest.model_validate({"task_id": task, **more})
         before = self.admission.waiting_count
-        asked = asyncio.create_task(self.admission.wait_for_place(request, "client"))
+        asked = asyncio.create_task(self.admission.wait_for_slot(request, "client"))
         while not asked.done() and self.admission.waiting_count == before:
             await asyncio.sleep(0)
         return asked

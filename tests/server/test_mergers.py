@@ -101,7 +101,7 @@ async def test_the_merger_of_a_plugin_is_trained_and_shown(
         assert roles == ["user", *["assistant", "user"] * number]
     # What earlier calls have said is paid again.
     assert [fork.call_id for fork in tree.forks] == [call.call_id for call in calls[1:]]
-    assert all(fork.paid_again and not fork.shared for fork in tree.forks)
+    assert all(fork.recomputed_tokens and not fork.shared for fork in tree.forks)
 
     monkeypatch.setattr("ajet_cli.state.plugin_manager", lambda _: plugins_with_branches())
     run_dir = server.run_dir

@@ -55,7 +55,7 @@ async def test_a_fork_is_told(server: Running) -> None:
     (fork,) = (await timelines(server, grant["episode_id"])).forks
     assert (fork.kind, fork.role, fork.field) == ("rewritten", "system", "content")
     assert (fork.before, fork.after) == ("It is Monday.", "It is Tuesday.")
-    assert fork.paid_again > 0
+    assert fork.recomputed_tokens > 0
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_forks_are_said_in_words() -> None:
     made["x"] = [first, replace(second, base=None, shared=0, suffix_ids=prompt, messages=messages)]
     data = prepare(made)
     assert data.metrics()["forks"] == 1.0
-    assert data.metrics()["tokens_paid_again"] == 5.0
+    assert data.metrics()["tokens_recomputed"] == 5.0
     assert "rewrites the system message" in data.forks.sentences()[0]
 
 
@@ -314,7 +314,7 @@ async def test_a_clock_in_the_system_message_is_found_and_priced(server: Running
     assert "recomputed because your agent rewrites the system message (8 times" in sentence
     metrics = status["last_step"]["metrics"]
     assert metrics["forks"] == 8.0
-    share = metrics["tokens_paid_again"] / metrics["tokens_merged"]
+    share = metrics["tokens_recomputed"] / metrics["tokens_merged"]
     assert sentence.startswith(f"{share:.0%}")
     # Without the clock the tree would hold what is paid again once.
     assert 0.2 < share < 0.7
