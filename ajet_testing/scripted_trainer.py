@@ -48,6 +48,7 @@ class ScriptedTrainerSettings(FaultSettings):
     :param sways: nats by which its weights change the logprobs of a rehearsal.
     :param reports_checksums: whether published updates have checksums.
     :param memory: maximum number of tokens of a sequence; None for any.
+    :param dies_over: number of tokens of a sequence above which a step kills its process.
     :param teacher: a second model directory, which is not read.
     :param dies_in: the method in which it kills its process.
     """
@@ -61,6 +62,7 @@ class ScriptedTrainerSettings(FaultSettings):
     sways: Annotated[float, Field(ge=0)] = 0.0
     reports_checksums: bool = True
     memory: Count | None = None
+    dies_over: Count | None = None
     teacher: Annotated[str | None, ModelDirectory()] = None
     dies_in: Literal["start", "load", "publish", "save"] | None = None
 
@@ -106,6 +108,9 @@ class ScriptedTrainer(Trainer[ScriptedTrainerSettings]):
             sequences = batch.sequences
         except ValueError as error:
             raise TrainerError(str(error)) from error
+        limit = self.settings.dies_over
+        if limit is not None and any(len(s.token_ids) > limit for s in sequences):
+            self._faults.die("step", "step")
         trained = sum(sum(s.loss_mask) for s in sequences)
         processed = sum(len(s.token_ids) for s in sequences)
         digest = hashlib.sha256(f"{self._digest} {batch.step}".encode())

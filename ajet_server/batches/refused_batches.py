@@ -67,6 +67,25 @@ class RefusedBatches:
             )
         return None
 
+    async def divide(self, record: BatchRecord, error: StepRefusedError) -> bool:
+        """Divide a batch of several clients into one for each client, to find whose fails.
+
+        :return: whether it had several clients.
+        """
+        parts: dict[str, list[str]] = {}
+        for episode_id in record.episode_ids:
+            parts.setdefault(await self._client(episode_id), []).append(episode_id)
+        if len(parts) < 2:
+            return False
+        await self._store.divide_batch(record, list(parts.values()))
+        _log.error(
+            "batch %s is trained in %d parts, one for each client: %s",
+            record.batch_id,
+            len(parts),
+            error.message,
+        )
+        return True
+
     async def leave_out(
         self, record: BatchRecord, culprits: Set[str], error: StepRefusedError
     ) -> BatchRecord:

@@ -477,11 +477,16 @@ class RunLoop:
         self.health.accept([record.batch_id])
 
     async def _count_death(self, record: BatchRecord, error: AjetError) -> None:
-        """Count the loss of a worker against its batch, which is refused after too many."""
+        """Count the loss of a worker against its batch.
+
+        After too many, the batch is refused, or divided if it has episodes of several clients.
+        """
         if self.supervisor.workers.only_engine_died:
             return
         if (fatal := self._refusals.died(record.batch_id, error)) is not None:
-            await self._refused.refuse(record, fatal)
+            known = self._refusals.was_trained(record.batch_id)
+            if known or not await self._refused.divide(record, fatal):
+                await self._refused.refuse(record, fatal)
             # The batch was at fault: later batches get the full number of restarts.
             self._deaths = 0
 

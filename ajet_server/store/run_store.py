@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -276,6 +278,37 @@ class RunStore:
             kept = [episode_id for episode_id in stored.episode_ids if episode_id not in moved]
             await self._store.append(replace(stored, episode_ids=kept), quarantined)
 
+    async def divide_batch(self, batch: BatchRecord, parts: Sequence[Sequence[str]]) -> None:
+        """Divide a batch into one for each part, all or nothing.
+
+        They are trained one after the other; later batches move to later steps.
+
+        :param batch: as for `refuse_batch`; it keeps its id, and the episodes of the first part.
+        :param parts: ids of all its episodes.
+        :raises StoreError: the batch is unknown, was refused, or has other episodes.
+        """
+        async with self._batching:
+            stored = await self._waiting_batch(batch)
+            if sorted(chain.from_iterable(parts)) != sorted(stored.episode_ids):
+                raise StoreError(
+                    f"cannot divide batch {stored.batch_id}: the parts do not have its episodes"
+                )
+            first, *others = parts
+            records = [replace(stored, episode_ids=list(first))]
+            for number, part in enumerate(others, 1):
+                records.append(
+                    replace(
+                        stored,
+                        batch_id=secrets.token_hex(8),
+                        step=stored.step + number,
+                        episode_ids=list(part),
+                        aborted_ids=[],
+                    )
+                )
+            later = await self._store.batches(after_step=stored.step)
+            records += [replace(waiting, step=waiting.step + len(others)) for waiting in later]
+            await self._store.append(*records)
+
     async def add_step(self, step: StepRecord) -> None:
         """Record a finished step and the scores of its calls.
 
@@ -442,7 +475,8 @@ class RunStore:
 
     async def _waiting_batch(self, batch: BatchRecord) -> BatchRecord:
         """Return a batch that is to be trained, as stored."""
-        # Batches only move to earlier steps, so the stored step is not before that of `batch`.
+        # Unless they are loaded anew, batches only move to earlier steps: the stored step is not
+        # before that of `batch`.
         for stored in await self._store.batches(after_step=batch.step - 1):
             if stored.batch_id == batch.batch_id:
                 return stored

@@ -276,6 +276,24 @@ async def test_episodes_of_a_batch_are_quarantined_and_the_others_trained(store:
     assert await store.batches(after_step=0) == [kept]
 
 
+async def test_a_batch_is_divided_and_later_ones_wait_for_all_parts(store: RunStore) -> None:
+    await ended(store, "a", "b", "c", "d")
+    batch = BatchRecord("batch", 2, ["a", "b", "c"], 2.0, credit={"x": 0.5})
+    later = BatchRecord("later", 3, ["d"], 2.0)
+    await store.add_batch(batch)
+    await store.add_batch(later)
+    with pytest.raises(StoreError, match="do not have its episodes"):
+        await store.divide_batch(batch, [["a", "b"], ["d"]])
+    # It was to be trained as step 1.
+    await store.divide_batch(replace(batch, step=1), [["a", "c"], ["b"]])
+    first, second, third = await store.batches(after_step=1)
+    assert first == replace(batch, episode_ids=["a", "c"])
+    assert second == replace(batch, batch_id=second.batch_id, step=3, episode_ids=["b"])
+    assert third == replace(later, step=4)
+    assert await store.batches(after_step=2) == [second, third]
+    assert await store.episodes(batched=False) == []
+
+
 async def test_a_batch_is_that_of_the_step_that_trained_it(store: RunStore) -> None:
     await ended(store, "a")
     await store.add_batch(BatchRecord("batch", 2, ["a"], 2.0))

@@ -15,7 +15,15 @@ from ajet_core.protocol import ServerState
 from ajet_server.observe import watchdog
 from ajet_server.run.checkpoints import CheckpointFolder
 from ajet_testing.faults import HoldGate
-from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_of
+from ajet_testing.servers import (
+    CLIENT,
+    CONTROL,
+    Running,
+    ServerFactory,
+    claim_as,
+    error_of,
+    new_token,
+)
 from tests.support.runs import abort, events, finish_batch, loop_of, status, until_state
 
 
@@ -160,6 +168,33 @@ async def test_a_batch_that_workers_die_of_is_kept_and_the_next_one_takes_its_st
     (kept,) = await server.service.store.batches(after_step=0, refused=True)
     assert "1 worker died while training the batch; the last failure" in kept.refused
     assert kept.batch_id not in {s.batch_id for s in await server.service.store.steps()}
+
+
+@pytest.mark.usefixtures("worker_processes")
+async def test_a_client_whose_episodes_kill_workers_costs_the_others_nothing(
+    server: Running,
+) -> None:
+    await server.roll(trainer={"dies_over": 200, "once": False}, failures={"max_deaths": 1})
+    _, other = await new_token(server, "other")
+    episodes: dict[str, list[str]] = {"a": [], "b": []}
+    for task, headers, text in (("a", CLIENT, "Hi"), ("b", other, "Hi " * 200)) * 2:
+        grant = (await claim_as(server, headers, task)).json()
+        assert (await server.chat(grant, text)).status_code == 200
+        end = {"reward": float(len(episodes[task]))}
+        url = f"/v1/episodes/{grant['episode_id']}/end"
+        assert (await server.http.post(url, headers=headers, json=end)).status_code == 200
+        episodes[task].append(grant["episode_id"])
+    store, coordinator = server.service.store, server.service.coordinator
+    await server.service.board.wait_until(
+        lambda: coordinator.step == 1 and bool(events(server, "refused"))
+    )
+    await until_state(server, ServerState.ROLLING)
+    (refused,) = await store.batches(after_step=0, refused=True)
+    assert sorted(refused.episode_ids) == sorted(episodes["b"])
+    (trained,) = await store.batches(after_step=0)
+    assert sorted(trained.episode_ids) == sorted(episodes["a"])
+    for episode in episodes["a"]:
+        assert len(await store.scores(episode)) == 1
 
 
 @pytest.mark.usefixtures("worker_processes")
