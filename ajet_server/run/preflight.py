@@ -10,7 +10,7 @@ from ajet_core.interfaces import BatchRecord, SealReport, StepReport
 from ajet_core.protocol import PreflightCheck, PreflightConfig, PreflightReport
 from ajet_core.timeline import TrainBatch
 from ajet_server.batches.batch_preparation import prepare_batch
-from ajet_server.run.preflight_checks import Evidence, Longest, check_all
+from ajet_server.run.preflight_checks import Evidence, Longest, check_all, lost_messages
 from ajet_server.run.probing import batch_of_one
 from ajet_server.run.run_setup import ResolvedRun
 from ajet_server.run.step import trainer_alone
@@ -85,6 +85,7 @@ async def preflight(
             episode.episode_id: client
             for episode, client in zip(data.batch.episodes, data.client_of, strict=True)
         },
+        await asyncio.to_thread(lost_messages, calls, run.renderer.decode),
     )
     if refusable and refusal:
         raise StepRefusedError(refusal)

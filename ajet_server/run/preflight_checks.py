@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -14,6 +16,7 @@ from ajet_server.batches.batch_findings import BatchFault
 from ajet_server.gateway.rendering.call_metadata import CALLS_UNREAD, DRIFT_TOKENS, ECHO_FIELDS
 
 _QUARTERS = 4
+_WORD = re.compile(r"\w+")
 # A mean over fewer tokens is not meaningful.
 _TELLING = 16
 # Below a tenth of the limit, a gap is rounding, however it depends on the position.
@@ -47,6 +50,7 @@ class Evidence:
     :param uses_rewards: whether the trainer learns from advantages.
     :param dropout: whether it computes logprobs with dropout, which engines never do.
     :param clients: the client of each episode, by episode id.
+    :param lost: by role, the number of messages that their prompts do not contain.
     """
 
     batch: TrainBatch
@@ -60,6 +64,7 @@ class Evidence:
     uses_rewards: bool = True
     dropout: bool = False
     clients: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
 
     def of_client(self, client: str) -> Evidence:
         """Return the evidence that one client's calls give."""
@@ -87,7 +92,7 @@ def check_all(evidence: Evidence, config: PreflightConfig) -> list[PreflightChec
     return [
         _of_all_clients(evidence, lambda part: logprobs_agree(part, config.max_logprob_gap)),
         weights_are_proven(evidence.seal),
-        template_round_trips(evidence.calls),
+        template_round_trips(evidence.calls, evidence.lost),
         _of_all_clients(evidence, lambda part: tool_calls_are_read(part.calls)),
         longest_fits(evidence),
         rewards_differ_in_groups(evidence),
@@ -220,8 +225,36 @@ def weights_are_proven(seal: SealReport) -> PreflightCheck:
     return PreflightCheck(name=name, verdict="pass", found=what[seal.proof])
 
 
-def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
-    """Check that the chat template reproduces the agent's messages as they were sampled."""
+def lost_messages(calls: Sequence[Call], decode: Callable[[Sequence[int]], str]) -> Counter[str]:
+    """Count, by role, the agent's messages that their prompts do not contain.
+
+    Templates may change white space and escape characters, so words are compared: a message is
+    lost if most of its words are missing.
+
+    :param decode: returns the text of token ids.
+    """
+    lost: Counter[str] = Counter()
+    for call in calls:
+        if not call.messages:
+            continue
+        prompt = call.prompt_ids
+        # The first may begin with tokens that an earlier prompt has, too.
+        start = min(len(prompt) - len(call.suffix_ids), call.messages[0].start)
+        words = frozenset(_WORD.findall(decode(prompt[start:])))
+        for placed in call.messages:
+            text = placed.text
+            # What the model wrote is kept as tokens, and templates may drop its reasoning.
+            own = set(_WORD.findall(text.content)) if text.role != "assistant" else set()
+            if 2 * len(own & words) < len(own):
+                lost[text.role] += 1
+    return lost
+
+
+def template_round_trips(calls: Sequence[Call], lost: Mapping[str, int]) -> PreflightCheck:
+    """Check that the chat template reproduces the agent's messages, and answers as sampled.
+
+    :param lost: as `Evidence.lost`.
+    """
     name = "template"
     drifted = [call for call in calls if DRIFT_TOKENS in call.metadata]
     echoed = [call for call in calls if ECHO_FIELDS in call.metadata]
@@ -231,6 +264,17 @@ def template_round_trips(calls: Sequence[Call]) -> PreflightCheck:
             verdict="fail",
             found="the agent made no call",
             way_out="make the agent use the base_url and api_key of its episode",
+        )
+    if lost:
+        roles = ", ".join(f"{count} of role {role!r}" for role, count in sorted(lost.items()))
+        return PreflightCheck(
+            name=name,
+            verdict="fail",
+            found=f"the prompts lack messages that the agent sent: {roles}",
+            way_out=(
+                "the chat template drops them: set model.renderer to the model's own renderer, or "
+                "correct the chat template in the model directory; `ajet inspect` shows the calls"
+            ),
         )
     if drifted:
         return PreflightCheck(

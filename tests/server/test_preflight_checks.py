@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from ajet_core.interfaces import SealReport, StepReport
 from ajet_core.protocol import PreflightCheck, PreflightConfig
-from ajet_core.timeline import Call, TrainBatch, TrainCall, TrainEpisode
-from ajet_server.run.preflight_checks import Evidence, Longest, check_all
+from ajet_core.timeline import (
+    Call,
+    MessageText,
+    PlacedMessage,
+    TrainBatch,
+    TrainCall,
+    TrainEpisode,
+)
+from ajet_server.run.preflight_checks import Evidence, Longest, check_all, lost_messages
 
 TOKENS = 40
 PROVEN = SealReport(0, "checksums", tensors=7, servers=2)
@@ -111,6 +119,29 @@ def test_answers_that_the_template_writes_otherwise() -> None:
     check = verdict("template", evidence(0.0, calls=[call(), call(metadata={"drift_tokens": "2"})]))
     assert check.verdict == "warn"
     assert "1 of 2 answers" in check.found
+
+
+def test_messages_that_prompts_lack() -> None:
+    texts = {1: "You open", 2: " doors. Door 7", 3: " is locked"}
+
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(texts[token] for token in ids)
+
+    messages = [
+        MessageText("system", "You open\n doors."),
+        MessageText("tool", 'is \\"locked\\"'),
+        MessageText("tool", "the door opens after a while"),
+        MessageText("assistant", "never written"),
+        MessageText("user", "?!"),
+    ]
+    placed = tuple(PlacedMessage(0, 1, text) for text in messages)
+    assert lost_messages([call(messages=placed)], decode) == {"tool": 1}
+    # The first token is that of an earlier prompt.
+    continued = call(call_id="d", suffix_ids=[2, 3], messages=placed, base=call(), shared=1)
+    assert lost_messages([continued], decode) == {"tool": 1}
+    check = verdict("template", evidence(0.0, lost={"tool": 1}))
+    assert check.verdict == "fail"
+    assert "lack messages that the agent sent: 1 of role 'tool'" in check.found
 
 
 def test_answers_that_come_back_in_another_form_are_told_and_kept() -> None:

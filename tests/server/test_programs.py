@@ -327,3 +327,29 @@ async def test_a_client_whose_tool_calls_nobody_reads_does_not_pause_the_run_of_
         (check,) = [check for check in checks if check["name"] == "tools"]
         assert check["verdict"] == "warn"
         assert "only the calls of client" in check["found"]
+
+
+# A template that leaves tool results out.
+DROPS_RESULTS = HERMES.replace(
+    "{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"
+)
+
+
+async def test_a_template_that_drops_tool_results_fails_the_preflight(tmp_path: Path) -> None:
+    async with says(CALLED, "qwen3", tmp_path, DROPS_RESULTS) as model:
+        server = model.server
+        tools = [{"type": "function", "function": WRITE}]
+        others = [await server.claim(task) for task in "abb"]
+        for number, grant in enumerate([model.grant, *others]):
+            said: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
+            answer = await server.chat(grant, messages=said, tools=tools)
+            message = answer.json()["choices"][0]["message"]
+            result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"]}
+            said += [message, {**result, "content": "The file was written to disk"}]
+            assert (await server.chat(grant, messages=said, tools=tools)).status_code == 200
+            assert (await server.end(grant, float(number % 2))).status_code == 200
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+        checks = (await status(server))["preflight"]["checks"]
+        (check,) = [check for check in checks if check["name"] == "template"]
+        assert check["verdict"] == "fail"
+        assert "4 of role 'tool'" in check["found"]
