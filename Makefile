@@ -92,7 +92,7 @@ lint: setup  ## Check style, format and words, and that generated files are up t
 	$(BIN)/python scripts/unasync.py --check
 	$(BIN)/python -m pytest -q tests/test_words.py
 
-generate: setup  ## Write the synchronous client anew from the asynchronous one, and docs/openapi.json from the routes
+generate: setup  ## Generate the synchronous client from the asynchronous one, and docs/openapi.json from the routes
 	$(BIN)/python scripts/unasync.py
 	$(BIN)/python scripts/write_openapi.py
 

@@ -71,7 +71,7 @@ class EngineSuite(ShapingSuite):
         raise NotImplementedError
 
     async def test_it_samples_as_many_tokens_as_asked(self, engine: Engine) -> None:
-        """With logprobs of one version, to the length."""
+        """The tokens have logprobs of one policy version, and the call ends by its length."""
         version = await self.serve(engine, 0)
         for wanted in (1, 2, 17):
             answer = await ask(engine, self.prompts(1)[0], max_tokens=wanted)
@@ -106,7 +106,7 @@ class EngineSuite(ShapingSuite):
         self.assert_exact(0, prompt, answers[1], 0.7)
 
     async def test_top_k_of_one_is_the_most_likely_token(self, engine: Engine) -> None:
-        """So the cut is made, whatever is said of its logprobs."""
+        """The cut applies to sampling, however the engine reports logprobs."""
         await self.serve(engine, 0)
         prompt = self.prompts(1, seed=3)[0]
         try:
@@ -116,7 +116,7 @@ class EngineSuite(ShapingSuite):
         assert answer.ids == (await ask(engine, prompt, temperature=0.0)).ids
 
     async def test_temperature_zero_takes_the_most_likely_token(self, engine: Engine) -> None:
-        """Of the reference, every time."""
+        """The token is the most likely one of the reference, in every call."""
         await self.serve(engine, 0)
         prompt = self.prompts(1, seed=4)[0]
         answers = [await ask(engine, prompt, temperature=0.0) for _ in range(2)]
@@ -126,7 +126,7 @@ class EngineSuite(ShapingSuite):
         assert answers[0].ids[: len(likely)] == likely
 
     async def test_a_stop_token_ends_and_is_included(self, engine: Engine) -> None:
-        """With its logprob."""
+        """The stop token is part of the answer and has a logprob."""
         await self.serve(engine, 0)
         prompt = self.prompts(1, seed=5)[0]
         free = await ask(engine, prompt, temperature=0.0, max_tokens=12)
@@ -158,7 +158,7 @@ class EngineSuite(ShapingSuite):
             assert (await ask(engine, prompt, seed=extreme)).ids
 
     async def test_top_logprobs(self, engine: Engine) -> None:
-        """As many as asked for, most likely first, of the same distribution as the token's own."""
+        """There are as many as requested, most likely first, of the sampled token's distribution."""
         wanted = min(4, self.capabilities.max_top_logprobs)
         if not wanted:
             pytest.skip("no top_logprobs")
@@ -177,7 +177,7 @@ class EngineSuite(ShapingSuite):
                 assert abs(reference[token] - value) <= self.tolerance
 
     async def test_requests_that_make_no_sense_are_refused(self, engine: Engine) -> None:
-        """With the right error, and the engine continues."""
+        """The error has the right type, and the engine continues."""
         await self.serve(engine, 0)
         with pytest.raises(RequestError):
             await ask(engine, [])
@@ -199,7 +199,7 @@ class EngineSuite(ShapingSuite):
         assert (len(answer.ids), answer.reason) == (1, "length")
 
     async def test_the_context_ends_a_completion(self, engine: Engine) -> None:
-        """As its limit would."""
+        """A call that reaches the context length ends as one that reaches its own limit."""
         await self.serve(engine, 0)
         answer = await ask(engine, [2] * (self.max_context - 5), max_tokens=50)
         assert (len(answer.ids), answer.reason) == (5, "length")
@@ -215,7 +215,7 @@ class EngineSuite(ShapingSuite):
             self.assert_exact(0, prompt, answer)
 
     async def test_a_stream_comes_in_chunks(self, engine: Engine) -> None:
-        """Of the tokens that come at once without one."""
+        """The chunks of a stream have the tokens of the same call without a stream."""
         await self.serve(engine, 0)
         prompt = self.prompts(1, seed=10)[0]
         whole = await ask(engine, prompt, temperature=0.0, max_tokens=40)
