@@ -158,7 +158,7 @@ class EngineSuite(ShapingSuite):
             assert (await ask(engine, prompt, seed=extreme)).ids
 
     async def test_top_logprobs(self, engine: Engine) -> None:
-        """There are as many as requested, most likely first, of the sampled token's distribution."""
+        """As many as requested, most likely first, of the sampled token's distribution."""
         wanted = min(4, self.capabilities.max_top_logprobs)
         if not wanted:
             pytest.skip("no top_logprobs")
