@@ -8,9 +8,10 @@ from pathlib import Path
 
 
 def too_large(model: str | Path, path: Path) -> str:
-    """Copy a model directory with layers of terabytes in its configuration; return the copy."""
+    """Copy a model directory, with layers of hundreds of gigabytes; return the copy."""
     shutil.copytree(model, path)
     config = json.loads((path / "config.json").read_text())
-    config["intermediate_size"] = 10**11
+    # The most that is accepted.
+    config["intermediate_size"] = 2**31 - 1
     (path / "config.json").write_text(json.dumps(config))
     return str(path)

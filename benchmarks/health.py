@@ -162,7 +162,7 @@ FAULTS: Sequence[Fault] = (
         config={"timelines": {"max_tokens": 185, "over_long": "drop"}},
         start=True,
     ),
-    Fault("failures that are much longer", ("advantage_bias",), rambling=True),
+    Fault("failures that are much longer", ("advantage_bias",), reward="of_success", rambling=True),
     Fault(
         "late turns trimmed", ("trimmed",), config={"timelines": {"max_tokens": 150}}, start=True
     ),
@@ -246,6 +246,9 @@ class FaultyAgent(GridWalkAgent):
 
     def of_one_task(self, task: Task, reward: float) -> float:
         return reward if task.id.endswith("-0") else 0.0
+
+    def of_success(self, _task: Task, reward: float) -> float:
+        return float(reward >= 1)
 
     def noise(self, _task: Task, _reward: float) -> float:
         # Leave some signal in every task, so that the entropy is checked.
