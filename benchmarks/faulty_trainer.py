@@ -10,7 +10,7 @@ from ajet_backend_torch.trainer import TorchTrainer
 from altered_plugin import FaultySettings
 
 from ajet_core.interfaces import StepReport, WorkerContext
-from ajet_core.timeline import TrainBatch
+from ajet_core.timeline import TrainBatch, TrainCall
 
 
 class FaultyTrainer(TorchTrainer):
@@ -27,7 +27,8 @@ class FaultyTrainer(TorchTrainer):
         """Train, with the fault from its first step on."""
         fault = self._fault
         if fault.reset and not self._initial:
-            self._initial = {n: p.detach().clone() for n, p in self._parameters()}
+            parameters = self.policy.module.named_parameters()
+            self._initial = {name: weights.detach().clone() for name, weights in parameters}
         if batch.step >= fault.from_step:
             if fault.rate != 1.0 and not self._raised:
                 self._raised = True
@@ -45,14 +46,11 @@ class FaultyTrainer(TorchTrainer):
             # The last norm scales the logits.
             self.policy.module.get_parameter("model.norm.weight").data.mul_(fault.sharpen)
         if batch.step >= fault.from_step and fault.reset:
-            for name, parameter in self._parameters():
-                parameter.data.copy_(self._initial[name])
+            for name, weights in self.policy.module.named_parameters():
+                weights.data.copy_(self._initial[name])
         return report
 
-    def _parameters(self):  # type: ignore[no-untyped-def]
-        return self.policy.module.named_parameters()
-
-    def _noisy(self, call):  # type: ignore[no-untyped-def]
+    def _noisy(self, call: TrainCall) -> TrainCall:
         noise = self._random.gauss
         return replace(
             call, logprobs=[min(0.0, x + noise(0.0, self._fault.noise)) for x in call.logprobs]

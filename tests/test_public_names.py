@@ -82,8 +82,9 @@ def test_public_names_exist_once_and_are_documented(module: str) -> None:
         where = module
         while name not in (here := defined(TREES[where])):
             where = gathered(TREES[where])[name]
-        if isinstance(here[name], Definition):
-            assert ast.get_docstring(here[name]), f"{where}.{name} needs a docstring"  # type: ignore[arg-type]
+        node = here[name]
+        if isinstance(node, Definition):
+            assert ast.get_docstring(node), f"{where}.{name} needs a docstring"
 
 
 @pytest.mark.parametrize("module", PUBLIC)

@@ -235,11 +235,7 @@ def length(history: History, limits: FailureConfig) -> Reading | str:
     if change is None:
         return series.too_few(len(lengths), series.ENOUGH)
     limit = limits.max_length_growth
-    level = max(
-        change.now / max(change.before, 1e-9) / limit,
-        change.now / max(change.first, 1e-9) / limit**2,
-        change.fall(limit, 1e-9),
-    )
+    level = max(change.growth(limit, _SMALL_LENGTH), change.fall(limit, _SMALL_LENGTH))
     cause = (
         f"answers have {change.now:.0f} tokens on average; before, they had {change.before:.0f}, "
         f"and in the first steps {change.first:.0f}"
@@ -303,6 +299,8 @@ _SMALL_GAP = 0.01
 _SMALL_KL = 0.1
 _NO_KL = 0.001
 _SMALL_ENTROPY = 0.2
+# An answer has at least one token, that which ends it.
+_SMALL_LENGTH = 1.0
 # Sampling noise of a mean reward rarely exceeds this many standard errors.
 _NOISE = 5.0
 

@@ -475,7 +475,7 @@ class RunStore:
 
     async def _waiting_batch(self, batch: BatchRecord) -> BatchRecord:
         """Return a batch that is to be trained, as stored."""
-        # Unless they are loaded anew, batches only move to earlier steps: the stored step is not
+        # A batch that a run has in memory only moves to earlier steps, so the stored step is not
         # before that of `batch`.
         for stored in await self._store.batches(after_step=batch.step - 1):
             if stored.batch_id == batch.batch_id:

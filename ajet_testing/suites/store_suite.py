@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -116,8 +117,8 @@ class SampleStoreSuite:
         for number, episode_id in enumerate(("z_2", "y")):
             await store.append(replace(ended(episode_id), task_id=f"group-{number}-1"))
 
-        async def ids(**query: object) -> list[str]:
-            return [e.episode_id for e in await stored_episodes(store, EpisodeQuery(**query))]  # type: ignore[arg-type]
+        async def ids(**query: Any) -> list[str]:
+            return [e.episode_id for e in await stored_episodes(store, EpisodeQuery(**query))]
 
         assert await ids() == ["z-1", "y", "z_2", "x", "w"]
         assert await ids(newest_first=True) == ["w", "x", "z_2", "y", "z-1"]
