@@ -8,8 +8,8 @@ from ajet_core.errors import ConfigError
 from ajet_core.interfaces import MetricsLogger, WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_installation.settings import Settings
-from ajet_server.admission.admission import Admission, EpisodeLimits
-from ajet_server.admission.claims import ClaimDesk
+from ajet_server.admission.admission import Admission
+from ajet_server.episodes.claims import ClaimDesk
 from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.joint import JointDesk
 from ajet_server.episodes.joint_peers import JointPeers
@@ -19,10 +19,10 @@ from ajet_server.observe.events import EventLog
 from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.run.coordinator import Coordinator
 from ajet_server.run.run_parts import RunParts
-from ajet_server.run.state import StateBoard
 from ajet_server.security.credentials import TokenBook
 from ajet_server.security.tenants import TenantLimits, Tenants
 from ajet_server.service import SwarmService
+from ajet_server.state import StateBoard
 from ajet_server.store.chosen_store import make_store
 from ajet_server.store.run_store import RunStore
 
@@ -51,19 +51,19 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     board = StateBoard(events, time.monotonic)
     board.listen(lambda state: plugins.notify("ajet_state_changed", state=state))
     server = settings.server
-    limits = EpisodeLimits(server.max_open_episodes, server.max_waiting_claims)
     tokens = TokenBook(run_dir)
     tenants = Tenants(
         tokens,
         TenantLimits(
             server.max_open_episodes,
+            server.max_waiting_claims,
             server.max_calls_at_once,
             server.max_calls_per_episode,
             server.max_event_streams,
         ),
     )
     open_episodes = OpenEpisodes(time.monotonic, time.time, server.max_episode_seconds)
-    admission = Admission(board, events, tenants, open_episodes, limits, wall_clock=time.time)
+    admission = Admission(board, events, tenants, still=open_episodes.still, wall_clock=time.time)
     evaluations = Evaluations()
     episodes = EpisodeRegistry(
         store,

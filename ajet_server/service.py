@@ -39,7 +39,7 @@ from ajet_core.protocol import (
 )
 from ajet_installation.settings import Settings
 from ajet_server.admission.admission import Admission
-from ajet_server.admission.claims import ClaimDesk
+from ajet_server.episodes.claims import ClaimDesk
 from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.joint import JointDesk
 from ajet_server.episodes.joint_peers import JointPeers
@@ -50,10 +50,10 @@ from ajet_server.observe.events import EventLog
 from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.observe.watchdog import DoubtView, OpenView, ServerView, Watchdog, diagnose
 from ajet_server.run.coordinator import Coordinator
-from ajet_server.run.state import StateBoard
 from ajet_server.security.credentials import Token, TokenBook
 from ajet_server.security.tenants import Tenants, shown_group, stored_group
 from ajet_server.security.throttle import ThrottleMeter
+from ajet_server.state import StateBoard
 from ajet_server.store.chosen_store import note_store
 from ajet_server.store.run_store import RunStore
 

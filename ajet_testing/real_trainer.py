@@ -15,7 +15,7 @@ from ajet_core.plugin import PluginManager
 from ajet_core.plugin.discovery import installed_entry_points
 from ajet_core.protocol import ServerState
 from ajet_core.protocol.run import ModelConfig
-from ajet_server.workers.run_workers import RunWorkers
+from ajet_server.run.run_workers import RunWorkers
 from ajet_testing.plugins import entry_points_of
 from ajet_testing.servers import CONTROL, Running, ServerFactory, write_scripted_model
 from ajet_torch.models import load_model

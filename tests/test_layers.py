@@ -38,6 +38,28 @@ ALLOWED: dict[str, set[str]] = {
 }
 """By package, those that it may import besides itself, also in functions and for types alone."""
 
+SERVER = (
+    "averages",
+    "embedded",
+    "fastpath",
+    "store",
+    "security",
+    "observe",
+    "state",
+    "gateway",
+    "admission",
+    "episodes",
+    "batches",
+    "health",
+    "workers",
+    "run",
+    "service",
+    "http",
+    "build",
+    "serve",
+)
+"""The folders and modules of `ajet_server`; each may import only those before it."""
+
 _ADAPTER = {"ajet_core", "agentjet"}
 _ENGINE = {"ajet_core", "ajet_engines"}
 _TRAINER = {"ajet_core", "ajet_engines", "ajet_training", "ajet_torch"}
@@ -113,6 +135,24 @@ def test_packages_import_only_what_they_may(package: str) -> None:
         if name.partition(".")[0] not in {package, *ALLOWED[package]}
     }
     assert arrows == set()
+
+
+@pytest.mark.parametrize("part", SERVER)
+def test_parts_of_the_server_import_only_those_before_them(part: str) -> None:
+    may = {"ajet_server." + before for before in SERVER[: SERVER.index(part) + 1]}
+    arrows = {
+        f"{module} -> {name}"
+        for module in MODULES
+        if module == f"ajet_server.{part}" or module.startswith(f"ajet_server.{part}.")
+        for name in imported(MODULES[module])
+        if name.startswith("ajet_server.") and ".".join(name.split(".")[:2]) not in may
+    }
+    assert arrows == set()
+
+
+def test_every_part_of_the_server_has_its_place() -> None:
+    parts = {name.split(".")[1] for name in MODULES if name.startswith("ajet_server.")}
+    assert parts == set(SERVER)
 
 
 def test_every_plugin_has_its_arrows() -> None:

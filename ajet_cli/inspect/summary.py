@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS
 from ajet_server.observe.forks import ForkSummary
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import MergedEpisode, merge_episode
+from ajet_server.store.call_metadata import DRIFT_TOKENS
 from ajet_server.store.store_reader import StoredEpisode, StoreReader
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Set
 
 from ajet_core.errors import AjetError, AuthError, BusyError, EpisodeError, NotRollingError
 from ajet_core.interfaces import EpisodeRecord, JointRecord
 from ajet_core.protocol import ClaimRequest, MixtureConfig, Quarantine, ServerState
 from ajet_server.admission.batching import BatchBuilder
 from ajet_server.admission.waiting import Granted, Ticket, WaitingLine
-from ajet_server.episodes.open_episodes import OpenEpisodes
 from ajet_server.observe.events import EventLog
-from ajet_server.run.state import StateBoard
 from ajet_server.security.api_keys import hash_secret, new_episode_key
 from ajet_server.security.tenants import Tenants, stored_group
+from ajet_server.state import StateBoard
 
 _log = logging.getLogger("ajet.server")
 
@@ -26,21 +24,14 @@ RELIEF_SECONDS = 10.0
 _NOT_ROLLING_RETRY_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeLimits:
-    """Limits on what all clients together may have open or waiting."""
-
-    open_episodes: int
-    waiting_claims: int
-
-
 class Admission:
     """Decides which claims get an episode, and when.
 
     Claims wait here until the batch being filled has a slot for them. `EpisodeRegistry` reports
     the outcome of each admitted episode, because outcomes free slots.
 
-    :param open_episodes: the episodes that are durable; read, never changed.
+    :param still: takes the monotonic time of a change; returns the seconds since it, or since the
+        last claim, call or end of an episode if that is later.
     :param wall_clock: Unix time in seconds, for records.
     """
 
@@ -49,16 +40,14 @@ class Admission:
         board: StateBoard,
         events: EventLog,
         tenants: Tenants,
-        open_episodes: OpenEpisodes,
-        limits: EpisodeLimits,
         *,
+        still: Callable[[float], float],
         wall_clock: Callable[[], float],
     ) -> None:
         self._board = board
         self._events = events
         self._tenants = tenants
-        self._open = open_episodes
-        self._limits = limits
+        self._still = still
         self._wall_clock = wall_clock
         self._waiting = WaitingLine()
         self._builder: BatchBuilder | None = None
@@ -74,10 +63,10 @@ class Admission:
         """The number of claims that wait for a slot."""
         return len(self._waiting)
 
-    def wanted_tags(self) -> set[str]:
-        """Return the tags of train episodes that clients roll out or wait to roll out."""
-        rolled_out = {e.record.tag for e in self._open if e.record.kind == "train" and not e.silent}
-        return rolled_out | self._waiting.tags
+    @property
+    def waiting_tags(self) -> Set[str]:
+        """The tags of train episodes that claims wait for."""
+        return self._waiting.tags
 
     # --- Claims -----------------------------------------------------------------------------------
 
@@ -89,7 +78,7 @@ class Admission:
         :raises BusyError: a limit on open episodes or waiting claims is reached.
         :raises EpisodeError: the task is quarantined, or its tag is not in the mixture.
         """
-        self._check_limits()
+        self._tenants.require_room()
         with self._tenants.waiting(client_id):
             return await self._wait(request, client_id)
 
@@ -123,7 +112,7 @@ class Admission:
         builder = self._builder
         if builder is None or not self._board.rolling:
             return
-        if self._open.still(self._board.since) < RELIEF_SECONDS:
+        if self._still(self._board.since) < RELIEF_SECONDS:
             return
         for ticket in self._waiting:
             if ticket.group is not None and builder.starves(ticket.request.tag):
@@ -222,20 +211,6 @@ class Admission:
         """Record progress and admit claims: a slot may be free now."""
         self._board.touch()
         self.admit()
-
-    def _check_limits(self) -> None:
-        if len(self._open) >= self._limits.open_episodes:
-            raise BusyError(
-                f"{len(self._open)} episodes are open, the limit of this server "
-                "(setting server.max_open_episodes): end or abort some",
-                retry_after=1.0,
-            )
-        if len(self._waiting) >= self._limits.waiting_claims:
-            raise BusyError(
-                f"{len(self._waiting)} claims are waiting, the limit of this server "
-                "(setting server.max_waiting_claims)",
-                retry_after=1.0,
-            )
 
     async def _wait(self, request: ClaimRequest, client_id: str) -> Granted:
         builder = self._builder

@@ -14,9 +14,9 @@ from ajet_core.protocol import (
     RolloutConfig,
     TagProgress,
 )
+from ajet_server.admission.quarantine import TaskFailures
 from ajet_server.admission.slots import Slots
 from ajet_server.admission.task_group import BatchCounts, TaskGroup
-from ajet_server.episodes.quarantine import TaskFailures
 
 
 class Taken(NamedTuple):

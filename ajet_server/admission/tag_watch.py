@@ -11,7 +11,7 @@ from ajet_core.protocol import ServerState
 from ajet_server.admission.admission import Admission
 from ajet_server.admission.batching import BatchBuilder
 from ajet_server.observe.events import EventLog
-from ajet_server.run.state import StateBoard
+from ajet_server.state import StateBoard
 
 _log = logging.getLogger("ajet.server")
 
@@ -72,6 +72,7 @@ class TagWatch:
 class TagKeeper:
     """Gives the slots of tags that no client rolls out to the others.
 
+    :param wanted: returns the tags that clients roll out or wait to roll out.
     :param clock: seconds, monotonic.
     """
 
@@ -81,10 +82,13 @@ class TagKeeper:
         admission: Admission,
         board: StateBoard,
         events: EventLog,
+        *,
+        wanted: Callable[[], Set[str]],
         clock: Callable[[], float],
     ) -> None:
         self._builder, self._admission = builder, admission
         self._board, self._events = board, events
+        self._wanted = wanted
         self._clock = clock
         self._watch = TagWatch()
         self._known: Set[str] = frozenset()
@@ -110,7 +114,7 @@ class TagKeeper:
         if not rolling or builder.is_full():
             self._watch.rest(self._clock())
             return
-        before, wanted = slots.blocked, self._admission.wanted_tags()
+        before, wanted = slots.blocked, self._wanted()
         tags = {tag for tag, ratio in slots.ratios.items() if ratio > 0}
         blocked = self._watch.look(
             tags, wanted, self._clock(), grace_seconds=self._grace, blocked=before

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import BatchConfig
 from ajet_core.timeline import rewards_differ
-from ajet_server.episodes.quarantine import counts_as_failure
+from ajet_server.observe.failures import counts_against_task
 
 # A baseline needs at least two episodes to compare.
 _FEWEST_EPISODES = 2
@@ -71,7 +71,7 @@ class TaskGroup:
         """Record an aborted episode."""
         self.close(episode)
         self.aborted.add(episode.episode_id)
-        self.failures += counts_as_failure(episode)
+        self.failures += counts_against_task(episode)
         if episode.final:
             self.given_up.add(episode.episode_id)
         self.exhausted |= self.failures > max_failures

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, TrainCall, rewards_differ
 from ajet_server.averages import mean
-from ajet_server.gateway.rendering.call_metadata import MALFORMED_CALLS
+from ajet_server.store.call_metadata import MALFORMED_CALLS
 
 TAG_FACTS = (
     "tasks",

@@ -25,8 +25,8 @@ from ajet_server.batches.batch_facts import batch_facts, tag_facts
 from ajet_server.batches.batch_findings import BatchFault, batch_findings
 from ajet_server.batches.limits import limit_timelines
 from ajet_server.batches.staleness import keep_fresh
-from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.observe.forks import ForkSummary, find_forks
+from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_training.minibatches import deals_groups
 from ajet_training.planner import Plan, choose_plan
 

@@ -24,9 +24,9 @@ from ajet_server.episodes.prepared import PreparedEpisodes
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.observe.events import EventLog
-from ajet_server.run.state import StateBoard
 from ajet_server.security.api_keys import EPISODE_KEY_PREFIX, hash_secret
 from ajet_server.security.tenants import Tenants
+from ajet_server.state import StateBoard
 from ajet_server.store.run_store import RunStore
 
 T = TypeVar("T")
@@ -119,6 +119,11 @@ class EpisodeRegistry:
     def clients(self) -> Set[str]:
         """Ids of the clients that have open episodes or wait for some."""
         return self._tenants.active
+
+    def wanted_tags(self) -> set[str]:
+        """Return the tags of train episodes that clients roll out or wait to roll out."""
+        rolled_out = {e.record.tag for e in self.open if e.record.kind == "train" and not e.silent}
+        return rolled_out | self._admission.waiting_tags
 
     async def begin_episode(self, record: EpisodeRecord) -> OpenEpisode:
         """Open an episode that was admitted; it is durable when this returns.

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from ajet_core.errors import DeadlineError, EngineError, WorkerDiedError, WorkerError
 from ajet_core.interfaces import GenerateChunk, GenerateRequest, ServingEngine
 from ajet_core.protocol import ServerState
-from ajet_server.run.state import StateBoard
+from ajet_server.state import StateBoard
 
 _log = logging.getLogger("ajet.server")
 

@@ -58,10 +58,7 @@ from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.documented import ENDED, ERRORS, REFUSED, openapi_document
 from ajet_server.http.json_route import JsonRoute
 from ajet_server.http.limits import BodyLimit
-from ajet_server.security.audit import AuditLog
-from ajet_server.security.credentials import Token
-from ajet_server.security.guard import TokenGuard
-from ajet_server.security.visibility import (
+from ajet_server.http.visibility import (
     engine_metrics_for,
     evaluations_for,
     event_for,
@@ -69,6 +66,9 @@ from ajet_server.security.visibility import (
     run_for,
     status_for,
 )
+from ajet_server.security.audit import AuditLog
+from ajet_server.security.credentials import Token
+from ajet_server.security.guard import TokenGuard
 from ajet_server.service import SwarmService
 
 _KEEPALIVE_SECONDS = 15.0

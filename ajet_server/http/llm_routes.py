@@ -25,8 +25,8 @@ from ajet_server.gateway.formats.table import (
     model_object,
     models_list,
 )
-from ajet_server.gateway.model_calls import ModelCall, completion_service
 from ajet_server.http.disconnect import until_disconnect
+from ajet_server.http.model_calls import ModelCall, completion_service
 from ajet_server.security.api_keys import bearer
 from ajet_server.service import SwarmService
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.protocol import FailureConfig
+from ajet_core.protocol import AbortCause, FailureConfig
 
-# The causes for which an agent or its tools are responsible. A client that was stopped or lost is
-# not a failure of the task.
-FAILURE_CAUSES = frozenset({"error", "timeout", "rate_limit"})
+# The causes for which an agent or its tools are responsible: too many of these pause a run.
+_AGENT_FAILURES: frozenset[AbortCause] = frozenset({"error", "timeout", "rate_limit"})
+# These count against a task too: a task can kill the program that works on it.
+_TASK_FAILURES = _AGENT_FAILURES | {"lease_expired"}
 
 _SHOWN_REASONS = 3
 _REASON_CHARACTERS = 160
@@ -20,7 +21,12 @@ _SHOWN_TASKS = 4
 
 def is_failure(record: EpisodeRecord) -> bool:
     """Whether an episode's agent failed."""
-    return record.state == "aborted" and record.cause in FAILURE_CAUSES
+    return record.state == "aborted" and record.cause in _AGENT_FAILURES
+
+
+def counts_against_task(record: EpisodeRecord) -> bool:
+    """Whether an aborted episode counts against its task."""
+    return record.cause in _TASK_FAILURES
 
 
 @dataclass(frozen=True, slots=True)

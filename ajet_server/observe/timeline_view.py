@@ -19,11 +19,11 @@ from ajet_core.protocol import (
     TimelineSampling,
 )
 from ajet_core.timeline import Call, TokenTree
-from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.observe.forks import Fork, find_forks
 from ajet_server.observe.roles import node_roles
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.security.tenants import shown_group
+from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 
 ABORTED = "abort"
 """Finish reason of calls that are recorded but not trained."""

@@ -24,12 +24,12 @@ from ajet_core.protocol import (
 )
 from ajet_installation.settings import Settings
 from ajet_server.gateway.formats.completing import CompletionService
-from ajet_server.run.checkpoints import CheckpointFolder
 from ajet_server.run.run_loop import GoBack, RunLoop
 from ajet_server.run.run_parts import RunParts
 from ajet_server.run.run_setup import ResolvedRun, check_same_run, resolve_run, stored_config
+from ajet_server.run.run_workers import RunWorkers
+from ajet_server.store.checkpoints import CheckpointFolder
 from ajet_server.store.run_store import EvaluationCount
-from ajet_server.workers.run_workers import RunWorkers
 
 _log = logging.getLogger("ajet.server")
 

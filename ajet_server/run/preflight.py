@@ -9,13 +9,13 @@ from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.interfaces import BatchRecord, SealReport, StepReport
 from ajet_core.protocol import PreflightCheck, PreflightConfig, PreflightReport
 from ajet_core.timeline import TrainBatch
-from ajet_server.batches.batch_preparation import prepare_batch
+from ajet_server.run.batch_preparation import prepare_batch
 from ajet_server.run.preflight_checks import Evidence, Longest, check_all, lost_messages
 from ajet_server.run.probing import batch_of_one
 from ajet_server.run.run_setup import ResolvedRun
+from ajet_server.run.run_workers import RunWorkers
 from ajet_server.run.step import trainer_alone
 from ajet_server.store.run_store import RunStore
-from ajet_server.workers.run_workers import RunWorkers
 
 # A longer episode would take minutes on a CPU, whose memory is sufficient anyway.
 _MOST_ON_CPU = 4096

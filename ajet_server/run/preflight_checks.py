@@ -13,7 +13,7 @@ from ajet_core.interfaces import SealReport, StepReport
 from ajet_core.protocol import PreflightCheck, PreflightConfig
 from ajet_core.timeline import Call, TrainBatch
 from ajet_server.batches.batch_findings import BatchFault
-from ajet_server.gateway.rendering.call_metadata import CALLS_UNREAD, DRIFT_TOKENS, ECHO_FIELDS
+from ajet_server.store.call_metadata import CALLS_UNREAD, DRIFT_TOKENS, ECHO_FIELDS
 
 _QUARTERS = 4
 _WORD = re.compile(r"\w+")

@@ -18,7 +18,7 @@ from ajet_core.timeline import (
 )
 from ajet_engines.probe import probe_ids
 from ajet_server.run.run_setup import ResolvedRun
-from ajet_server.workers.run_workers import RunWorkers
+from ajet_server.run.run_workers import RunWorkers
 
 _log = logging.getLogger("ajet.server")
 

@@ -12,13 +12,13 @@ from typing import Any
 from ajet_core.interfaces import BatchRecord, EpisodeRecord
 from ajet_core.protocol import MixtureConfig, Quarantine, RunConfig, ServerState
 from ajet_server.admission.batching import BatchBuilder
+from ajet_server.admission.quarantine import TaskFailures
 from ajet_server.admission.slots import Slots
 from ajet_server.admission.tag_watch import TagKeeper
 from ajet_server.batches.sharing import Sharing
-from ajet_server.episodes.quarantine import TaskFailures
 from ajet_server.observe.failures import FailureMeter
 from ajet_server.run.run_parts import RunParts
-from ajet_server.workers.supervision import Supervisor
+from ajet_server.run.supervision import Supervisor
 
 _log = logging.getLogger("ajet.server")
 
@@ -162,7 +162,14 @@ class Rollouts:
         if self._mixture is not None:
             # The mixture may have changed while the builder was restored.
             builder.change_mixture(self._mixture)
-        keeper = TagKeeper(builder, self._admission, self._board, self._events, self._parts.clock)
+        keeper = TagKeeper(
+            builder,
+            self._admission,
+            self._board,
+            self._events,
+            wanted=self._parts.episodes.wanted_tags,
+            clock=self._parts.clock,
+        )
         watch = asyncio.create_task(keeper.keep())
         try:
             yield builder

@@ -9,8 +9,8 @@ from ajet_core.interfaces import BatchRecord, StepRecord
 from ajet_core.protocol import FailureConfig, Finding, HealthKind, StepSummary
 from ajet_server.batches.training_data import TrainingData
 from ajet_server.health import ClientMonitors, HealthFinding, HealthMonitor
-from ajet_server.run.checkpoints import CheckpointFolder
 from ajet_server.run.run_parts import RunParts
+from ajet_server.store.checkpoints import CheckpointFolder
 
 _log = logging.getLogger("ajet.server")
 

@@ -24,14 +24,13 @@ from ajet_core.interfaces import BatchRecord, StepReport
 from ajet_core.protocol import MixtureConfig, PreflightReport, ServerState, StepSummary
 from ajet_core.timeline import TrainBatch
 from ajet_server.admission.batching import BatchBuilder
-from ajet_server.batches.batch_preparation import UnprocessableError, untrainable_episodes
 from ajet_server.batches.refusals import Refusals
-from ajet_server.batches.refused_batches import RefusedBatches
 from ajet_server.batches.sharing import Sharing
 from ajet_server.gateway.formats.completing import CompletionService
-from ajet_server.run.checkpoints import Checkpoint, CheckpointFolder, Position
+from ajet_server.run.batch_preparation import UnprocessableError, untrainable_episodes
 from ajet_server.run.preflight import Preflights, preflight
 from ajet_server.run.probing import probed, wants_probe
+from ajet_server.run.refused_batches import RefusedBatches
 from ajet_server.run.rollouts import Rollouts
 from ajet_server.run.run_health import BatchHeld, RunHealth
 from ajet_server.run.run_parts import RunParts
@@ -39,7 +38,8 @@ from ajet_server.run.run_setup import ResolvedRun
 from ajet_server.run.sealing import SealWatch
 from ajet_server.run.step import StepClock, Stepped, train_step, trainer_alone
 from ajet_server.run.step_book import StepBook
-from ajet_server.workers.supervision import Supervisor
+from ajet_server.run.supervision import Supervisor
+from ajet_server.store.checkpoints import Checkpoint, CheckpointFolder, Position
 
 _log = logging.getLogger("ajet.server")
 

@@ -13,7 +13,7 @@ from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.registry import EpisodeRegistry
 from ajet_server.observe.events import EventLog
 from ajet_server.observe.metrics_loggers import MetricsLoggers
-from ajet_server.run.state import StateBoard
+from ajet_server.state import StateBoard
 from ajet_server.store.run_store import RunStore
 
 

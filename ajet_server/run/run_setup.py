@@ -36,7 +36,7 @@ from ajet_installation.settings import Settings
 from ajet_server.gateway.rendering.factory import make_renderer
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_server.observe.run_merger import make_merger
-from ajet_server.run.checkpoints import Checkpoint
+from ajet_server.store.checkpoints import Checkpoint
 from ajet_server.workers.codec import BootPlan, ComponentPlan
 from ajet_server.workers.frames import pack
 

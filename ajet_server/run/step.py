@@ -17,14 +17,14 @@ from ajet_core.protocol import ServerState, StepSummary
 from ajet_core.timeline import TrainBatch
 from ajet_server.averages import mean
 from ajet_server.batches.batch_findings import BatchFault
-from ajet_server.batches.batch_preparation import prepare_batch
 from ajet_server.batches.training_data import TrainingData
+from ajet_server.run.batch_preparation import prepare_batch
 from ajet_server.run.probing import probed
 from ajet_server.run.run_setup import ResolvedRun
+from ajet_server.run.run_workers import RunWorkers
 from ajet_server.run.sealing import SealWatch
-from ajet_server.run.state import StateBoard
+from ajet_server.state import StateBoard
 from ajet_server.store.run_store import RunStore
-from ajet_server.workers.run_workers import RunWorkers
 
 
 @dataclass(slots=True)

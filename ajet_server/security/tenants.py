@@ -32,12 +32,14 @@ class TenantLimits:
     """Limits of the server that apply to all tenants.
 
     :param open_episodes: open episodes of all tenants together.
+    :param waiting_claims: waiting claims of all tenants together.
     :param calls_at_once: concurrent model calls of one episode.
     :param calls_per_episode: model calls of one episode in total.
     :param event_streams: open event streams of all tokens together.
     """
 
     open_episodes: int
+    waiting_claims: int
     calls_at_once: int
     calls_per_episode: int
     event_streams: int
@@ -100,6 +102,18 @@ class Tenants:
 
     # --- Episodes ---------------------------------------------------------------------------------
 
+    def require_room(self) -> None:
+        """Check that the server may have one more open episode.
+
+        :raises BusyError: the server has reached its limit of open episodes.
+        """
+        if (total := self._open.total()) >= self._limits.open_episodes:
+            raise BusyError(
+                f"{total} episodes are open, the limit of this server (setting "
+                "server.max_open_episodes): end or abort some",
+                retry_after=_RETRY_SECONDS,
+            )
+
     def open(self, record: EpisodeRecord) -> None:
         """Count an episode that is about to start.
 
@@ -108,12 +122,7 @@ class Tenants:
         """
         tenant = record.client_id
         self.require_live(tenant)
-        if (total := self._open.total()) >= self._limits.open_episodes:
-            raise BusyError(
-                f"{total} episodes are open, the limit of this server (setting "
-                "server.max_open_episodes): end or abort some",
-                retry_after=_RETRY_SECONDS,
-            )
+        self.require_room()
         self._check(tenant, "open_episodes", self._open[tenant], "end or abort some")
         self.reopen(record)
 
@@ -129,8 +138,14 @@ class Tenants:
     def waiting(self, tenant: str) -> Iterator[None]:
         """Count a waiting claim of the tenant while the block runs.
 
-        :raises BusyError: the tenant has reached its quota of waiting claims.
+        :raises BusyError: the tenant or the server has reached its limit of waiting claims.
         """
+        if (total := self._waiting.total()) >= self._limits.waiting_claims:
+            raise BusyError(
+                f"{total} claims are waiting, the limit of this server (setting "
+                "server.max_waiting_claims)",
+                retry_after=_RETRY_SECONDS,
+            )
         waiting = self._waiting[tenant]
         with self._using(self._waiting, tenant):
             self._check(tenant, "waiting_claims", waiting, "wait until some of them are granted")

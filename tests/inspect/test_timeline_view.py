@@ -15,8 +15,8 @@ from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.interfaces import CallScore
 from ajet_core.protocol import EpisodeTimelines
 from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage
-from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
+from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_testing.suites.samples import conversation, make_call, make_episode
 from tests.inspect.recorded import Recording, trie
 

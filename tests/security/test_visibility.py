@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import RunConfig, RunStatus, ServerState, TokenScope
+from ajet_server.http.visibility import run_for
 from ajet_server.security.credentials import Token
-from ajet_server.security.visibility import run_for
 
 SETTINGS: dict[str, Any] = {
     "api_key": "hunter2",

@@ -11,13 +11,13 @@ import pytest
 from ajet_core.errors import AuthError, BusyError, EpisodeError, NotRollingError
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import ClaimRequest, ServerState
-from ajet_server.admission.admission import RELIEF_SECONDS, Admission, EpisodeLimits
+from ajet_server.admission.admission import RELIEF_SECONDS, Admission
 from ajet_server.admission.waiting import Granted
 from ajet_server.episodes.open_episodes import OpenEpisodes
 from ajet_server.observe.events import EventLog
-from ajet_server.run.state import StateBoard
 from ajet_server.security.credentials import TokenBook
 from ajet_server.security.tenants import TenantLimits, Tenants
+from ajet_server.state import StateBoard
 from tests.support.batches import builder
 
 
@@ -40,13 +40,12 @@ class Server:
 
         events = EventLog(clock)
         self.board = StateBoard(events, clock)
-        limits = TenantLimits(self.open_episodes, 10, 10, 10)
+        limits = TenantLimits(self.open_episodes, 2, 10, 10, 10)
         self.admission = Admission(
             self.board,
             events,
             Tenants(TokenBook(self.run_dir), limits),
-            OpenEpisodes(clock, clock),
-            EpisodeLimits(self.open_episodes, waiting_claims=2),
+            still=OpenEpisodes(clock, clock).still,
             wall_clock=clock,
         )
         self.admission.begin(builder(max_aborts_per_task=1))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, TrainCall, group_advantages
 from ajet_server.batches.batch_facts import TAG_FACTS, batch_facts, tag_facts
-from ajet_server.gateway.rendering.call_metadata import MALFORMED_CALLS
+from ajet_server.store.call_metadata import MALFORMED_CALLS
 from ajet_testing.suites.samples import make_call, make_episode
 
 

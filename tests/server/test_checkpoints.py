@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import StoreError, TrainerError
-from ajet_server.run.checkpoints import CheckpointFolder, Position
+from ajet_server.store.checkpoints import CheckpointFolder, Position
 
 HERE = Position("run", "batch-7")
 

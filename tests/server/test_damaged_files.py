@@ -21,7 +21,7 @@ from ajet_core.plugin import PluginManager
 from ajet_core.protocol import ServerState
 from ajet_installation.settings import Settings, StoreSettings
 from ajet_server.build import build_service
-from ajet_server.run.checkpoints import CheckpointFolder, Position
+from ajet_server.store.checkpoints import CheckpointFolder, Position
 from ajet_server.store.chosen_store import store_of_run
 from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 from ajet_testing.plugins import scripted_plugins

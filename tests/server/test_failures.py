@@ -10,8 +10,8 @@ from ajet_core.errors import EngineError
 from ajet_core.interfaces import EngineStats, EpisodeRecord
 from ajet_core.protocol import AbortCause, FailureConfig
 from ajet_core.timeline import Call, TrainBatch, TrainCall, TrainEpisode, call_advantages
+from ajet_server.admission.quarantine import TaskFailures
 from ajet_server.batches.batch_findings import batch_findings
-from ajet_server.episodes.quarantine import TaskFailures
 from ajet_server.gateway.engine_watch import EngineWatch
 from ajet_server.observe.failures import FailureMeter
 from ajet_testing.suites.samples import make_call, make_episode

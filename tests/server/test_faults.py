@@ -13,7 +13,7 @@ import pytest
 
 from ajet_core.protocol import ServerState
 from ajet_server.observe import watchdog
-from ajet_server.run.checkpoints import CheckpointFolder
+from ajet_server.store.checkpoints import CheckpointFolder
 from ajet_testing.faults import HoldGate
 from ajet_testing.servers import (
     CLIENT,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Set
 from typing import Any
 
 import pytest
 
 from ajet_core.interfaces import RunRecord
+from ajet_server.admission.admission import Admission
 from ajet_testing.faults import HoldGate
 from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_of
 
@@ -88,20 +90,22 @@ async def test_a_run_goes_on_without_its_mixture(server: Running) -> None:
     assert await trained(server) == [{"x": 2, "y": 2}, {"z": 2, "x": 2}]
 
 
-async def test_the_first_to_come_after_all_were_gone_waits_for_nobody(server: Running) -> None:
+async def test_the_first_to_come_after_all_were_gone_waits_for_nobody(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await server.roll(mixture={**HALVES, "grace_seconds": 0.05})
     # Longer than the grace time: nobody is there when the first client comes.
-    waiting = server.service.admission.wanted_tags
     looks = 0
 
-    def counted() -> set[str]:
+    def counted(admission: Admission) -> Set[str]:
         nonlocal looks
         looks += 1
         if looks > 3:
             server.service.board.touch()
-        return waiting()
+        return waiting_tags(admission)
 
-    server.service.admission.wanted_tags = counted  # type: ignore[method-assign]
+    waiting_tags = Admission.waiting_tags.__get__
+    monkeypatch.setattr(Admission, "waiting_tags", property(counted))
     await server.service.board.wait_until(lambda: looks > 3)
     await asyncio.gather(task(server, "a", "x"), task(server, "b", "x"))
     await until_step(server, 1)

@@ -15,7 +15,7 @@ import pytest
 
 from ajet_core.interfaces import BatchRecord
 from ajet_core.protocol import ServerState
-from ajet_server.workers.run_workers import RunWorkers
+from ajet_server.run.run_workers import RunWorkers
 from ajet_testing.faults import HoldGate
 from ajet_testing.scripted_engine import ASLEEP
 from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_of, key

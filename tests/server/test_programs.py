@@ -13,8 +13,8 @@ import pytest
 
 from ajet_core.protocol import ServerState
 from ajet_core.timeline import Call
-from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_testing.servers import (
     CLIENT,
     CONTROL,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ajet_core.protocol import Finding, ServerStatus
+from ajet_server.http.visibility import status_for
 from ajet_server.security.credentials import Token
-from ajet_server.security.visibility import status_for
 
 GOLDEN = Path(__file__).parents[1] / "protocol" / "golden" / "ServerStatus.json"
 ALICE = Token("alice", "alice", "client", "")

@@ -8,11 +8,6 @@ from ajet_core.timeline import Call
 from ajet_server.gateway.formats.answer import Answer
 from ajet_server.gateway.formats.exchange import Exchange
 from ajet_server.gateway.formats.generation import Generation
-from ajet_server.gateway.rendering.call_metadata import (
-    CALLS_UNREAD,
-    DRIFT_TOKENS,
-    MALFORMED_CALLS,
-)
 from ajet_server.gateway.rendering.canonical import message_text
 from ajet_server.gateway.rendering.conversation import (
     SharedPrefix,
@@ -21,6 +16,11 @@ from ajet_server.gateway.rendering.conversation import (
 )
 from ajet_server.gateway.rendering.drift import DriftMeter
 from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_server.store.call_metadata import (
+    CALLS_UNREAD,
+    DRIFT_TOKENS,
+    MALFORMED_CALLS,
+)
 
 # Answers with more tokens are compared with the template's rendering on a thread. For shorter ones,
 # the comparison takes about as long as switching to a thread and back.

@@ -7,13 +7,6 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
-from ajet_server.gateway.rendering.call_metadata import (
-    ARGUMENTS_DIGEST,
-    BARE_CONTEXT_KEY,
-    CONTEXT_KEY,
-    ECHO_FIELDS,
-    REASONED,
-)
 from ajet_server.gateway.rendering.canonical import (
     ConversationDigests,
     canonical_tools,
@@ -28,6 +21,13 @@ from ajet_server.gateway.rendering.prompting import (
     Prompt,
     PromptPlan,
     holds_reasoning,
+)
+from ajet_server.store.call_metadata import (
+    ARGUMENTS_DIGEST,
+    BARE_CONTEXT_KEY,
+    CONTEXT_KEY,
+    ECHO_FIELDS,
+    REASONED,
 )
 
 Record = Callable[[Call], Awaitable[None]]

@@ -21,13 +21,13 @@ from typing import overload
 
 from ajet_core.errors import RequestError
 from ajet_core.timeline import Call, PlacedMessage
-from ajet_server.gateway.rendering.call_metadata import ARGUMENTS_DIGEST, REASONED
 from ajet_server.gateway.rendering.canonical import message_text
 from ajet_server.gateway.rendering.drift import echo_fields
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolSpec
 from ajet_server.gateway.rendering.placing import Span
 from ajet_server.gateway.rendering.renderer import ChatRenderer, Extension
 from ajet_server.gateway.rendering.suffix import extended_by_proof
+from ajet_server.store.call_metadata import ARGUMENTS_DIGEST, REASONED
 
 # Rendering a message takes a fixed time, about as much as this many characters.
 _MESSAGE_CHARACTERS = 64

@@ -21,7 +21,7 @@ from ajet_core.interfaces import GenerateRequest, SamplingParams, WeightUpdate
 from ajet_core.protocol import AlgorithmConfig, ModelConfig, ServerState
 from ajet_server.gateway.engine_gate import EngineGate
 from ajet_server.observe.events import EventLog
-from ajet_server.run.state import StateBoard
+from ajet_server.state import StateBoard
 from ajet_server.workers.codec import BootPlan, ComponentPlan
 from ajet_server.workers.process import WorkerProcess
 from ajet_server.workers.remote import RemoteEngine

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ajet_server.gateway.formats.exchange import Session
-from ajet_server.gateway.rendering.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_server.gateway.rendering.conversation import ConversationIndex
+from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from tests.server.dialects.scripted import CALL_TEXT, MOVE, USER, Gateway, gateway
 
 SAID = {

@@ -8,8 +8,8 @@ from ajet_core.errors import ContextLengthError, EngineError, RequestError, Unsu
 from ajet_core.interfaces.engine import EngineCapabilities
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.table import models_list
-from ajet_server.gateway.rendering.call_metadata import MALFORMED_CALLS
 from ajet_server.gateway.rendering.prompting import Continuation
+from ajet_server.store.call_metadata import MALFORMED_CALLS
 from ajet_testing.tokenizers import renderer_for
 from tests.server.dialects.scripted import (
     CALL_TEXT,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import ServerState
-from ajet_server.run.checkpoints import CheckpointFolder
+from ajet_server.store.checkpoints import CheckpointFolder
 from ajet_server.store.run_store import RunStore
 from ajet_testing.servers import CONTROL, Running, ServerFactory, error_of
 from tests.support.runs import events, status, until_state

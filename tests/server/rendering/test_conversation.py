@@ -9,7 +9,6 @@ import pytest
 
 from ajet_core.timeline import Call
 from ajet_server.gateway.rendering import canonical, prompting
-from ajet_server.gateway.rendering.call_metadata import CONTEXT_KEY, REASONED
 from ajet_server.gateway.rendering.canonical import (
     canonical_tools,
     message_digest,
@@ -20,6 +19,7 @@ from ajet_server.gateway.rendering.conversation import ConversationIndex, answer
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
 from ajet_server.gateway.rendering.prompting import Continuation
 from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_server.store.call_metadata import CONTEXT_KEY, REASONED
 from ajet_testing.tokenizers import renderer_for
 
 RENDERER = renderer_for("qwen3")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import Quarantine
+from ajet_server.observe.failures import counts_against_task
 from ajet_server.security.tenants import shown_group
 
 # Equal task ids of two clients are separate tasks.
@@ -14,14 +15,6 @@ _Key = tuple[str, str]
 
 _MOST_TASKS = 10_000
 _REASON_CHARACTERS = 500
-
-# Aborting an episode on purpose does not count against its task.
-_NO_FAILURES = frozenset({"cancelled", "run_stopped", "token_revoked", "late"})
-
-
-def counts_as_failure(record: EpisodeRecord) -> bool:
-    """Return whether an aborted episode counts against its task; the death of a client does."""
-    return record.cause not in _NO_FAILURES
 
 
 def _key(record: EpisodeRecord) -> _Key:
@@ -58,7 +51,7 @@ class TaskFailures:
 
     def failed(self, record: EpisodeRecord) -> Quarantine | None:
         """Record an aborted episode; return an entry if this quarantines its task."""
-        if not counts_as_failure(record):
+        if not counts_against_task(record):
             return None
         key = _key(record)
         # Keep the latest failures at the end: clients can name any number of tasks.

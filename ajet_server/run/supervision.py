@@ -14,10 +14,10 @@ from ajet_installation.settings import ServerSettings
 from ajet_server.gateway.engine_gate import EngineGate
 from ajet_server.gateway.engine_watch import EngineWatch
 from ajet_server.observe.events import EventLog
-from ajet_server.run.checkpoints import Checkpoint
 from ajet_server.run.run_setup import ResolvedRun
-from ajet_server.run.state import StateBoard
-from ajet_server.workers.run_workers import RunWorkers
+from ajet_server.run.run_workers import RunWorkers
+from ajet_server.state import StateBoard
+from ajet_server.store.checkpoints import Checkpoint
 
 T = TypeVar("T")
 

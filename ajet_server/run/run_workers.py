@@ -11,8 +11,8 @@ from pathlib import Path
 from ajet_core.errors import WorkerBootError
 from ajet_core.interfaces import EngineInfo, ServingEngine, TrainerInfo
 from ajet_installation.environment import Interpreter
-from ajet_server.run.checkpoints import Checkpoint
 from ajet_server.run.run_setup import ResolvedRun
+from ajet_server.store.checkpoints import Checkpoint
 from ajet_server.workers.codec import BootPlan, BootReport
 from ajet_server.workers.process import WorkerProcess
 from ajet_server.workers.remote import RemoteEngine, RemoteTrainer
