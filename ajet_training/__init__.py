@@ -2,5 +2,6 @@
 
 `schedule` turns trees into passes, and `planner` finds the plan with the least cost; `rows` are for
 trainers that only support sequences; `minibatches` deals out episodes; `steps` has the learning
-rate of each step. Pure: no torch, no I/O.
+rate of each step, and `algorithm_fields` what policy-gradient trainers honour. Pure: no torch, no
+I/O.
 """

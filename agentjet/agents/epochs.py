@@ -113,13 +113,13 @@ def _size(status: RunStatus, size: int | None) -> int:
     size = batch.episodes_per_task if size is None else size
     if size < 1 or (size > batch.episodes_per_task and batch.full_by != "episodes"):
         raise RequestError(
-            f"group_size is {size}, but the run's batches take {batch.episodes_per_task} "
+            f"episodes_per_task is {size}, but the run's batches take {batch.episodes_per_task} "
             "episodes of a task: the others would never be trained",
-            param="group_size",
+            param="episodes_per_task",
         )
     if size < batch.episodes_per_task and batch.full_by != "episodes":
         _log.warning(
-            "group_size is %d, but the run's batches take %d episodes of a task: episodes "
+            "episodes_per_task is %d, but the run's batches take %d episodes of a task: episodes "
             "that do not fill a batch are not trained",
             size,
             batch.episodes_per_task,

@@ -41,7 +41,7 @@ def train(
     client: Client | None = None,
     config: RunConfig | None = None,
     epochs: int = 1,
-    group_size: int | None = None,
+    episodes_per_task: int | None = None,
     concurrency: int = 64,
     retries: int = 1,
     episode_timeout: float | None = None,
@@ -51,7 +51,7 @@ def train(
     progress: bool | None = None,
     on_result: OnResult | None = None,
 ) -> Report:
-    """Roll a program out on a dataset, `group_size` times per task and epoch, to train its model.
+    """Roll a program out on a dataset to train its model.
 
     ```python
     report = train(solve, tasks, epochs=3, concurrency=64)
@@ -69,8 +69,8 @@ def train(
         token. None if the run is started elsewhere.
     :param epochs: passes over the dataset. Episodes of different epochs are not compared with each
         other.
-    :param group_size: episodes of a task that are compared with each other; by default as many as
-        the run's batches take.
+    :param episodes_per_task: how often each task is rolled out per epoch; these episodes are
+        compared with each other. By default as many as the run's batches take.
     :param concurrency: the number of episodes that run at once.
     :param episode_timeout: seconds after which a program that has not finished is given up.
     :param resume: skip episodes that have already ended, also those of another process with the
@@ -98,7 +98,7 @@ def train(
                     client=client,
                     config=config,
                     epochs=epochs,
-                    group_size=group_size,
+                    episodes_per_task=episodes_per_task,
                     concurrency=concurrency,
                     retries=retries,
                     episode_timeout=episode_timeout,
@@ -122,7 +122,7 @@ def train(
             epochs=epochs,
             first=first_epoch,
             resume=resume,
-            size=group_size,
+            size=episodes_per_task,
             shuffle=shuffle,
         )
         todo = _planned(connected, asking)
@@ -151,7 +151,7 @@ async def train_async(
     client: AsyncClient | None = None,
     config: RunConfig | None = None,
     epochs: int = 1,
-    group_size: int | None = None,
+    episodes_per_task: int | None = None,
     concurrency: int = 64,
     retries: int = 1,
     episode_timeout: float | None = None,
@@ -181,7 +181,7 @@ async def train_async(
             epochs=epochs,
             first=first_epoch,
             resume=resume,
-            size=group_size,
+            size=episodes_per_task,
             shuffle=shuffle,
         )
         todo = await _planned_async(connected, asking)

@@ -176,7 +176,7 @@ class AgentSuite:
                 trainable(play, reward=_one, task_id=_name_of),
                 wanted,
                 client=client,
-                group_size=4,
+                episodes_per_task=4,
                 retries=0,
                 progress=False,
             )
@@ -224,7 +224,7 @@ class AgentSuite:
                 trainable(together, reward=_one),
                 tasks,
                 client=client,
-                group_size=1,
+                episodes_per_task=1,
                 concurrency=MANY,
                 retries=0,
                 progress=False,
@@ -245,7 +245,7 @@ class AgentSuite:
                 trainable(self.play_sync, reward=_one),
                 names,
                 client=client,
-                group_size=2,
+                episodes_per_task=2,
                 concurrency=20,
                 retries=0,
                 progress=False,
@@ -282,7 +282,13 @@ class AgentSuite:
         async with AsyncSwarmClient(swarm.url, swarm.token) as client:
             agent = trainable(self.worker(), reward=_one)
             report = await train_async(
-                agent, names, client=client, group_size=2, concurrency=20, retries=0, progress=False
+                agent,
+                names,
+                client=client,
+                episodes_per_task=2,
+                concurrency=20,
+                retries=0,
+                progress=False,
             )
         assert [str(failure.error) for failure in report.failures] == []
         for result in report.outcomes:
@@ -301,7 +307,7 @@ class AgentSuite:
                 trainable(self.worker(), reward=_one),
                 tasks,
                 client=client,
-                group_size=1,
+                episodes_per_task=1,
                 retries=0,
                 progress=False,
             )
@@ -351,7 +357,7 @@ class AgentSuite:
                 trainable(program, reward=_one),
                 names,
                 client=client,
-                group_size=1,
+                episodes_per_task=1,
                 retries=0,
                 progress=False,
             )

@@ -54,6 +54,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     program = trainable({"asynchronous": solve, "threads": solve_in_thread}[kind])
     report = train(
-        program, TASKS, epochs=2, group_size=2, concurrency=4, resume=True, progress=False
+        program, TASKS, epochs=2, episodes_per_task=2, concurrency=4, resume=True, progress=False
     )
     sys.stdout.write(str(len(report.outcomes)))

@@ -268,6 +268,6 @@ def test_a_program_is_trained_on_a_dataset_by_names(swarm: ScriptedSwarm, file: 
         return "the door" + task["adds"]
 
     with SwarmClient(swarm.url, swarm.token) as client:
-        report = train(solve, read_tasks("csv", "tasks.csv"), client=client, group_size=1)
+        report = train(solve, read_tasks("csv", "tasks.csv"), client=client, episodes_per_task=1)
     assert not report.failures
     assert {r.task.id: r.outcome.reward for r in report.outcomes} == {"c1": 1.0, "c2": 0.0}

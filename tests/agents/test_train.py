@@ -333,9 +333,9 @@ def test_a_group_size_that_fits_no_batch_is_said(
     solve = trainable(plain.play, reward=one)
     for size in (0, 3):
         with pytest.raises(RequestError, match="batches take 2 episodes of a task"):
-            train(solve, ["a"], client=client, progress=False, group_size=size)
-    train(solve, ["a"], client=client, progress=False, group_size=1)
-    assert "group_size is 1, but the run's batches take 2" in caplog.text
+            train(solve, ["a"], client=client, progress=False, episodes_per_task=size)
+    train(solve, ["a"], client=client, progress=False, episodes_per_task=1)
+    assert "episodes_per_task is 1, but the run's batches take 2" in caplog.text
 
 
 @pytest.mark.parametrize(

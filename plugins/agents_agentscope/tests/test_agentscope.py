@@ -177,7 +177,7 @@ class TestAgentScope(AgentSuite):
                 ),
                 [f"t{i}x" for i in range(520, 530)],
                 client=client,
-                group_size=2,
+                episodes_per_task=2,
                 concurrency=4,
                 retries=0,
                 progress=False,

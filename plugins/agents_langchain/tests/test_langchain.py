@@ -80,7 +80,7 @@ class TestLangChain(AgentSuite):
                     trainable(model, reward=score),
                     [f"t60{own:d}x", f"t60{own + 2:d}x"],
                     client=client,
-                    group_size=4,
+                    episodes_per_task=4,
                     retries=0,
                     progress=False,
                 )

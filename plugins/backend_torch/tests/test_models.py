@@ -19,6 +19,7 @@ from ajet_core.interfaces import Engine, Trainer
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_torch.directories import whole_directory
 from ajet_torch.models import context_limit, load_model, resolve_device
+from ajet_training.algorithm_fields import POLICY_GRADIENT_FIELDS
 
 CPU = torch.device("cpu")
 
@@ -178,7 +179,7 @@ def test_registered_names_lead_to_components():
 
 def test_every_algorithm_field_is_honoured():
     # The server makes the estimator; trainers never see its settings.
-    assert set(AlgorithmConfig.model_fields) - {"advantage_settings"} == hooks.ALGORITHM_FIELDS
+    assert set(AlgorithmConfig.model_fields) - {"advantage_settings"} == POLICY_GRADIENT_FIELDS
 
 
 def test_hooks_and_settings_are_light():

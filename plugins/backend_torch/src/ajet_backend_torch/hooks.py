@@ -7,35 +7,11 @@ from collections.abc import Sequence
 from ajet_core.interfaces import EngineCapabilities, TrainerCapabilities
 from ajet_core.plugin import EngineSpec, TrainerSpec, hookimpl
 from ajet_engines.collective import CHANNEL
+from ajet_training.algorithm_fields import POLICY_GRADIENT_FIELDS
 
 OFFERED_CHANNELS = ("in_process", "safetensors_dir", CHANNEL)
 ACCEPTED_CHANNELS = ("in_process", "safetensors_dir")
 MAX_TOP_LOGPROBS = 20
-
-ALGORITHM_FIELDS = frozenset(
-    {
-        "advantage",
-        "call_credit",
-        "discount",
-        "aggregation",
-        "clip_low",
-        "clip_high",
-        "importance",
-        "importance_cap",
-        "kl_coef",
-        "entropy_coef",
-        "minibatches",
-        "epochs",
-        "learning_rate",
-        "warmup_steps",
-        "weight_decay",
-        "adam_betas",
-        "max_grad_norm",
-        "max_update_kl",
-        "max_update_rms",
-        "token_budget",
-    }
-)
 
 
 @hookimpl
@@ -70,7 +46,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             summary="Policy-gradient training of any Hugging Face causal LM, full or LoRA",
             capabilities=TrainerCapabilities(
                 weight_channels=OFFERED_CHANNELS,
-                algorithm_fields=ALGORITHM_FIELDS,
+                algorithm_fields=POLICY_GRADIENT_FIELDS,
                 reloads=True,
                 rehearses=True,
                 lora=True,

@@ -7,35 +7,11 @@ from collections.abc import Sequence
 from ajet_core.interfaces import TrainerCapabilities
 from ajet_core.plugin import TrainerSpec, hookimpl
 from ajet_engines.collective import CHANNEL
+from ajet_training.algorithm_fields import POLICY_GRADIENT_FIELDS
 
 WEIGHT_CHANNELS = ("safetensors_dir", CHANNEL)
 
-ALGORITHM_FIELDS = frozenset(
-    {
-        "advantage",
-        "call_credit",
-        "discount",
-        "aggregation",
-        "clip_low",
-        "clip_high",
-        "importance",
-        "importance_cap",
-        "kl_coef",
-        "entropy_coef",
-        "minibatches",
-        "epochs",
-        "learning_rate",
-        "warmup_steps",
-        "weight_decay",
-        "adam_betas",
-        "max_grad_norm",
-        "max_update_kl",
-        "max_update_rms",
-        "token_budget",
-    }
-)
-
-SUPERVISED_FIELDS = ALGORITHM_FIELDS - {
+SUPERVISED_FIELDS = POLICY_GRADIENT_FIELDS - {
     "aggregation",
     "clip_low",
     "clip_high",
@@ -60,7 +36,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             summary="TRL's GRPOTrainer and its losses, full or LoRA, on several processes",
             capabilities=TrainerCapabilities(
                 weight_channels=WEIGHT_CHANNELS,
-                algorithm_fields=ALGORITHM_FIELDS,
+                algorithm_fields=POLICY_GRADIENT_FIELDS,
                 lora=True,
                 reloads=True,
                 rehearses=True,

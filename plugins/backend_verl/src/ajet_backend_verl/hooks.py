@@ -7,33 +7,9 @@ from collections.abc import Sequence
 from ajet_core.interfaces import TrainerCapabilities
 from ajet_core.plugin import TrainerSpec, hookimpl
 from ajet_engines.collective import CHANNEL
+from ajet_training.algorithm_fields import POLICY_GRADIENT_FIELDS
 
 WEIGHT_CHANNELS = ("safetensors_dir", CHANNEL)
-
-ALGORITHM_FIELDS = frozenset(
-    {
-        "advantage",
-        "call_credit",
-        "discount",
-        "aggregation",
-        "clip_low",
-        "clip_high",
-        "importance",
-        "importance_cap",
-        "kl_coef",
-        "entropy_coef",
-        "minibatches",
-        "epochs",
-        "learning_rate",
-        "warmup_steps",
-        "weight_decay",
-        "adam_betas",
-        "max_grad_norm",
-        "max_update_kl",
-        "max_update_rms",
-        "token_budget",
-    }
-)
 
 
 @hookimpl
@@ -47,7 +23,7 @@ def ajet_register_trainers() -> Sequence[TrainerSpec]:
             summary="verl on Ray (FSDP2), its policy losses and advantage estimators, full or LoRA",
             capabilities=TrainerCapabilities(
                 weight_channels=WEIGHT_CHANNELS,
-                algorithm_fields=ALGORITHM_FIELDS,
+                algorithm_fields=POLICY_GRADIENT_FIELDS,
                 lora=True,
                 reloads=True,
                 rehearses=True,
