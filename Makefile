@@ -31,7 +31,7 @@ help:  ## List the commands
 
 setup: $(STAMP)  ## Make the development environment in .venv
 
-$(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backend_torch/pyproject.toml plugins/engine_sglang/pyproject.toml plugins/engine_vllm/pyproject.toml
+$(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backend_torch/pyproject.toml plugins/demo/pyproject.toml plugins/engine_sglang/pyproject.toml plugins/engine_vllm/pyproject.toml
 	@set -eu; \
 	python=; \
 	for candidate in python3.11 python3.12 python3.13 python3; do \
@@ -82,6 +82,7 @@ test-agents: setup  ## Run the tests of agent adapters and recipes, each with it
 
 test-nightly: backends  ## Run what takes minutes and of which the other commands run a part (options: ARGS="...")
 	HYPOTHESIS_PROFILE=thorough AJET_SCHEMATHESIS_CASES=3000 $(BIN)/python -m pytest -o timeout=0 -m "nightly and not pairs" $(ARGS) tests
+	$(BIN)/python -m pytest -o timeout=0 -m nightly plugins/demo/tests
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(ARGS) tests/security/test_hostile_tenants.py
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_NIGHTLY)
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e trl,verl -- -m nightly

@@ -10,7 +10,7 @@ import click
 
 from ajet_cli.state import CliState, config_option
 from ajet_core.errors import AjetError, UnknownComponentError
-from ajet_core.plugin.targets import CORE_DISTRIBUTION
+from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with, install_hint
 
 BUILT_IN: dict[str, tuple[str, str]] = {
     "config": (
@@ -69,6 +69,10 @@ class AjetGroup(click.Group):
         try:
             spec = manager.command(cmd_name)
         except UnknownComponentError as error:
+            plugin = f"{CORE_DISTRIBUTION}-{cmd_name}"
+            if extras_with(plugin):
+                hint = f"No such command {cmd_name!r}. Install its plugin: {install_hint(plugin)}"
+                raise click.UsageError(hint, ctx) from error
             if "\n" not in error.message:
                 return None
             # The message lists unusable plugins, one of which may have the command.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+__all__ = ["loop_factory"]
+
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     """Return uvloop's event loop factory if it is installed, else asyncio's.

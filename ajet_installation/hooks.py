@@ -165,11 +165,6 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
     """The commands that are registered like those of plugins."""
     return (
         CommandSpec(
-            name="demo",
-            target="ajet_demo.command:demo",
-            summary="Train a tiny model on this machine, from end to end.",
-        ),
-        CommandSpec(
             name="export",
             target="ajet_cli.commands.export:export",
             summary="Write a run's samples as JSON lines or Parquet.",

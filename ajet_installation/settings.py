@@ -32,6 +32,22 @@ from pydantic_settings import (
 from ajet_core.credentials import LOOPBACK_HOSTS
 from ajet_installation.settings_layers import ENV_PREFIX, Layers, config_error, leaves
 
+__all__ = [
+    "MASK",
+    "SECRET_KEY",
+    "ClientSettings",
+    "FastPath",
+    "ModelServerSettings",
+    "PeerSettings",
+    "PluginSettings",
+    "Seconds",
+    "ServerSettings",
+    "SettingOrigin",
+    "Settings",
+    "StoreSettings",
+    "WorkerSettings",
+]
+
 SECRET_KEY = re.compile(r"password|secret|token|credential|dsn|api_?key", re.IGNORECASE)
 MASK = "**********"
 """Displayed instead of a secret."""

@@ -32,6 +32,15 @@ from ajet_worlds.gridwalk import (
 from ajet_worlds.tiny_grpo import TINY_GRPO
 from ajet_worlds.turns import UseTool, use_tools
 
+__all__ = [
+    "GOOD_MOVE_SHARE",
+    "GridWorld",
+    "SlowGridSettings",
+    "SlowGridWorld",
+    "grid_outcome",
+    "walk_with",
+]
+
 GOOD_MOVE_SHARE = 0.2
 """How often the novice moves towards the goal; otherwise it moves at random. After the warm-up a
 model has learned about half of that: it hardly succeeds more often than a random walk, but it uses

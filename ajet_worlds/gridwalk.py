@@ -13,6 +13,24 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+__all__ = [
+    "DIRECTIONS",
+    "GOAL_REWARD",
+    "GRID_SIZE",
+    "INVALID_REWARD",
+    "MAX_DISTANCE",
+    "MAX_MOVES",
+    "MIN_DISTANCE",
+    "SYSTEM_PROMPT",
+    "TOOLS",
+    "Cell",
+    "GridWalk",
+    "Outcome",
+    "directions_in",
+    "distance",
+    "read_direction",
+]
+
 GRID_SIZE = 4
 MAX_MOVES = 6
 MIN_DISTANCE = 2

@@ -8,6 +8,8 @@ from typing import Literal
 from ajet_core.interfaces import World
 from ajet_core.protocol import ComponentChoice, ModelConfig, RolloutConfig, RunConfig
 
+__all__ = ["CHECKPOINT_EVERY", "engine_choice", "run_config"]
+
 CHECKPOINT_EVERY = 5
 
 

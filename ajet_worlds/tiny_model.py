@@ -26,12 +26,25 @@ from ajet_worlds.demonstrations import Demonstration, demonstrate, plain_texts
 if TYPE_CHECKING:
     import torch
 
-END_OF_TEXT = "<|endoftext|>"
-END_OF_TURN = "<|im_end|>"
-SPECIAL_TOKENS = (
-    END_OF_TEXT,
+__all__ = [
+    "VOCABULARY",
+    "ProgressCallback",
+    "TinyModelReport",
+    "WarmupProgress",
+    "build_model",
+    "build_tokenizer",
+    "create_tiny_model",
+    "qwen3_renderer",
+    "save",
+    "warm_up",
+]
+
+_END_OF_TEXT = "<|endoftext|>"
+_END_OF_TURN = "<|im_end|>"
+_SPECIAL_TOKENS = (
+    _END_OF_TEXT,
     "<|im_start|>",
-    END_OF_TURN,
+    _END_OF_TURN,
     "<tool_call>",
     "</tool_call>",
     "<tool_response>",
@@ -44,24 +57,24 @@ SPECIAL_TOKENS = (
 # No merge crosses this boundary, so that both give the same tokens. \G is the end of the last
 # match. A last newline is separate too. Otherwise the same direction would be one token in the
 # middle of an observation and an unrelated one at its end, and twice as hard to learn.
-TURN_OPENING = r"\G(?:user|assistant\n)|\n\z"
+_TURN_OPENING = r"\G(?:user|assistant\n)|\n\z"
 
 VOCABULARY = 512
-CORPUS_EPISODES = 200
-MAX_TOKEN_LENGTH = 24
+_CORPUS_EPISODES = 200
+_MAX_TOKEN_LENGTH = 24
 
-HIDDEN = 64
-LAYERS = 2
-HEADS = 2
-MAX_CONTEXT = 2048
+_HIDDEN = 64
+_LAYERS = 2
+_HEADS = 2
+_MAX_CONTEXT = 2048
 # With the usual 0.02, so small a model ignores the observation during the whole warm-up.
-INITIALIZER_RANGE = 0.1
+_INITIALIZER_RANGE = 0.1
 
-WARMUP_EPISODES = 512
-WARMUP_BATCH = 8
-WARMUP_LEARNING_RATE = 2e-3
+_WARMUP_EPISODES = 512
+_WARMUP_BATCH = 8
+_WARMUP_LEARNING_RATE = 2e-3
 # A small loss on observations teaches the model the similarities of their words.
-CONTEXT_LOSS_WEIGHT = 0.1
+_CONTEXT_LOSS_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,7 @@ def create_tiny_model(
     *,
     worlds: Sequence[World],
     seed: int,
-    hidden: int = HIDDEN,
+    hidden: int = _HIDDEN,
     warmup_steps: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> TinyModelReport:
@@ -112,7 +125,7 @@ def create_tiny_model(
         raise ConfigError(
             f"{directory} already exists and is not overwritten; choose another directory"
         )
-    require_packages()
+    _require_packages()
     tokenizer = build_tokenizer(worlds)
     model = build_model(tokenizer, seed, hidden)
     if warmup_steps is None:
@@ -127,7 +140,7 @@ def create_tiny_model(
     )
 
 
-def require_packages() -> None:
+def _require_packages() -> None:
     """Import the packages that are needed to create a model.
 
     :raises ConfigError: a package is missing; the message names the extra to install.
@@ -167,23 +180,23 @@ def build_tokenizer(worlds: Sequence[World]) -> Any:
     bootstrap.train_from_iterator(
         [],
         trainers.BpeTrainer(
-            special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+            special_tokens=list(_SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
         ),
     )
     spelling = _wrap(bootstrap)
-    special = frozenset(spelling.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
+    special = frozenset(spelling.convert_tokens_to_ids(list(_SPECIAL_TOKENS)))
     rng = random.Random("gridwalk/corpus")  # noqa: S311 - reproducible data, not a secret
-    corpus = _episodes(spelling, worlds, "corpus", CORPUS_EPISODES, rng)
+    corpus = _episodes(spelling, worlds, "corpus", _CORPUS_EPISODES, rng)
     texts = (text for shown in corpus for text in plain_texts(spelling, shown.token_ids, special))
     tokenizer = _bare_tokenizer()
     tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
             vocab_size=VOCABULARY,
-            special_tokens=list(SPECIAL_TOKENS),
+            special_tokens=list(_SPECIAL_TOKENS),
             initial_alphabet=alphabet,
             min_frequency=2,
-            max_token_length=MAX_TOKEN_LENGTH,
+            max_token_length=_MAX_TOKEN_LENGTH,
             show_progress=False,
         ),
     )
@@ -207,7 +220,7 @@ def _bare_tokenizer() -> Any:
     # Digits are separate tokens. Otherwise "2 down" and "1 down" would be unrelated tokens.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(TURN_OPENING), behavior="isolated"),
+            pre_tokenizers.Split(Regex(_TURN_OPENING), behavior="isolated"),
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
@@ -221,16 +234,16 @@ def _wrap(tokenizer: Any) -> Any:
 
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token=END_OF_TURN,
-        pad_token=END_OF_TEXT,
+        eos_token=_END_OF_TURN,
+        pad_token=_END_OF_TEXT,
         clean_up_tokenization_spaces=False,
-        model_max_length=MAX_CONTEXT,
+        model_max_length=_MAX_CONTEXT,
     )
     wrapped.chat_template = QWEN3_CHAT_TEMPLATE
     return wrapped
 
 
-def build_model(tokenizer: Any, seed: int, hidden: int = HIDDEN) -> Any:
+def build_model(tokenizer: Any, seed: int, hidden: int = _HIDDEN) -> Any:
     """Create the untrained model (a `LlamaForCausalLM`); its weights depend only on `seed`.
 
     It is not a Qwen model, although it uses Qwen3's format: for ``qwen2``, transformers 5 ignores
@@ -239,17 +252,17 @@ def build_model(tokenizer: Any, seed: int, hidden: int = HIDDEN) -> Any:
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    ends = [tokenizer.convert_tokens_to_ids(t) for t in (END_OF_TURN, END_OF_TEXT)]
+    ends = [tokenizer.convert_tokens_to_ids(t) for t in (_END_OF_TURN, _END_OF_TEXT)]
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=3 * hidden,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        head_dim=hidden // HEADS,
-        max_position_embeddings=MAX_CONTEXT,
-        initializer_range=INITIALIZER_RANGE,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=_HEADS,
+        num_key_value_heads=_HEADS,
+        head_dim=hidden // _HEADS,
+        max_position_embeddings=_MAX_CONTEXT,
+        initializer_range=_INITIALIZER_RANGE,
         tie_word_embeddings=True,
         attention_dropout=0.0,
         bos_token_id=None,
@@ -283,9 +296,9 @@ def warm_up(
     import torch
 
     rng = random.Random(f"gridwalk/warm-up/{seed}")  # noqa: S311 - reproducible data, not a secret
-    shown = list(_episodes(tokenizer, worlds, f"warm-up-{seed}", WARMUP_EPISODES, rng))
+    shown = list(_episodes(tokenizer, worlds, f"warm-up-{seed}", _WARMUP_EPISODES, rng))
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=WARMUP_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
+        model.parameters(), lr=_WARMUP_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -294,8 +307,8 @@ def warm_up(
     try:
         for step in range(1, steps + 1):
             for group in optimizer.param_groups:
-                group["lr"] = WARMUP_LEARNING_RATE * min(1.0, step / 10)
-            loss = _loss(model, rng.sample(shown, WARMUP_BATCH))
+                group["lr"] = _WARMUP_LEARNING_RATE * min(1.0, step / 10)
+            loss = _loss(model, rng.sample(shown, _WARMUP_BATCH))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -320,7 +333,7 @@ def _loss(model: Any, shown: list[Demonstration]) -> torch.Tensor:
     for row, one in enumerate(shown):
         here = len(one.token_ids)
         ids[row, :here] = torch.tensor(one.token_ids)
-        weights[row, :here] = torch.where(torch.tensor(one.sampled), 1.0, CONTEXT_LOSS_WEIGHT)
+        weights[row, :here] = torch.where(torch.tensor(one.sampled), 1.0, _CONTEXT_LOSS_WEIGHT)
     # Right padding needs no attention mask, because attention is causal and padding has no loss.
     logits = model(input_ids=ids).logits[:, :-1]
     losses = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")

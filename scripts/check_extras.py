@@ -67,7 +67,7 @@ COMBINATIONS = (
     Combination(
         ("torch", "demo", "export"),
         ROOT / "constraints" / "dev.txt",
-        ("trainer:torch", "engine:torch"),
+        ("trainer:torch", "engine:torch", "command:demo"),
     ),
     Combination(("server",), ROOT / "constraints" / "dev.txt", ("store:sqlite",), first=()),
 )

@@ -25,7 +25,6 @@ ALLOWED: dict[str, set[str]] = {
     "ajet_server": {"ajet_core", "ajet_installation", "ajet_engines", "ajet_training"},
     "ajet_worlds": {"ajet_core", "ajet_installation", "agentjet"},
     "ajet_cli": {"ajet_core", "ajet_installation", "agentjet", "ajet_server"},
-    "ajet_demo": {"ajet_core", "ajet_installation", "agentjet", "ajet_worlds"},
     "ajet_testing": {
         "ajet_core",
         "ajet_installation",
@@ -75,6 +74,7 @@ PLUGINS: dict[str, set[str]] = {
     "backend_torch": _TRAINER,
     "backend_trl": _TRAINER,
     "backend_verl": _TRAINER,
+    "demo": {"ajet_core", "ajet_installation", "agentjet", "ajet_worlds"},
     "engine_sglang": _ENGINE,
     "engine_vllm": _ENGINE,
 }

@@ -26,12 +26,13 @@ def install_hint(distribution: str) -> str:
     """
     if canonicalize_name(distribution) == CORE_DISTRIBUTION:
         return "pip install 'agentjet[server]'"
-    for extra in _extras_with(distribution):
+    for extra in extras_with(distribution):
         return f"pip install 'agentjet[{extra}]'"
     return f"pip install --upgrade {distribution}"
 
 
-def _extras_with(distribution: str) -> list[str]:
+def extras_with(distribution: str) -> list[str]:
+    """Return the extras of agentjet that install a distribution, the one with its name first."""
     wanted = canonicalize_name(distribution)
     extras = []
     try:

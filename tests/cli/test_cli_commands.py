@@ -408,6 +408,17 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert "No such command 'nonsense'" in result.stderr
 
 
+def test_a_command_of_a_plugin_that_is_not_installed_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    extras = ["agentjet-nonsense>=0.1; extra == 'nonsense'"]
+    monkeypatch.setattr("ajet_core.plugin.targets.requires", lambda _: extras)
+    result = ajet("nonsense")
+    assert result.exit_code == 2
+    assert "No such command 'nonsense'. Install its plugin: pip install" in result.stderr
+    assert "'agentjet[nonsense]'" in result.stderr
+
+
 def test_plugins_lists_the_embedded_components() -> None:
     row = plugin_row("embedded")
     assert row["distribution"] == "agentjet"

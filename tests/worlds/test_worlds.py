@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from ajet_core.errors import ConfigError, UnknownComponentError
-from ajet_core.interfaces import Chat, ComponentSettings, World, WorldOutcome
 from ajet_demo import recipe as demo_recipe
 from ajet_demo import tiny_model as demo_model
 from ajet_demo.agent import GridWalkAgent
+
+from ajet_core.errors import ConfigError, UnknownComponentError
+from ajet_core.interfaces import Chat, ComponentSettings, World, WorldOutcome
 from ajet_testing.plugins import plugins_with
 from ajet_testing.suites.world_suite import WorldSuite
 from ajet_worlds import load_world, world_specs
@@ -148,7 +148,7 @@ def test_programs_load_worlds_by_name() -> None:
     root = Path(__file__).parents[2]
     made = [
         f"{path.relative_to(root)}:{node.lineno}"
-        for folder in ("agentjet", "ajet_cli", "ajet_demo", "ajet_server", "benchmarks")
+        for folder in ("agentjet", "ajet_cli", "ajet_server", "benchmarks", "plugins/demo/src")
         for path in (root / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in worlds

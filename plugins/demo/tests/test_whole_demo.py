@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from as_user import ENTRY, steps_in
 
-from tests.support.demo import ENTRY, steps_in
-
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 KEYS = {
     "success_before",

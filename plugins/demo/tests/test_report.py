@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-
-from ajet_core.errors import ConfigError
 from ajet_demo.display import Display, sparkline
 from ajet_demo.report import History, Record, Summary, draw, write_json
 from ajet_demo.run_state import RunState, open_run, read_summary
+from rich.console import Console
+
+from ajet_core.errors import ConfigError
 
 METRICS = {
     "tokens_raw": 1000.0,
@@ -91,7 +91,6 @@ def test_half_a_line_of_a_killed_process_is_passed_over(tmp_path: Path) -> None:
 
 
 # Matplotlib asks fontconfig for the fonts of a machine when it is imported for the first time.
-@pytest.mark.processes
 def test_the_plot_is_a_png_of_a_useful_size(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     history = History(tmp_path / "metrics.jsonl")
@@ -106,7 +105,6 @@ def test_the_plot_is_a_png_of_a_useful_size(tmp_path: Path) -> None:
 
 
 # Matplotlib asks fontconfig for the fonts of a machine when it is imported for the first time.
-@pytest.mark.processes
 def test_a_plot_of_nothing_is_drawn_too(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     draw(History(tmp_path / "none.jsonl"), 0.9, tmp_path / "reward.png")

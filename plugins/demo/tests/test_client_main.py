@@ -7,6 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ajet_demo.client_main import DemoClient
+from ajet_demo.lines import DoneLine, EvalLine, Line, TrainLine, parse_line
+from ajet_demo.recipe import EVAL_EPISODES, eval_task_ids, train_task_ids
 
 from agentjet.client import (
     Episode,
@@ -17,9 +20,6 @@ from agentjet.client import (
     Task,
 )
 from ajet_core.errors import AjetError
-from ajet_demo.client_main import DemoClient
-from ajet_demo.lines import DoneLine, EvalLine, Line, TrainLine, parse_line
-from ajet_demo.recipe import EVAL_EPISODES, eval_task_ids, train_task_ids
 
 BATCH = 64
 

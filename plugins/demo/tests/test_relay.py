@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ajet_demo.relay import EXECUTOR, PLANNER, RelayAgent
 from fastapi import FastAPI, Request
+from test_agent import HTTP
 
 from agentjet.client import Episode, EpisodeOutcome, SwarmEpisode, Task
-from ajet_demo.relay import EXECUTOR, PLANNER, RelayAgent
 from ajet_worlds.gridwalk import GridWalk
-from tests.demo.test_agent import HTTP
 
 Speak = Callable[[str], str | None]
 """From a side's view to the direction that its model answers with; None for no direction."""

@@ -14,7 +14,7 @@ from ajet_core.errors import AjetError, DeadlineError, StateError
 from ajet_core.files import read_json
 from ajet_core.protocol import RunConfig, ServerState
 from ajet_demo.processes import Child, child_environment
-from ajet_demo.workers import worker_settings
+from ajet_installation.local_workers import worker_settings
 from ajet_installation.settings import WorkerSettings
 
 START_SECONDS = 60.0

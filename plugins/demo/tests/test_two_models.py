@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from as_user import ENTRY, steps_in
 
-from tests.support.demo import ENTRY, steps_in
-
-pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 def start(run_dir: Path, steps: int) -> subprocess.Popen[str]:

@@ -21,7 +21,7 @@ from ajet_demo.report import History, Summary, draw, write_json
 from ajet_demo.run_state import SUMMARY_FILE, RunState, open_run, read_summary
 from ajet_demo.server_child import DemoServer
 from ajet_demo.training import Training
-from ajet_demo.workers import check_components, worker_settings
+from ajet_installation.local_workers import check_components, worker_settings
 from ajet_installation.settings import WorkerSettings
 
 MODEL_DIR = "model"

@@ -11,10 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
-
-from ajet_core.errors import ConfigError, WorkerError
-from ajet_core.protocol import Event
 from ajet_demo import orchestrate, training
 from ajet_demo.command import demo
 from ajet_demo.display import Display
@@ -23,8 +19,11 @@ from ajet_demo.orchestrate import DemoOptions, run_demo, terminate_as_interrupt
 from ajet_demo.processes import Child, child_environment
 from ajet_demo.report import History
 from ajet_demo.run_state import RunState, open_run
+from rich.console import Console
+from test_report import METRICS, console, shown, summary
 
-from .test_report import METRICS, console, shown, summary
+from ajet_core.errors import ConfigError, WorkerError
+from ajet_core.protocol import Event
 
 
 def child(tmp_path: Path, code: str, *, read: bool = False) -> Child:
@@ -38,7 +37,6 @@ def child(tmp_path: Path, code: str, *, read: bool = False) -> Child:
     )
 
 
-@pytest.mark.processes
 def test_a_childs_lines_are_read(tmp_path: Path) -> None:
     started = child(tmp_path, "print('one'); print('two')", read=True)
     assert list(started.lines) == ["one\n", "two\n"]
@@ -46,7 +44,6 @@ def test_a_childs_lines_are_read(tmp_path: Path) -> None:
     started.end()
 
 
-@pytest.mark.processes
 def test_a_crash_shows_the_last_lines_of_this_start_alone(tmp_path: Path) -> None:
     (tmp_path / "helper.log").write_text("of an earlier session\n")
     started = child(tmp_path, "import sys; [print(i, file=sys.stderr) for i in range(50)]; 1 / 0")
@@ -59,7 +56,6 @@ def test_a_crash_shows_the_last_lines_of_this_start_alone(tmp_path: Path) -> Non
     assert str(tmp_path / "helper.log") in caught.value.message
 
 
-@pytest.mark.processes
 def test_a_running_child_passes_the_check_and_ends_when_asked(tmp_path: Path) -> None:
     started = child(tmp_path, "input = __import__('signal').pause()")
     started.check()
@@ -67,7 +63,6 @@ def test_a_running_child_passes_the_check_and_ends_when_asked(tmp_path: Path) ->
     assert started.poll() == -signal.SIGTERM
 
 
-@pytest.mark.processes
 def test_a_child_that_will_not_end_is_killed(tmp_path: Path) -> None:
     code = (
         "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -152,7 +147,6 @@ def train(
     return phase, history, state, started
 
 
-@pytest.mark.processes
 def test_steps_join_what_client_and_server_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +168,6 @@ def test_steps_join_what_client_and_server_say(
     assert "client-token" not in " ".join(arguments)
 
 
-@pytest.mark.processes
 def test_a_client_that_crashes_is_told_with_its_last_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +178,6 @@ def test_a_client_that_crashes_is_told_with_its_last_lines(
     assert state.training_seconds > 0
 
 
-@pytest.mark.processes
 def test_a_server_that_died_is_told_rather_than_its_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +258,6 @@ def test_the_command_prints_json_last_and_alone_on_stdout(tmp_path: Path, packag
     assert "20% before" in result.stderr
 
 
-@pytest.mark.processes
 def test_importing_the_command_imports_nothing_heavy() -> None:
     import subprocess
 

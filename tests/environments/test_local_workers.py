@@ -1,4 +1,4 @@
-"""Where the demo's workers run."""
+"""Where the workers of a server run that a program starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import ConfigError
-from ajet_demo.workers import check_components, worker_settings
+from ajet_installation.local_workers import check_components, worker_settings
 from ajet_installation.settings import WorkerSettings
 from ajet_testing.backends import environment
 

@@ -1,4 +1,4 @@
-"""Settings of the demo's workers, adapted to a server with another working directory."""
+"""Worker settings for a server that a program starts in another working directory."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from ajet_installation.interpreters import (
 )
 from ajet_installation.recipes import recipe_of_component
 from ajet_installation.settings import Settings, WorkerSettings
+
+__all__ = ["check_components", "worker_settings"]
 
 
 def worker_settings(run_dir: Path, python: Mapping[str, str] | None = None) -> WorkerSettings:

@@ -1,0 +1,19 @@
+"""The demo's model: a tiny model warmed up for GridWalk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ajet_worlds import load_world, tiny_model
+from ajet_worlds.tiny_model import TinyModelReport
+
+
+def create_tiny_model(directory: Path, **options: Any) -> TinyModelReport:
+    """Create a model with `ajet_worlds.tiny_model.create_tiny_model` for the world ``grid``.
+
+    :param options: the other parameters of that function.
+    :raises ConfigError: `directory` exists, required packages are not installed, or the settings of
+        the world are invalid.
+    """
+    return tiny_model.create_tiny_model(directory, worlds=[load_world("grid")], **options)
