@@ -30,8 +30,9 @@ class MemoryWorld(World):
     """A world that requires keeping a key in notes; see the module's docstring."""
 
     recipe = WorldRecipe(
-        steps=30,
-        algorithm=TINY_GRPO,
+        steps=40,
+        # With twice the rate, success still varies by a third from step to step at the end.
+        algorithm=TINY_GRPO.model_copy(update={"learning_rate": 5e-4}),
         batch=BatchConfig(tasks=8, episodes_per_task=8),
         warmup_steps=300,
     )
