@@ -79,8 +79,35 @@ class Admission:
         :raises EpisodeError: the task is quarantined, or its tag is not in the mixture.
         """
         self._tenants.require_room()
-        with self._tenants.waiting(client_id):
-            return await self._wait(request, client_id)
+        builder = self._builder
+        # Check the group name of evaluation episodes too, now instead of when a slot is free.
+        stored = _group(request, client_id)
+        group = stored if request.kind == "train" else None
+        if group and builder is not None:
+            why = builder.slots.refusal(request.tag)
+            if why := why or builder.refuses(client_id, request.task_id):
+                raise EpisodeError(why)
+        ticket = Ticket(request, client_id, group, asyncio.get_running_loop().create_future())
+        self._waiting.add(ticket)
+        try:
+            self.admit()
+            self.relieve()
+            if not ticket.granted.done():
+                with self._tenants.waiting(client_id):
+                    await asyncio.wait([ticket.granted], timeout=request.wait_seconds)
+        except asyncio.CancelledError:
+            if ticket.granted.done() and ticket.granted.exception() is None:
+                self.withdraw(ticket.granted.result().record)
+            raise
+        finally:
+            self._waiting.discard(ticket)
+        if not ticket.granted.done():
+            raise NotRollingError(
+                f"no episode of task {request.task_id!r} could start within "
+                f"{request.wait_seconds:g} s ({self._why_not()})",
+                retry_after=_NOT_ROLLING_RETRY_SECONDS,
+            )
+        return ticket.granted.result()
 
     def withdraw(self, record: EpisodeRecord) -> None:
         """Undo the admission of an episode that never reached its client."""
@@ -211,35 +238,6 @@ class Admission:
         """Record progress and admit claims: a slot may be free now."""
         self._board.touch()
         self.admit()
-
-    async def _wait(self, request: ClaimRequest, client_id: str) -> Granted:
-        builder = self._builder
-        # Check the group name of evaluation episodes too, now instead of when a slot is free.
-        stored = _group(request, client_id)
-        group = stored if request.kind == "train" else None
-        if group and builder is not None:
-            why = builder.slots.refusal(request.tag)
-            if why := why or builder.refuses(client_id, request.task_id):
-                raise EpisodeError(why)
-        ticket = Ticket(request, client_id, group, asyncio.get_running_loop().create_future())
-        self._waiting.add(ticket)
-        try:
-            self.admit()
-            self.relieve()
-            await asyncio.wait([ticket.granted], timeout=request.wait_seconds)
-        except asyncio.CancelledError:
-            if ticket.granted.done() and ticket.granted.exception() is None:
-                self.withdraw(ticket.granted.result().record)
-            raise
-        finally:
-            self._waiting.discard(ticket)
-        if not ticket.granted.done():
-            raise NotRollingError(
-                f"no episode of task {request.task_id!r} could start within "
-                f"{request.wait_seconds:g} s ({self._why_not()})",
-                retry_after=_NOT_ROLLING_RETRY_SECONDS,
-            )
-        return ticket.granted.result()
 
     def _why_not(self) -> str:
         state, builder = f"the server is {self._board.state}", self._builder
