@@ -222,7 +222,8 @@ def entropy(history: History, limits: FailureConfig) -> Reading | str:
         return "no step has measured it"
     least, growth = limits.min_entropy, limits.max_entropy_growth
     level, cause = 0.0, f"the entropy of the answers is {values[-1]:.3g} nats per token"
-    if least is not None and len(values) >= _SPAN:
+    # Of a task that is solved, every answer may be certain.
+    if least is not None and len(values) >= _SPAN and not series.solved(history):
         level = least / max(median(values[-_SPAN:]), least / 100)
     return _or_growth(Reading(level, cause), values, growth, _SMALL_ENTROPY)
 

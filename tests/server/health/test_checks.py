@@ -164,6 +164,15 @@ def test_what_models_learn_in_the_long_run_is_no_fault(
     assert max(read(kind, history[:count]).level for count in range(6, 61)) < 1
 
 
+def test_answers_without_entropy_are_a_fault_only_before_the_tasks_are_solved() -> None:
+    certain = [0.5, 0.3, 0.1, 0.05, 0.01, 1e-3, 1e-3, 1e-3]
+    rising = [0.1, 0.3, 0.5, 0.7, 0.95, 0.98, 0.97, 0.99]
+    assert read("entropy", steps(8, sampled_entropy=certain, reward_mean=rising)).level < 1
+    stuck = [0.1, 0.3, 0.5, 0.5, 0.4, 0.3, 0.3, 0.3]
+    assert read("entropy", steps(8, sampled_entropy=certain, reward_mean=stuck)).level >= 1
+    assert read("entropy", steps(8, sampled_entropy=certain)).level >= 1
+
+
 def test_a_model_that_is_as_good_as_it_ever_was_is_no_reason_to_pause() -> None:
     rising = [0.1, 0.3, 0.5, 0.7, 0.95, 1.0, 1.0, 1.0]
     history = steps(8, reward_mean=rising, no_signal=[0, 0, 0, 0, 0, 1, 1, 1])
