@@ -20,6 +20,8 @@ POLICY_GRADIENT_FIELDS = frozenset(
         "epochs",
         "learning_rate",
         "warmup_steps",
+        "schedule",
+        "schedule_steps",
         "weight_decay",
         "adam_betas",
         "max_grad_norm",

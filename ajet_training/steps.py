@@ -1,21 +1,13 @@
-"""The learning rate of a training step, and metrics of its advantages."""
+"""Metrics of a training step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline.batch import TrainCall
 
-__all__ = ["advantage_metrics", "learning_rate"]
-
-
-def learning_rate(algorithm: AlgorithmConfig, steps_done: int) -> float:
-    """Return the learning rate of the step after `steps_done` steps."""
-    if not algorithm.warmup_steps:
-        return algorithm.learning_rate
-    return algorithm.learning_rate * min(1.0, (steps_done + 1) / algorithm.warmup_steps)
+__all__ = ["advantage_metrics"]
 
 
 def advantage_metrics(calls: Sequence[TrainCall]) -> dict[str, float]:

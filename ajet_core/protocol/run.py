@@ -93,11 +93,13 @@ class AlgorithmConfig(Message):
     :param importance: the weighting of tokens that other weights sampled, see above. ``auto`` is
         ``truncated`` in the mode ``async`` and ``ratio`` in ``sync``.
     :param importance_cap: ``truncated``: maximum weight of a token.
-    :param kl_coef: weight of the KL divergence to the reference model (the model at the start),
-        estimated as k3 (Schulman, "Approximating KL divergence").
+    :param kl_coef: weight of the KL divergence to the model at the start, estimated as k3
+        (Schulman, "Approximating KL divergence").
     :param minibatches: parts that a batch is divided into, each with an optimiser step.
     :param epochs: passes over the batch.
     :param warmup_steps: steps over which the learning rate rises linearly.
+    :param schedule: of the learning rate after the warm-up: ``constant``, or a fall (``linear``,
+        ``cosine``) until step `schedule_steps`, whose rate later steps keep.
     :param max_grad_norm: gradients are clipped to this norm; 0 turns clipping off.
     :param max_update_rms: bounds how far a single update of AdamW moves the weights, in learning
         rates: with R the root mean square of ``gradient / sqrt(second moment)`` over all weights,
@@ -109,8 +111,7 @@ class AlgorithmConfig(Message):
         tokens of its minibatch, is no more (the estimator k2 of the KL divergence, Schulman,
         "Approximating KL divergence"; a backtracking line search as TRPO's, arXiv:1502.05477). 0
         turns it off; None is 0.01, as in TRPO, with trainers that honour it, and 0 with others.
-    :param token_budget: maximum number of tokens (padding included) of one forward pass; None lets
-        the trainer choose.
+    :param token_budget: maximum tokens, padding included, of a pass; None lets the trainer choose.
     """
 
     advantage: Name = "group_std"
@@ -128,6 +129,8 @@ class AlgorithmConfig(Message):
     epochs: PositiveInt = 1
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule_steps: PositiveInt | None = None
     weight_decay: NonNegative = 0.0
     adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
         0.9,
@@ -137,6 +140,14 @@ class AlgorithmConfig(Message):
     max_update_rms: NonNegative = 1.0
     max_update_kl: NonNegative | None = None
     token_budget: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        if (self.schedule == "constant") != (self.schedule_steps is None):
+            raise ValueError("schedule_steps: linear and cosine schedules need it, others do not")
+        if self.schedule_steps is not None and self.schedule_steps <= self.warmup_steps:
+            raise ValueError("schedule_steps must be greater than warmup_steps")
+        return self
 
 
 class TimelineConfig(Message):

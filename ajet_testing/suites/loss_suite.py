@@ -53,6 +53,18 @@ class LossSuite:
         """
         raise NotImplementedError
 
+    def test_the_learning_rate_follows_its_schedule(self, tmp_path: Path) -> None:
+        """The metric ``learning_rate`` has the rate of the step, by number of training steps."""
+        algorithm = AlgorithmConfig(
+            learning_rate=1e-4, warmup_steps=2, schedule="linear", schedule_steps=4
+        )
+        trainer, model = self.make_trainer(tmp_path / "run", algorithm)
+        batch = linear_batch(
+            self.vocab_size, reference_logprobs(model), rewards=(1.0, 0.0), groups="aa"
+        )
+        rates = [trainer.step(batch).metrics["learning_rate"] for _ in range(5)]
+        assert rates == pytest.approx([5e-5, 1e-4, 2e-4 / 3, 1e-4 / 3, 1e-4 / 3])
+
     @pytest.mark.parametrize("special", LOSSES)
     def test_the_loss_is_that_of_the_reference(self, tmp_path: Path, special: str) -> None:
         """Loss, gradient norm and logprobs match, and the step decreases the loss."""

@@ -26,8 +26,8 @@ from ajet_torch.memory import (
     is_out_of_memory,
 )
 from ajet_torch.optimiser import Snapshot
+from ajet_torch.schedules import learning_rate
 from ajet_torch.update_limit import limit_of, shorten_to
-from ajet_training.steps import learning_rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from ajet_core.timeline import TrainBatch
 from ajet_torch.checkpoint import Progress
 from ajet_torch.guard import Limits, StepGuard
 from ajet_torch.memory import ALWAYS_COPIED, LEAST_BUDGET, free_memory, headline, is_out_of_memory
+from ajet_torch.schedules import learning_rate
 from ajet_training.rows import logprobs_by_call
-from ajet_training.steps import learning_rate
 
 
 @dataclass(frozen=True, slots=True)

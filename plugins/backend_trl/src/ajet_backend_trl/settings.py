@@ -48,6 +48,7 @@ ELSEWHERE = {
     "importance_sampling_level": "trainer.settings.importance_sampling_level",
     "learning_rate": "algorithm.learning_rate",
     "loss_type": "trainer.settings.loss_type",
+    "lr_scheduler_type": "algorithm.schedule",
     "max_grad_norm": "algorithm.max_grad_norm",
     "num_generations": "batch.episodes_per_task",
     "num_iterations": "algorithm.epochs",

@@ -27,9 +27,9 @@ from ajet_core.timeline import TrainBatch
 from ajet_torch.checkpoint import Progress
 from ajet_torch.guard import Limits, StepGuard
 from ajet_torch.memory import ALWAYS_COPIED
+from ajet_torch.schedules import learning_rate
 from ajet_torch.update_limit import MOVED_TOKENS, limit_of, shorten_to
 from ajet_training.rows import Row, logprobs_by_call
-from ajet_training.steps import learning_rate
 
 
 @dataclass(frozen=True, slots=True)

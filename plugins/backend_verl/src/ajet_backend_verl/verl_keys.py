@@ -85,6 +85,7 @@ ELSEWHERE: Mapping[str, str] = {
     OPTIMISER + "betas": "algorithm.adam_betas",
     OPTIMISER + "clip_grad": "algorithm.max_grad_norm",
     OPTIMISER + "lr": "algorithm.learning_rate",
+    OPTIMISER + "lr_scheduler_type": "algorithm.schedule",
     OPTIMISER + "lr_warmup_steps": "algorithm.warmup_steps",
     OPTIMISER + "weight_decay": "algorithm.weight_decay",
     ACTOR + "policy_loss.loss_mode": "trainer.settings.loss_mode",
@@ -112,9 +113,6 @@ ELSEWHERE: Mapping[str, str] = {
 """Keys that a run sets elsewhere."""
 
 REFUSED: Mapping[str, str] = {
-    OPTIMISER + "lr_scheduler_type": (
-        "the learning rate is that of algorithm, constant after its warm-up"
-    ),
     OPTIMISER + "optimizer": (
         "the optimiser is torch's AdamW; checkpoints do not have the state of others"
     ),

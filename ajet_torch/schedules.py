@@ -1,0 +1,38 @@
+"""The learning rate of each training step, by the schedules of transformers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from transformers import get_scheduler
+
+from ajet_core.protocol.run import AlgorithmConfig
+
+__all__ = ["learning_rate"]
+
+
+def learning_rate(algorithm: AlgorithmConfig, steps_done: int) -> float:
+    """Return the learning rate of the training step after `steps_done` steps.
+
+    It depends on nothing else, so it is the same after a restart. The last step of the warm-up has
+    the full rate. A schedule that falls would reach 0 one step after `schedule_steps`.
+    """
+    step = steps_done + 1
+    if algorithm.schedule_steps is not None:
+        step = min(step, algorithm.schedule_steps)
+    # Without a warm-up, the first step has the full rate, as the last of a warm-up of one step.
+    warmup = max(1, algorithm.warmup_steps)
+    factor = _factor(algorithm.schedule, warmup, algorithm.schedule_steps)
+    return algorithm.learning_rate * factor(step)
+
+
+@functools.lru_cache
+def _factor(schedule: str, warmup_steps: int, schedule_steps: int | None) -> Callable[[int], float]:
+    """Return the function of transformers that maps a step to a share of the learning rate."""
+    unused = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
+    name = "constant_with_warmup" if schedule == "constant" else schedule
+    total = None if schedule_steps is None else schedule_steps + 1
+    scheduler = get_scheduler(name, unused, num_warmup_steps=warmup_steps, num_training_steps=total)
+    return scheduler.lr_lambdas[0]
