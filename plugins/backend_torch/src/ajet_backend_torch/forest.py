@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ajet_backend_torch.logits import SelectedLogits, Selection
-from ajet_backend_torch.losses import TokenScores, score_tokens
+from ajet_backend_torch.losses import TokenScores
 from ajet_backend_torch.packing import PassTensors
 from ajet_backend_torch.past import PassCache, StoredPass, past_blocks, past_mask
 from ajet_training.schedule import Pass
@@ -80,7 +80,7 @@ class Forest:
             assert selection is not None
             if not len(frame.tensors.targets):
                 return
-            scores = _scores(selection, frame.tensors, entropy_gradient=entropy_gradient)
+            scores = selection.scores(frame.tensors, entropy_gradient=entropy_gradient)
             loss = loss_of(frame.index, frame.tensors, scores)
             if selection.leaf is None:
                 frame.loss = loss
@@ -116,8 +116,7 @@ class Forest:
                 differentiate(frame)
                 # The logits are not needed any longer.
                 if selection.hidden is not None:
-                    empty = selection.logits.new_empty(0)
-                    frame.selection = Selection(empty, selection.hidden, selection.leaf)
+                    frame.selection = selection.without_logits()
             else:
                 frame.cache = None
             del selection
@@ -138,7 +137,7 @@ class Forest:
             while path and path[-1] != part.parent:
                 stored[path.pop()] = None
             selection, cache = self._forward(passes, part, tensors[index], stored, None)
-            logprobs[index] = _scores(selection, tensors[index]).logprobs
+            logprobs[index] = selection.scores(tensors[index]).logprobs
             if cache is not None:
                 stored[index] = cache.store()
             path.append(index)
@@ -170,18 +169,6 @@ class Forest:
             else None,
         }
         return self._logits(inputs, places), cache
-
-
-def _scores(
-    selection: Selection, tensors: PassTensors, *, entropy_gradient: bool = False
-) -> TokenScores:
-    return score_tokens(
-        selection.logits,
-        tensors.targets,
-        tensors.place_temperature,
-        tensors.of_place,
-        entropy_gradient=entropy_gradient,
-    )
 
 
 def _backward(frame: _Frame) -> None:

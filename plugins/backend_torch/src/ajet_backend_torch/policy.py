@@ -44,10 +44,12 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 LOGIT_BUDGET = 2**30
-"""Without a token budget from the user, a pass has at most this many logits, 4 GiB in float32,"""
+"""Without a token budget from the user, a pass whose logits are not computed in chunks has at most
+this many, 4 GiB in float32,"""
 MOST_TOKENS = {"cpu": 4096}
 MOST_TOKENS_ELSEWHERE = 16384
-"""and this many tokens. Larger passes are slower on a CPU: they allocate new memory each time."""
+"""and every pass this many tokens. Larger passes are slower on a CPU: they allocate new memory each
+time."""
 
 
 class TrainedPolicy:
@@ -106,10 +108,10 @@ class TrainedPolicy:
             algorithm,
             float32=options.master_dtype == "float32",
         )
-        self.token_budget = algorithm.token_budget or min(
-            MOST_TOKENS.get(device.type, MOST_TOKENS_ELSEWHERE),
-            max(1, LOGIT_BUDGET // self.vocab_size),
-        )
+        most = MOST_TOKENS.get(device.type, MOST_TOKENS_ELSEWHERE)
+        if not self._logits.divides:
+            most = min(most, max(1, LOGIT_BUDGET // self.vocab_size))
+        self.token_budget = algorithm.token_budget or most
         self.has_dropout = model.lora is not None and model.lora.dropout > 0
         self.max_tokens = checked_positions(self.module, model)
         measured = self._measurements(model, options, context.run_dir)
