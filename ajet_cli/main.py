@@ -86,11 +86,11 @@ class AjetGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(sorted({**built_in, **ours}.items()))
         if theirs:
-            with formatter.section("Commands of plugins"):
+            with formatter.section("Plugin commands"):
                 formatter.write_dl(sorted(theirs.items()))
         if problem:
             formatter.write_paragraph()
-            formatter.write_text(f"Commands of plugins are not shown: {problem}")
+            formatter.write_text(f"Plugin commands are not shown: {problem}")
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a subcommand; an `AjetError` becomes one message and exit status 2."""
@@ -129,7 +129,7 @@ def _state(ctx: click.Context) -> CliState:
 @config_option
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
-    """Train agents by reinforcement learning, with the agent outside the trainer."""
+    """Train agents by reinforcement learning. The agents run outside the trainer."""
     _state(ctx).debug = debug
 
 

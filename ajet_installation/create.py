@@ -139,13 +139,15 @@ def _what_is_there(order: Order) -> Environment | None:
             )
         if there.record.digest != digest:
             raise ConfigError(
-                f"{directory} was created from another version of the recipe, agentjet "
-                f"{there.record.agentjet}: recreate it with "
+                f"{directory} was created by agentjet {there.record.agentjet} from a different "
+                "recipe: recreate it with "
                 f"{create_command(order.recipe.name, order.device, directory, force=True)}"
             )
     if there is None and directory.exists() and any(directory.iterdir()):
         if not (directory / "pyvenv.cfg").is_file():
-            raise ConfigError(f"{directory} contains other files: choose another --path")
+            raise ConfigError(
+                f"{directory} is not empty and is not a Python environment: choose another --path"
+            )
         if not order.force:
             raise ConfigError(
                 f"{directory} is an environment that ajet did not create: choose another "

@@ -63,7 +63,9 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         ),
     )
     open_episodes = OpenEpisodes(time.monotonic, time.time, server.max_episode_seconds)
-    admission = Admission(board, events, tenants, still=open_episodes.still, wall_clock=time.time)
+    admission = Admission(
+        board, events, tenants, idle_seconds=open_episodes.still, wall_clock=time.time
+    )
     evaluations = Evaluations()
     episodes = EpisodeRegistry(
         store,

@@ -254,15 +254,18 @@ class SwarmService:
             if call.finish_reason != "abort"
         ]
         rewarded = {
-            "call_rewards": (request.call_rewards, {call.call_id for call in calls}),
-            "agent_rewards": (request.agent_rewards, {call.agent for call in calls}),
+            "call": (request.call_rewards, {call.call_id for call in calls}),
+            "agent": (request.agent_rewards, {call.agent for call in calls}),
         }
-        for param, (named, known) in rewarded.items():
+        for kind, (named, known) in rewarded.items():
             if unknown := sorted(set(named) - known):
+                param = f"{kind}_rewards"
+                shown = ", ".join(map(repr, sorted(known)[:_SHOWN]))
+                more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+                its = f"its {kind}s are {shown}{more}" if known else f"it has no such {kind}s"
                 raise RequestError(
-                    f"{param}: episode {episode_id} has no {unknown[0]!r}; it has "
-                    f"{', '.join(map(repr, sorted(known)[:_SHOWN])) or 'made no call'}"
-                    + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""),
+                    f"{param}: episode {episode_id} has no {kind} {unknown[0]!r} that can be "
+                    f"rewarded; {its}",
                     param=param,
                 )
 

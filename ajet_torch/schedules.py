@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from transformers import get_scheduler
@@ -35,4 +36,4 @@ def _factor(schedule: str, warmup_steps: int, schedule_steps: int | None) -> Cal
     name = "constant_with_warmup" if schedule == "constant" else schedule
     total = None if schedule_steps is None else schedule_steps + 1
     scheduler = get_scheduler(name, unused, num_warmup_steps=warmup_steps, num_training_steps=total)
-    return scheduler.lr_lambdas[0]
+    return cast("Callable[[int], float]", scheduler.lr_lambdas[0])

@@ -32,14 +32,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet_demo.orchestrate import terminate_as_interrupt
-from ajet_demo.server_child import DemoServer
 from kept import KeptResults
 from options import at_least
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient
 from ajet_core.errors import AjetError
+from ajet_demo.orchestrate import terminate_as_interrupt
+from ajet_demo.server_child import DemoServer
 from ajet_installation.local_workers import check_components, worker_settings
 from ajet_worlds import load_world, world_specs
 from ajet_worlds.learning import EVAL_TASKS, Learned, learn

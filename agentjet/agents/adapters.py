@@ -46,8 +46,8 @@ class Adapters:
         kind = f"{type(agent).__module__}.{type(agent).__qualname__}"
         raise ConfigError(
             f"no agent adapter supports {kind} (installed adapters: {known}): install the "
-            "plugin of its framework (such as agentjet[langchain]), or decorate a function "
-            "that runs it"
+            "adapter for the agent's framework (for example `pip install 'agentjet[langchain]'`), "
+            "or put @trainable on a function that runs the agent"
         )
 
     def prepare(self) -> None:

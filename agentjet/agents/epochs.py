@@ -111,10 +111,15 @@ def _size(status: RunStatus, size: int | None) -> int:
     """Return the number of episodes of a task in an epoch."""
     batch = status.config.batch
     size = batch.episodes_per_task if size is None else size
-    if size < 1 or (size > batch.episodes_per_task and batch.full_by != "episodes"):
+    if size < 1:
         raise RequestError(
-            f"episodes_per_task is {size}, but the run's batches take {batch.episodes_per_task} "
-            "episodes of a task: the others would never be trained",
+            f"episodes_per_task is {size}; it must be at least 1", param="episodes_per_task"
+        )
+    if size > batch.episodes_per_task and batch.full_by != "episodes":
+        raise RequestError(
+            f"episodes_per_task is {size}, but a batch takes only {batch.episodes_per_task} "
+            "episodes per task; the rest would never be trained. Use at most "
+            f"{batch.episodes_per_task}",
             param="episodes_per_task",
         )
     if size < batch.episodes_per_task and batch.full_by != "episodes":

@@ -59,7 +59,8 @@ class NumberJudge(Judge[NumberJudgeSettings]):
         expected = _last_number(_answer(task, key, "number"))
         if expected is None:
             raise ConfigError(
-                f"the field {key!r} of a task has no number: the judge 'number' compares numbers",
+                f"the judge 'number' needs a number in the field {key!r} of each task, but one "
+                "task has none",
                 param="judges.number.answer",
             )
         value = _last_number(_text(result))

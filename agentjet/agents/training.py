@@ -304,6 +304,6 @@ def _tell_what_is_left(status: ServerStatus) -> None:
 def _refuse(config: RunConfig | None) -> None:
     if config is not None:
         raise ConfigError(
-            "several models need a configuration each: pass them to the swarm's "
-            "sync_train_config, and start the swarm"
+            "config= cannot be used with several models; pass one configuration per role to "
+            "Swarm.sync_train_config, then call Swarm.start_engine"
         )

@@ -1,9 +1,10 @@
 """The asynchronous client of several servers: joint episodes end on all of them or on none.
 
-The protocol is a two-phase commit. The server whose role comes first alphabetically is the arbiter:
-its part is claimed first, and the joint episode has ended as soon as its part has. The other parts
-are prepared before, so that ending them needs only the arbiter's outcome; they are committed
-afterwards, as soon as their servers can be reached.
+The protocol is a two-phase commit. A joint episode has one *part* on each server. The server whose
+role comes first alphabetically is the arbiter. The arbiter's part is claimed first and ended last.
+Before it ends, every other part is *prepared*: its server stores the outcome durably but does not
+apply it. When the arbiter's part ends, the joint episode has ended. The prepared parts are then
+*committed* (ended) as soon as their servers can be reached.
 """
 
 from __future__ import annotations
@@ -65,9 +66,11 @@ from ajet_core.protocol import (
 if TYPE_CHECKING:
     import httpx
 
-# How often a runner looks for parts in doubt, its own or those of earlier programs.
+# Seconds between a runner's searches for prepared parts that are not over yet, its own or those
+# left by earlier programs.
 RESOLVE_SECONDS = 5.0
-# Polls per lease: between them, a claim that waits for one server renews its leases on the others.
+# Number of polls per lease. Between polls, a claim that waits for one server renews the leases of
+# its parts on the others.
 _POLLS_PER_LEASE = 3
 
 _log = logging.getLogger("ajet.client")
@@ -135,9 +138,9 @@ class AsyncSwarm:
         self._clock = clock
         # Run ids by role, once the runs are known to be compatible.
         self._runs: dict[str, str] = {}
-        # Episodes being claimed or ended. If one server is away, the parts on the others must be
-        # kept.
-        self._between: dict[str, SwarmEpisode] = {}
+        # Episodes that are being claimed or ended. While one server is unreachable, heartbeats must
+        # keep the leases of the parts on the other servers.
+        self._in_transition: dict[str, SwarmEpisode] = {}
         self._resolved_at: float | None = None
 
     @property
@@ -210,7 +213,7 @@ class AsyncSwarm:
     async def _claim_parts(self, episode: SwarmEpisode, task: Task, terms: ClaimTerms) -> None:
         await self._join()
         deadline = None if terms.timeout is None else self._clock() + terms.timeout
-        self._between[episode.joint_id] = episode
+        self._in_transition[episode.joint_id] = episode
         try:
             for role, client in self.clients.items():
                 left = None if deadline is None else max(0.0, deadline - self._clock())
@@ -228,7 +231,7 @@ class AsyncSwarm:
                     meanwhile=lambda: self._keep(episode),
                 )
         finally:
-            del self._between[episode.joint_id]
+            del self._in_transition[episode.joint_id]
 
     async def _keep(self, episode: SwarmEpisode) -> None:
         """Renew the leases of the parts claimed so far.
@@ -266,7 +269,7 @@ class AsyncSwarm:
         :raises EpisodeError: a part was over before; the others are aborted.
         """
         statuses: dict[str, EpisodeStatus] = {}
-        self._between[episode.joint_id] = episode
+        self._in_transition[episode.joint_id] = episode
         try:
             # The arbiter's part is claimed first and ended last.
             for role in reversed(self.roles):
@@ -274,11 +277,11 @@ class AsyncSwarm:
                     episode[role], outcome.parts[role], prepare=role != self.arbiter
                 )
         except EpisodeError as error:
-            reason = f"a part of the joint episode has ended: {error.message}"
+            reason = f"a part of the joint episode was already over: {error.message}"
             await self.abort_episode(episode, reason, cause="cancelled")
             raise
         finally:
-            del self._between[episode.joint_id]
+            del self._in_transition[episode.joint_id]
         committed = await self._commit(episode)
         return statuses | committed
 
@@ -289,7 +292,7 @@ class AsyncSwarm:
             try:
                 statuses[role] = await _commit_part(self.clients[role], episode[role].episode_id)
             except AjetError as error:
-                _log_untold(role, error)
+                _log_unreported(role, error)
         return statuses
 
     async def abort_episode(
@@ -325,19 +328,20 @@ class AsyncSwarm:
                     arbiter_aborted=True,
                 )
             except AjetError as error:
-                _log_untold(role, error)
+                _log_unreported(role, error)
         return statuses
 
     async def heartbeats(self, episodes: Sequence[SwarmEpisode]) -> dict[str, str]:
         """Renew the leases of all parts of many joint episodes.
 
-        :return: the reasons of the episodes that are over, by the id of their arbiter's part.
-        :raises AjetError: a server did not renew its leases; the others did.
+        :return: why each closed episode is over, keyed by the id of its arbiter's part.
+        :raises AjetError: at least one server did not renew the leases. All servers were tried; the
+            last error is raised.
         """
         closed: dict[str, str] = {}
         failed: AjetError | None = None
         # Include the episodes that are being claimed or ended.
-        beating = [*episodes, *list(self._between.values())]
+        beating = [*episodes, *list(self._in_transition.values())]
         for role, client in self.clients.items():
             of_part = {e.parts[role].episode_id: e for e in beating if role in e.parts}
             try:
@@ -353,10 +357,11 @@ class AsyncSwarm:
         return closed
 
     async def resolve(self) -> int:
-        """End or abort prepared parts that a crashed program left, as their arbiter decided.
+        """Finish the prepared parts that a crashed program left behind.
 
-        The program must have had the same token. Runners call this automatically. Servers that
-        cannot be reached are left for the next call.
+        Each is ended or aborted, as its arbiter decided. Only parts claimed with the same token are
+        visible. Runners call this automatically. Servers that cannot be reached are left for the
+        next call.
 
         :return: the number of parts that were ended or aborted.
         """
@@ -369,16 +374,18 @@ class AsyncSwarm:
         except AjetError as error:
             _log.warning("skipped the search for undecided joint episodes: %s", error.message)
             return 0
-        judges = {run: self.clients[role] for role, run in self._runs.items()}
+        arbiter_clients = {run: self.clients[role] for role, run in self._runs.items()}
         for role, client in self.clients.items():
             try:
                 # Not repeated: the next call of `resolve` may succeed.
                 answer = await client._connection.perform(
                     ApiRequest("GET", "/v1/joint", PreparedParts), retries=0
                 )
-                for run in {part.arbiter_run for part in answer.prepared} & judges.keys():
+                for run in {part.arbiter_run for part in answer.prepared} & arbiter_clients.keys():
                     parts = [part for part in answer.prepared if part.arbiter_run == run]
-                    resolved += await _resolve(client, judges[run], run, parts[:IDS_AT_ONCE])
+                    resolved += await _resolve(
+                        client, arbiter_clients[run], run, parts[:IDS_AT_ONCE]
+                    )
             except AjetError as error:
                 _log.warning("the parts at %r remain undecided for now: %s", role, error.message)
         return resolved
@@ -505,7 +512,8 @@ class AsyncSwarm:
         """Stop all runs, after resolving parts in doubt; see `AsyncSwarmClient.stop_engine`."""
         await self.resolve()
         stopped = {role: await client.stop_engine(timeout) for role, client in self.clients.items()}
-        # Stopping aborts open parts of the arbiter, whose other parts may have been prepared.
+        # Stopping aborts the arbiter's open parts. Parts of the same joint episodes on other
+        # servers may already be prepared.
         await self.resolve()
         return stopped
 
@@ -531,8 +539,8 @@ class AsyncSwarm:
             first = next(other for other in self.roles if runs[other] == run)
             if first != role:
                 raise ConfigError(
-                    f"{first!r} and {role!r} are the same server (run {run}), but a joint "
-                    "episode has only one part on each server"
+                    f"roles {first!r} and {role!r} point to the same server (run {run}); a joint "
+                    "episode needs a different server for each role"
                 )
         check_configs(self.roles, configs)
         self._runs = runs
@@ -543,7 +551,10 @@ class AsyncSwarm:
     async def _abort_after(
         self, episode: SwarmEpisode, error: BaseException, cause: AgentCause
     ) -> None:
-        """Abort because of `error`. If that fails too, only add a note to `error`."""
+        """Abort the joint episode because of `error`.
+
+        If the abort fails as well, add a note to `error` and do not raise.
+        """
         if not episode.parts:
             return
         try:
@@ -560,23 +571,29 @@ async def _commit_part(
 
 
 async def _resolve(
-    client: AsyncSwarmClient, judge: AsyncSwarmClient, run: str, parts: Sequence[PreparedPart]
+    client: AsyncSwarmClient,
+    arbiter_client: AsyncSwarmClient,
+    run: str,
+    parts: Sequence[PreparedPart],
 ) -> int:
     """End or abort prepared parts as their arbiter decided.
 
-    :param judge: the client of the arbiter's server, whose run was `run`.
+    :param arbiter_client: the client of the arbiter's server, whose run was `run`.
     :return: the number of parts that were ended or aborted.
     """
     body = build(JointOutcomesRequest, "resolve", joint_ids=[part.joint_id for part in parts])
     request = ApiRequest("POST", "/v1/joint/outcomes", JointOutcomes, body)
-    answer = await judge._connection.perform(request, retries=0)
+    answer = await arbiter_client._connection.perform(request, retries=0)
     if answer.run_id != run:
-        raise StateError(f"{judge.url} now has another run ({answer.run_id})")
+        serves = "no run" if answer.run_id is None else f"run {answer.run_id}"
+        raise StateError(
+            f"{arbiter_client.url} now serves {serves} instead of {run}; create a new Swarm"
+        )
     resolved = 0
     for part in parts:
         outcome = answer.outcomes[part.joint_id]
         if outcome == "open":
-            # Either its client is alive, or its lease will expire.
+            # Undecided: a live client will decide, or the lease of the arbiter's part will expire.
             continue
         resolved += 1
         if outcome == "ended":
@@ -593,6 +610,10 @@ async def _resolve(
     return resolved
 
 
-def _log_untold(role: str, error: AjetError) -> None:
-    """Log that a server has not been notified of a decision yet, which does not change it."""
-    _log.warning("%r will receive the decision later: %s", role, error.message)
+def _log_unreported(role: str, error: AjetError) -> None:
+    """Log that a server does not know the outcome of a joint episode yet. The outcome stands."""
+    _log.warning(
+        "could not report the outcome of a joint episode to %r; it will be reported later: %s",
+        role,
+        error.message,
+    )

@@ -39,13 +39,16 @@ _LIMIT = 20
 @click.option(
     "--limit", type=click.IntRange(1), help=f"Maximum number of episodes.  [default: {_LIMIT}]"
 )
-@click.option("--step", type=click.IntRange(1), help="Only the batch of this training step.")
-@click.option("--refused", is_flag=True, help="Only batches that the trainer refused.")
+@click.option(
+    "--step", type=click.IntRange(1), help="Only episodes in the batch of this training step."
+)
+@click.option("--refused", is_flag=True, help="Only episodes in batches that the trainer refused.")
 @click.option("--task", help="Only episodes of this task.")
 @click.option(
     "--state",
     type=click.Choice(["open", "prepared", "ended", "aborted"]),
-    help="Only episodes in this state.",
+    help="Only episodes in this state (prepared: part of a joint episode that waits for the "
+    "arbiter).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
@@ -84,9 +87,9 @@ def inspect(
 ) -> None:
     """Inspect the episodes of a run, while its server runs or afterwards.
 
-    RUN is a run directory. Without EPISODE, the command lists the newest episodes. With EPISODE
-    (the beginning of an id is enough), it shows the timelines of the episode: the messages and
-    their roles, the sampled text, and the logprobs, advantages and rewards.
+    RUN is a run directory. Without EPISODE, list the newest episodes. With EPISODE (the beginning
+    of an id is enough), show the timelines of the episode: the messages and their roles, the
+    sampled text, and the logprobs, advantages and rewards.
     """
     if as_json and html is not None:
         raise click.UsageError("--json and --html cannot be combined")

@@ -13,13 +13,13 @@ from ajet_core.errors import ConfigError
 @click.command()
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on; 0 picks a free port.")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Directory of the run's files.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Directory for the run's files.")
 @click.option(
     "--model-root",
     "model_roots",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="Directory that may contain models; may be repeated.",
+    help="Directory in which runs may look for models. Repeat for several.",
 )
 @click.option(
     "--public-url", help="URL at which clients reach this server, if it is behind a proxy."
@@ -35,14 +35,15 @@ from ajet_core.errors import ConfigError
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Lowest level of the messages to log.",
+    help="Log messages of this level and above.",
 )
 @config_option
 @pass_state
 def serve(state: CliState, /, **options: object) -> None:
     """Run a swarm server until it is interrupted.
 
-    Every option overrides the setting of the same name in the section server.
+    Each option except --config overrides the setting of the same name in the `server` section of
+    the settings file.
     """
     # Click passes an empty tuple for a repeatable option that was not given.
     flags = {name: None if value == () else value for name, value in options.items()}

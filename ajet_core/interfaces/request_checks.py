@@ -33,8 +33,8 @@ def check_request(
         )
     if not 0 <= request.sampled < len(prompt):
         raise RequestError(
-            f"sampled is {request.sampled}, but must be less than the {len(prompt)} tokens "
-            "of the prompt",
+            f"sampled is {request.sampled}; it must be at least 0 and less than the prompt's "
+            f"length of {len(prompt)} tokens",
             param="sampled",
         )
     ids = (*sampling.stop_token_ids, min(prompt), max(prompt))

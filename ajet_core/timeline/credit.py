@@ -7,22 +7,21 @@ Every call has one advantage, shared by its sampled tokens. It is the sum of two
   (`group_advantages`).
 - **Process**: rewards for single calls (`TrainEpisode.call_rewards`), credited in one of two ways:
 
-  - ``return_to_go``: the call's discounted return-to-go, ``G_k = sum over j >= k of
-    discount^(j-k) * r_j`` over this call and the later ones of its episode, relative to the
-    mean of G at the same call number of the same agent in the other episodes of the group. An
-    episode that ended before that call counts as 0. The baseline of a call depends only on
-    other episodes, so it adds no bias, however the agent chooses its number of calls (Williams
-    1992, REINFORCE with a baseline; leave-one-out: Kool et al. 2019, "Buy 4 REINFORCE Samples,
-    Get a Baseline for Free!").
+  - ``return_to_go``: the call's discounted return, ``G_k = sum over j >= k of
+    discount^(j-k) * r_j``, over this call and the later calls of its episode, minus a baseline. The
+    baseline is the mean of G in the other episodes of the group, at the same call number of the
+    same agent. An episode without such a call contributes 0. The baseline depends only on other
+    episodes, so it adds no bias, even if the agent chooses how many calls it makes (Williams 1992,
+    REINFORCE with a baseline; leave-one-out: Kool et al. 2019, "Buy 4 REINFORCE Samples, Get a
+    Baseline for Free!").
   - ``process_supervision``: each reward relative to all call rewards of the group, summed over this
     call and the later ones with the discount. With ``group_std`` and no discount this is GRPO with
     process supervision (Shao et al. 2024, arXiv:2402.03300, section 4.1.3). It assumes that all
     episodes make the same number of calls. Where the agent chooses the number, the sum of baselines
     depends on that choice: the estimate is biased and can have the wrong sign.
 
-Without division by the standard deviation, the expected policy gradient with ``return_to_go`` is
-exactly that of the expected return (``leave_one_out``), or (n-1)/n of it in groups of n episodes
-(``group_mean``).
+With ``return_to_go`` and ``leave_one_out``, the expected policy gradient is exactly the gradient of
+the expected return; with ``group_mean`` it is (n-1)/n times that, where n is the group size.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ def call_advantages(
     the episode.
 
     :param calls: calls of each episode, in the order in which they were made.
-    :param discount: discount of a call's reward, per call between it and the call it is credited
-        to.
+    :param discount: factor applied to a call's reward once for each call by which it comes after
+        the call that gets the credit.
     :return: advantages in the shape of `calls`.
     """
     if credit == "process_supervision":
@@ -118,8 +117,8 @@ def rewards_differ(
 ) -> bool:
     """Return whether rewards distinguish the episodes of a group.
 
-    Rewards of single calls differ if their sorted lists without zeros do: an episode of three calls
-    that cost 0.1 each is better than one of five.
+    Call rewards are compared as sorted lists, ignoring zeros, so the number of rewarded calls
+    matters: three calls with reward -0.1 each differ from five such calls.
 
     :param outcomes: reward, call rewards and agent rewards of each episode.
     """
@@ -168,14 +167,15 @@ def balanced(
 ) -> list[TrainCall]:
     """Return `calls` with advantages shifted so that each group's token losses sum to 0.
 
-    The sum is 0 where the policy is unchanged. Episodes that fail are often longer than those that
-    succeed, so that relative to the mean over episodes the trained tokens of a group have a
-    negative advantage on average. On-policy this adds noise but no bias, because the expected
-    gradient of the logprobs of sampled tokens is 0. For tokens sampled by earlier weights it is not
-    0, and the policy unlearns whatever these tokens have in common, such as the form of a tool
-    call. Relative to the mean over token losses this effect vanishes. With ``token_mean`` the
-    baseline is the mean of rewards weighted by length, which has the least variance for gradients
-    of similar norm per token (OPO, Hao et al. 2025, arXiv:2505.23585).
+    The sum is exactly 0 as long as the policy has not changed since sampling. Why shift: failed
+    episodes are often longer than successful ones. If advantages are measured against the mean over
+    episodes, the average trained token of a group therefore has a negative advantage. On-policy
+    this adds only noise, because the expected gradient of the logprobs of sampled tokens is 0. For
+    tokens that earlier weights sampled, that expectation is not 0, and the policy unlearns whatever
+    those tokens have in common, such as the form of a tool call. Measuring advantages against the
+    mean over token losses removes the effect. With ``token_mean`` this baseline is the mean of
+    rewards weighted by length, which has the least variance for gradients of similar norm per token
+    (OPO, Hao et al. 2025, arXiv:2505.23585).
 
     Agents with separate rewards are balanced separately.
     """
@@ -201,7 +201,7 @@ def balanced(
 def _outcomes(
     episodes: Sequence[TrainEpisode], method: AdvantageMethod
 ) -> dict[tuple[int, str | None], float]:
-    """Return outcome advantages by episode and agent; None means agents without own rewards."""
+    """Return outcome advantages by (episode, agent); agent None is for all without own rewards."""
     plain = group_advantages([e.reward for e in episodes], [e.group for e in episodes], method)
     advantages: dict[tuple[int, str | None], float] = {
         (i, None): advantage for i, advantage in enumerate(plain)
@@ -271,7 +271,7 @@ def _relative_returns(
     returns: Sequence[Sequence[float]],
     method: AdvantageMethod,
 ) -> list[list[float]]:
-    """Return returns-to-go relative to the group's at the same call number of an agent."""
+    """Return returns-to-go minus the group's baselines for the same agent and call number."""
     groups: dict[str, list[int]] = {}
     for i, episode in enumerate(episodes):
         groups.setdefault(episode.group, []).append(i)
@@ -299,8 +299,8 @@ def _scales(
 ) -> dict[tuple[int, str | None], float]:
     """Return the divisors of advantages, by the keys of `outcomes`.
 
-    :param outcomes: outcomes relative to the mean of their population.
-    :param process: returns relative to their mean.
+    :param outcomes: outcome advantages, centred on the mean of each group and agent.
+    :param process: returns-to-go, centred in the same way for each call number.
     """
     populations: dict[tuple[str, str | None], list[float]] = {}
     for (i, agent), value in outcomes.items():

@@ -30,8 +30,8 @@ class Admission:
     Claims wait here until the batch being filled has a slot for them. `EpisodeRegistry` reports
     the outcome of each admitted episode, because outcomes free slots.
 
-    :param still: takes the monotonic time of a change; returns the seconds since it, or since the
-        last claim, call or end of an episode if that is later.
+    :param idle_seconds: takes the monotonic time of a change; returns for how many seconds since
+        then there has been no claim, call or end of an episode.
     :param wall_clock: Unix time in seconds, for records.
     """
 
@@ -41,13 +41,13 @@ class Admission:
         events: EventLog,
         tenants: Tenants,
         *,
-        still: Callable[[float], float],
+        idle_seconds: Callable[[float], float],
         wall_clock: Callable[[], float],
     ) -> None:
         self._board = board
         self._events = events
         self._tenants = tenants
-        self._still = still
+        self._idle_seconds = idle_seconds
         self._wall_clock = wall_clock
         self._waiting = WaitingLine()
         self._builder: BatchBuilder | None = None
@@ -80,7 +80,7 @@ class Admission:
         """
         self._tenants.require_room()
         builder = self._builder
-        # Check the group name of evaluation episodes too, now instead of when a slot is free.
+        # Check the group name now, not when a slot becomes free; this includes evaluation episodes.
         stored = _group(request, client_id)
         group = stored if request.kind == "train" else None
         if group and builder is not None:
@@ -132,20 +132,21 @@ class Admission:
     def relieve(self) -> None:
         """Grant a waiting claim out of turn if the batch lacks episodes and no episode is open.
 
-        This happens only when nothing has moved for `RELIEF_SECONDS`. Otherwise this can deadlock:
-        the batch waits for other tasks, and the client does not claim those before this claim is
-        granted. A lost response to `end` can cause this.
+        A claim is granted out of turn only after `RELIEF_SECONDS` without progress. Without this,
+        batch and client can deadlock: the batch waits for other tasks, while the client claims no
+        other task until this claim is granted. The deadlock can arise when the response to `end` is
+        lost.
         """
         builder = self._builder
         if builder is None or not self._board.rolling:
             return
-        if self._still(self._board.since) < RELIEF_SECONDS:
+        if self._idle_seconds(self._board.since) < RELIEF_SECONDS:
             return
         for ticket in self._waiting:
             if ticket.group is not None and builder.starves(ticket.request.tag):
                 _log.info(
-                    "task %r is complete in this batch and gets one more episode because no "
-                    "other task is rolled out",
+                    "the batch is not full and no episode for it is open, so task %r gets one "
+                    "more episode than it needs",
                     ticket.request.task_id,
                 )
                 self._waiting.discard(ticket)
@@ -161,7 +162,7 @@ class Admission:
     def quarantine(self, entry: Quarantine, why: str) -> None:
         """Report a task that is quarantined, and reject the claims that wait for it.
 
-        :param entry: without a task id, it covers all tasks of its client.
+        :param entry: the quarantine; if it has no task id, it covers all tasks of its client.
         """
         self._events.emit("task_quarantined", entry.model_dump(), entry.client_id)
         for ticket in list(self._waiting):
@@ -176,7 +177,10 @@ class Admission:
         self._tenants.reopen(record)
 
     def silent(self, records: Iterable[EpisodeRecord]) -> None:
-        """Give the slots of episodes with silent clients to other claims, until `heard`."""
+        """Give the slots of episodes whose clients miss heartbeats to other claims.
+
+        `heard` undoes this.
+        """
         freed = False
         for record in records:
             freed = True
@@ -191,7 +195,7 @@ class Admission:
             builder.heard(record)
 
     def over(self, record: EpisodeRecord) -> None:
-        """Record the outcome of an episode, which is durable."""
+        """Record an episode's outcome. The outcome must already be stored durably."""
         self._tenants.closed(record)
         if (builder := self._builder_of(record)) is not None:
             if record.state == "ended":
@@ -214,7 +218,7 @@ class Admission:
         self._board.touch()
 
     def readmit(self) -> None:
-        """Allow all tasks to be tried again."""
+        """Lift all quarantines: any task may be tried again."""
         if self._builder is not None:
             self._builder.readmit()
 
@@ -224,7 +228,7 @@ class Admission:
             self._builder.change_mixture(mixture)
 
     def settle(self) -> None:
-        """Freeze the mixture of the batch, as `Slots.settle` does."""
+        """Fix the mixture of the batch; later changes apply to the next batch."""
         if self._builder is not None:
             self._builder.slots.settle()
 
@@ -244,13 +248,13 @@ class Admission:
         if builder is None or not self._board.rolling:
             # Do not quote the pause reason: it may contain another client's data.
             paused = self._board.state is ServerState.PAUSED
-            return f"{state}; its operator sees the reason in `ajet status`" if paused else state
+            ask = "ask its operator, who can see the reason with `ajet status`"
+            return f"{state}; {ask}" if paused else state
         progress = builder.progress()
         unit = "episodes" if progress.full_by == "episodes" else "tasks"
         return (
-            f"{state} and the batch has no slot for it: {progress.ready} of "
-            f"{progress.needed} {unit} are complete, {progress.open_episodes} episodes are "
-            "open"
+            f"{state}; the current batch has no free slot for it: {progress.ready} of "
+            f"{progress.needed} {unit} are complete and {progress.open_episodes} episodes are open"
         )
 
     def _refuse_tags(self, builder: BatchBuilder) -> None:

@@ -56,15 +56,16 @@ class JointDesk:
             )
         if not decides and joint.arbiter_run == run_id:
             raise RequestError(
-                f"{joint.role!r} and {joint.arbiter!r} are the same server, but a joint "
-                "episode has only one part on each server",
+                f"roles {joint.role!r} and {joint.arbiter!r} point to the same server (run "
+                f"{run_id}); a joint episode needs a different server for each role",
                 param="joint",
             )
         other = (await self._store.joint_parts([joint.joint_id])).get(joint.joint_id)
         # An identical claim is a retry after a lost response.
         if other is not None and other.claim_hash != hash_secret(request.claim_id or ""):
             raise RequestError(
-                "this server already has a part of the joint episode, from another claim",
+                "another claim already opened this joint episode's part on this server; use a new "
+                "joint_id",
                 param="joint",
             )
 
@@ -76,9 +77,9 @@ class JointDesk:
         record, _ = await self._episodes.get(episode_id)
         if record.joint is not None and not record.joint.decides:
             raise StateError(
-                f"episode {episode_id} is part of a joint episode whose arbiter is "
-                f"{record.joint.arbiter!r}: prepare it, end the arbiter's part, then commit "
-                "it (Swarm.end_episode does all three)"
+                f"episode {episode_id} is part of a joint episode and cannot be ended directly. "
+                f"Use Swarm.end_episode, or: prepare episode {episode_id}, end the part of the "
+                f"arbiter {record.joint.arbiter!r}, then commit episode {episode_id}"
             )
 
     async def prepare(self, episode_id: str, request: EndRequest) -> EpisodeRecord:
@@ -139,8 +140,9 @@ class JointDesk:
         """
         if not request.arbiter_aborted:
             raise StateError(
-                f"episode {record.episode_id} is prepared, so its arbiter decides its "
-                "outcome: abort it there first, then here with arbiter_aborted"
+                f"episode {record.episode_id} is prepared, so the arbiter decides its outcome. "
+                "Abort the arbiter's part on its server first, then repeat this request with "
+                "arbiter_aborted set (Swarm.abort_episode does both)"
             )
         return await self.drop(record, request.reason, request.cause, final=request.final)
 

@@ -1,7 +1,8 @@
 """Health checks: each is a pure function of the metrics of a run's steps and of its limits.
 
-A reading has a *level*: the measured value relative to its limit. A finding starts at a level of 1
-or more, and ends below `CLEAR`. Between the two, an earlier finding persists.
+A reading has a *level*: 1 means the measured value is at its limit, more means it is beyond it. A
+finding starts at level 1 or above and ends when the level falls below `CLEAR`. In between, an
+existing finding stays and no new one starts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ History = Sequence[Mapping[str, float]]
 class Reading:
     """The result of a check's measurement.
 
-    :param level: the measured value relative to the limit.
+    :param level: 1 if the measured value is at its limit, more if it is beyond it.
     :param cause: a description of what was measured.
     :param pauses: whether it is severe enough to pause a run.
     :param span: as `Check.span`; the larger of the two applies.
@@ -45,10 +46,12 @@ class Check:
     """A kind of finding and how it is made.
 
     :param limits: fields of `FailureConfig`; if all are None, the check is off.
-    :param before: whether it needs only the batch, and so judges it before training.
-    :param span: steps that a reading covers; the first of them may be the first bad one.
-    :param of_answers: whether it judges samples of the weights before the step, which makes these
-        suspect too.
+    :param before: whether the check needs only the batch and can therefore run before the batch is
+        trained.
+    :param span: number of steps that one reading covers; the trouble may have begun at the first of
+        them.
+    :param of_answers: whether the check judges the weights from before the step, usually by answers
+        that they sampled; a finding then makes those weights suspect, too.
     :param by_tag: whether each tag of a mixture is judged separately: a mean over all tags would
         change with the mixture.
     :param way_out: what to do.
@@ -64,11 +67,12 @@ class Check:
     by_tag: bool = False
 
     def read(self, past: Past, limits: FailureConfig) -> Reading | str:
-        """Measure the newest step, independently of changes of the mixture."""
+        """Measure the newest step so that changes of the mixture do not affect the result."""
         tags = past.by_tag if self.by_tag else {}
         if not tags:
-            whatever = self.before and not self.by_tag
-            return self.measure(past.steps if whatever else past.of_like_tags, limits)
+            # The limits of checks of whole batches fit any mixture. Other checks may compare steps.
+            any_mixture = self.before and not self.by_tag
+            return self.measure(past.steps if any_mixture else past.of_like_tags, limits)
         highest: Reading | None = None
         why = ""
         for tag, known in tags.items():
@@ -98,7 +102,7 @@ def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
     which = "the batch has" if silent == 1 else f"{silent} batches in a row have"
     cause = f"{which} no signal: within each task all rewards are equal"
     if solved := series.solved(history):
-        cause += ", but close to the best so far"
+        cause += ". The mean reward is close to the best so far, so little is left to learn"
     level = silent / limits.zero_signal_steps
     return Reading(level, cause, pauses=not solved, span=max(1, silent))
 
@@ -140,8 +144,8 @@ def trimmed(history: History, limits: FailureConfig) -> Reading | str:
     )
     share = (dropped + too_old) / sampled if sampled > 0 else 0.0
     cause = (
-        f"{_percent(share)} of the sampled tokens are not trained on: the limits of "
-        f"timelines excluded {dropped:.0f}, and {too_old:.0f} are too old"
+        f"{_percent(share)} of the sampled tokens are not trained on: {dropped:.0f} exceed the "
+        f"limits in `timelines`, and {too_old:.0f} were sampled by weights that are too old"
     )
     return Reading(share / limits.max_trimmed, cause)
 
@@ -166,7 +170,10 @@ def stale(history: History, limits: FailureConfig) -> Reading | str:
         return "the last step did not measure it"
     too_old = newest["episodes_stale"]
     share = too_old / (too_old + newest["episodes"]) if too_old > 0 else 0.0
-    cause = f"{_percent(share)} of the episodes are too old to be trained on"
+    cause = (
+        f"{_percent(share)} of the episodes are not trained on, because they were sampled by "
+        "weights that are too old"
+    )
     return Reading(share / limits.max_stale, cause)
 
 
@@ -177,10 +184,10 @@ def advantage_bias(history: History, limits: FailureConfig) -> Reading | str:
     if len(biases) < _SPAN:
         return series.too_few(len(biases), _SPAN)
     mean = fmean(biases)
-    side = "bad" if mean < 0 else "good"
+    sign = "negative" if mean < 0 else "positive"
     cause = (
-        f"{_percent((1 + abs(mean)) / 2)} of the weight of the last {_SPAN} batches is on "
-        f"tokens of {side} outcomes (advantage_bias {mean:.2f})"
+        f"in the last {_SPAN} batches, on average {_percent((1 + abs(mean)) / 2)} of the total "
+        f"absolute advantage is on tokens with {sign} advantage (advantage_bias {mean:.2f})"
     )
     return Reading(abs(mean) / limits.max_advantage_bias, cause)
 
@@ -210,7 +217,8 @@ def kl(history: History, limits: FailureConfig) -> Reading | str:
         f"the KL divergence from the reference is {change.newest:.3g} nats; before, it was "
         f"{change.before:.3g}, and in the first steps {change.first:.3g}"
     )
-    # If the weights are the reference's again, the trained ones were lost.
+    # A KL divergence near 0 means that the weights are the reference's again: the trained weights
+    # were lost.
     level = max(change.growth(limit, _SMALL_KL), change.fall(limit, _NO_KL))
     return Reading(level, cause)
 
@@ -222,7 +230,7 @@ def entropy(history: History, limits: FailureConfig) -> Reading | str:
         return "no step has measured it"
     least, growth = limits.min_entropy, limits.max_entropy_growth
     level, cause = 0.0, f"the entropy of the answers is {values[-1]:.3g} nats per token"
-    # Of a task that is solved, every answer may be certain.
+    # Once a task is solved, the model may be certain of every answer.
     if least is not None and len(values) >= _SPAN and not series.solved(history):
         level = least / max(median(values[-_SPAN:]), least / 100)
     return _or_growth(Reading(level, cause), values, growth, _SMALL_ENTROPY)
@@ -289,18 +297,18 @@ def reward_drop(history: History, limits: FailureConfig) -> Reading | str:
     return Reading(max(0.0, level), cause)
 
 
-# The number of steps for a mean or median of values that vary between steps.
+# Steps averaged (mean or median) for values that fluctuate.
 _SPAN = 3
-# The number of steps that must all show what a single step may show by chance.
+# Consecutive steps that must all show a symptom that a single step can show by chance.
 _STEADY = 5
-# The number of first steps, which show the state in which the run started.
+# Steps at the start of a run that define its initial state.
 _PAST = 20
-# Differences below these, in nats, mean nothing.
+# Values below these, in nats, count as equal to them, so that small differences are ignored.
 _SMALL_GAP = 0.01
 _SMALL_KL = 0.1
 _NO_KL = 0.001
 _SMALL_ENTROPY = 0.2
-# An answer has at least one token, that which ends it.
+# Every answer has at least one token: its end token.
 _SMALL_LENGTH = 1.0
 # Sampling noise of a mean reward rarely exceeds this many standard errors.
 _NOISE = 5.0

@@ -296,11 +296,16 @@ class Coordinator:
             return
         if await asyncio.to_thread(folder.at, step, self.run_id or "") is not None:
             return
-        others = ", ".join(str(other) for other in folder.steps() if other != step) or "no step"
+        others = ", ".join(str(other) for other in folder.steps() if other != step)
         state = "is damaged" if step in folder.steps() else "does not exist"
+        instead = (
+            f"; use one of these steps: {others}, or 0"
+            if others
+            else ", and there are no other checkpoints; use step 0"
+        )
         raise StateError(
-            f"the checkpoint of step {step} {state}: go back to the checkpoint of {others}, "
-            "or to 0, the model that the run started with"
+            f"the checkpoint of step {step} {state}{instead} for the model that the run started "
+            "with"
         )
 
     async def shutdown(self) -> None:
@@ -354,13 +359,13 @@ class Coordinator:
         differing = [n for n in RunConfig.model_fields if getattr(asked, n) != getattr(active, n)]
         if differing:
             live = (
-                " (PUT /v1/mixture, `ajet mixture`, changes the mixture of an active run)"
+                ". To change only its mixture, use `ajet mixture` (PUT /v1/mixture)"
                 if "mixture" in differing
                 else ""
             )
             raise StateError(
-                f"cannot configure a run: a run with a different {', '.join(differing)} is "
-                f"active (the server is {self._board.state}); stop it first{live}"
+                f"a run is active whose settings differ in: {', '.join(differing)} (server state: "
+                f"{self._board.state}). Stop that run first{live}"
             )
 
     def _active_loop(self) -> RunLoop:

@@ -248,8 +248,8 @@ def check_same_run(stored: RunRecord, config: RunConfig) -> None:
     differing = [path for path in _FIXED_FOR_A_RUN if _at(before, path) != _at(config, path)]
     if differing:
         raise ConfigError(
-            f"this run directory contains a run with a different {', '.join(differing)}; "
-            "start the server with another run_dir for a new run",
+            "this run directory already contains a run whose settings differ in: "
+            f"{', '.join(differing)}. For a new run, start the server with another --run-dir",
             param=differing[0],
         )
 

@@ -49,8 +49,8 @@ def make_tokens(settings: ServerSettings) -> ServerTokens:
             )
     if control is not None and control == client:
         raise ConfigError(
-            "server.control_token and server.client_token are the same: every client would have "
-            "control",
+            "server.control_token and server.client_token are the same, so every client could "
+            "control the server; choose different tokens",
             param="server.client_token",
         )
     return ServerTokens(

@@ -221,7 +221,7 @@ def test_settings_of_what_is_not_installed_are_reported_once(
 def test_a_task_without_an_answer_is_reported(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"set judges\.exact\.answer to the field"):
         load_judge("exact")({"gold": "1"}, "1")
-    with pytest.raises(ConfigError, match="'answer' of a task has no number"):
+    with pytest.raises(ConfigError, match="needs a number in the field 'answer' of each task"):
         load_judge("number")({"answer": "none"}, "1")
     with pytest.raises(TypeError, match="returned list"):
         load_judge("exact")({"answer": "1"}, ["1"])

@@ -331,8 +331,8 @@ def test_a_group_size_that_fits_no_batch_is_said(
 ) -> None:
     client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
     solve = trainable(plain.play, reward=one)
-    for size in (0, 3):
-        with pytest.raises(RequestError, match="batches take 2 episodes of a task"):
+    for size, said in ((0, "must be at least 1"), (3, "a batch takes only 2 .* Use at most 2")):
+        with pytest.raises(RequestError, match=said):
             train(solve, ["a"], client=client, progress=False, episodes_per_task=size)
     train(solve, ["a"], client=client, progress=False, episodes_per_task=1)
     assert "episodes_per_task is 1, but the run's batches take 2" in caplog.text

@@ -238,7 +238,7 @@ def test_a_directory_with_something_else_is_never_removed(order: Order) -> None:
     order.directory.mkdir(parents=True)
     (order.directory / "thesis.tex").touch()
     for force in (False, True):
-        with pytest.raises(ConfigError, match="contains other files"):
+        with pytest.raises(ConfigError, match="is not empty and is not a Python environment"):
             create_environment(replace(order, force=force), SILENT)
     assert (order.directory / "thesis.tex").exists()
 

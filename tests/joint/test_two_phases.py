@@ -139,7 +139,7 @@ async def test_what_is_prepared_is_aborted_only_after_its_arbiter(world: World) 
     abort = f"/v1/episodes/{episode}/abort"
     refused = await world[OTHER].post(abort, {"reason": "x"})
     assert refused.status_code == 409
-    assert "its arbiter decides its outcome" in error_of(refused)["message"]
+    assert "the arbiter decides its outcome" in error_of(refused)["message"]
     answer = await world[OTHER].post(
         abort, {"reason": "x", "cause": "timeout", "arbiter_aborted": True}
     )
@@ -217,7 +217,7 @@ async def test_unequal_groups_are_refused_before_anything_is_claimed(world: Worl
 async def test_one_server_under_two_names_is_refused(world: World) -> None:
     world.servers["planner"], kept = world.servers["executor"], world.servers["planner"]
     async with world.swarm() as swarm:
-        with pytest.raises(ValueError, match="'executor' and 'planner' are the same server"):
+        with pytest.raises(ValueError, match="'executor' and 'planner' point to the same server"):
             await swarm.begin_episode("task")
     world.servers["planner"] = kept
     assert await world.states() == {"executor": [], "planner": []}

@@ -45,7 +45,7 @@ class Server:
             self.board,
             events,
             Tenants(TokenBook(self.run_dir), limits),
-            still=OpenEpisodes(clock, clock).still,
+            idle_seconds=OpenEpisodes(clock, clock).still,
             wall_clock=clock,
         )
         self.admission.begin(builder(max_aborts_per_task=1))
@@ -83,7 +83,7 @@ async def test_a_claim_without_a_place_gets_that_of_an_episode_that_never_began(
 async def test_a_claim_waits_no_longer_than_it_says(server: Server) -> None:
     await server.open("a")
     await server.open("a")
-    with pytest.raises(NotRollingError, match="the batch has no slot for it"):
+    with pytest.raises(NotRollingError, match="the current batch has no free slot for it"):
         await (await server.ask("a", wait_seconds=0.0))
 
 

@@ -208,7 +208,7 @@ async def test_a_reward_for_what_the_episode_does_not_have_is_refused(
     answer = await server.http.post(url, headers=CLIENT, json=body)
     assert answer.status_code == 400
     assert error_of(answer)["param"] == kind
-    assert "'nobody'" in error_of(answer)["message"]
+    assert "'nobody' that can be rewarded; its " in error_of(answer)["message"]
     # Nothing has happened: the episode can still be ended, and a repeat says how it was.
     assert (await server.end(grant, 1.0)).status_code == 200
     repeated = await server.http.post(url, headers=CLIENT, json=body)
@@ -382,7 +382,8 @@ async def test_a_client_that_is_started_again_configures_the_run_that_is_active(
         refused = await server.put_run(**other)
         assert refused.status_code == 409
         named = "steps" if "steps" in other else "seed"
-        assert f"a run with a different {named} is active" in error_of(refused)["message"]
+        told = f"a run is active whose settings differ in: {named} (server state: ROLLING)"
+        assert told in error_of(refused)["message"]
     refused = await server.put_run(seed=3, mixture={"ratios": {"x": 1.0}})
     assert "PUT /v1/mixture" in error_of(refused)["message"]
     wrong = await server.put_run(model={"path": "nowhere", "renderer": "qwen3"})

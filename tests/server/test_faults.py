@@ -96,7 +96,7 @@ async def test_failing_agents_pause_the_run_with_a_diagnosis(server: Running) ->
     refused = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
     assert refused.status_code == 503
     # Whose agents failed and how is not for every client.
-    told = "the server is PAUSED; its operator sees the reason in `ajet status`"
+    told = "the server is PAUSED; ask its operator, who can see the reason with `ajet status`"
     assert told in error_of(refused)["message"]
     waiting = asyncio.create_task(server.claim("y"))
     answer = await server.http.post("/v1/run/resume", headers=CONTROL)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ajet_demo import recipe as demo_recipe
-from ajet_demo import tiny_model as demo_model
-from ajet_demo.agent import GridWalkAgent
 
 from ajet_core.errors import ConfigError, UnknownComponentError
 from ajet_core.interfaces import Chat, ComponentSettings, World, WorldOutcome
+from ajet_demo import recipe as demo_recipe
+from ajet_demo import tiny_model as demo_model
+from ajet_demo.agent import GridWalkAgent
 from ajet_testing.plugins import plugins_with
 from ajet_testing.suites.world_suite import WorldSuite
 from ajet_worlds import load_world, world_specs

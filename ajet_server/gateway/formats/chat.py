@@ -320,7 +320,8 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
         raise RequestError("top_logprobs: set logprobs to true as well", param="top_logprobs")
     if (parsed.n or 1) * (parsed.top_logprobs or 0) > _MAX_LISTED:
         raise RequestError(
-            f"top_logprobs: at most {_MAX_LISTED} together with n; reduce either",
+            f"top_logprobs: n * top_logprobs must be at most {_MAX_LISTED}; reduce n or "
+            "top_logprobs",
             param="top_logprobs",
         )
     return ModelRequest(

@@ -34,7 +34,9 @@ class Tools:
             return None
         if choice.forced and not self.offered:
             raise RequestError(
-                f"{choice.param}: the request has no tools to call", param=choice.param
+                f"{choice.param}: it requires a tool call, but the request has no tools that the "
+                "model can call",
+                param=choice.param,
             )
         return self.offered or None
 

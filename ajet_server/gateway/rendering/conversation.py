@@ -53,10 +53,11 @@ def _longest_prefix(
 ) -> SharedPrefix:
     """Return the longest prefix in tokens and messages that a prompt shares with a call of `trie`.
 
-    The same tokens can have different messages: few templates write the ids of tool calls, for
-    example. The prefix then ends before the first such message, so that the prompt's record has the
-    messages of its own request. A message whose tokens are the beginning of another message's ("up"
-    of "up there", in a template that marks no end) is not shared, although its tokens are.
+    Different messages can render to the same tokens. For example, few templates write the ids of
+    tool calls. The prefix then ends before the first message that differs, so that the call's
+    record keeps the messages of its own request. If a template does not mark the end of a message,
+    the tokens of one message ("up") can begin another ("up there"). The tokens are then shared, but
+    the message is not.
 
     :param ids: [P] the prompt.
     :param said: messages of the prompt.
@@ -77,13 +78,16 @@ def _longest_prefix(
 
 
 def _messages_within(base: Call, tokens: int) -> list[PlacedMessage]:
-    """Return the messages that a call that shares these tokens with `base` takes from it."""
+    """Return the messages of `base` that a call takes over if it shares the first tokens with it.
+
+    :param tokens: number of these tokens.
+    """
     probe = Call("", base.episode_id, 0, [], [], [], [], 0.0, "", base=base, shared=tokens)
     return probe.conversation()
 
 
 def _alike(text: MessageText, other: MessageText) -> bool:
-    """Whether two texts have equal keys, without hashing them."""
+    """Return whether two messages have the same `MessageText.key`, without hashing them."""
     return (
         text.content == other.content
         and text.role == other.role
@@ -108,8 +112,8 @@ class ConversationIndex:
     calls do not each store the same prompt. Conversations continue from a call only when it is
     durable.
 
-    The index finds these tokens with a `TokenTrie` of its own, whatever merger the run has: it asks
-    which recorded tokens a prompt begins with, not which contexts are trained together.
+    The index has its own `TokenTrie` and does not use the run's merger: the index asks with which
+    recorded tokens a prompt begins; the merger decides which contexts are trained together.
     """
 
     _by_key: dict[str, Call] = field(default_factory=dict)
@@ -141,8 +145,9 @@ class ConversationIndex:
     def plan(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None) -> PromptPlan:
         """Plan a prompt: find the call from which it continues, or the reason why there is none.
 
-        Every stored conversation ends with an answer, and answers must not be rendered again, so
-        only the conversation up to the last assistant message can be continued.
+        Every stored conversation ends with the model's answer, whose sampled tokens must be reused,
+        not rendered again. So a prompt can continue only the conversation up to and including its
+        last assistant message.
 
         :raises RequestError: the tools cannot be written as JSON.
         """
@@ -235,8 +240,8 @@ class ConversationIndex:
     ) -> None:
         """Write the call that was made with `prompt`, and add it to the index.
 
-        Calls that end at the same time can share tokens, because they are written in the order in
-        which they are indexed: nothing is awaited between the two.
+        Nothing is awaited between indexing a call and starting its write, so calls are written in
+        the order in which they are indexed. This lets calls that end at the same time share tokens.
 
         :param make: makes the call, without the tokens and messages of the shared prefix.
         """
@@ -258,7 +263,8 @@ class ConversationIndex:
     def _share(self, call: Call) -> None:
         """Let later calls share tokens with a call that is about to be written.
 
-        If a later call's base is not in the store after all, the store writes that call as a whole.
+        If the write of the base fails, the store writes the later call in full, without reference
+        to the base.
         """
         self._sharing[call.call_id] = call
         self._state += 1
@@ -294,7 +300,10 @@ class ConversationIndex:
                 self._written.pop(oldest, None)
 
     def _forget(self, call: Call) -> None:
-        """Remove a shared call whose write failed; calls that share its tokens are stored whole."""
+        """Remove a shared call whose write failed.
+
+        Calls that share its tokens are then stored in full.
+        """
         if self._sharing.pop(call.call_id, None) is not None:
             self._lost.add(call.call_id)
             self._state += 1

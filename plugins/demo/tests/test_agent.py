@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ajet_demo.agent import GridWalkAgent
 from fastapi import FastAPI, Request
 
 from agentjet.client import Episode, EpisodeOutcome, Task
+from ajet_demo.agent import GridWalkAgent
 from ajet_worlds.gridwalk import TOOLS, GridWalk
 
 openai = pytest.importorskip("openai")

@@ -7,9 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ajet_demo.client_main import DemoClient
-from ajet_demo.lines import DoneLine, EvalLine, Line, TrainLine, parse_line
-from ajet_demo.recipe import EVAL_EPISODES, eval_task_ids, train_task_ids
 
 from agentjet.client import (
     Episode,
@@ -20,6 +17,9 @@ from agentjet.client import (
     Task,
 )
 from ajet_core.errors import AjetError
+from ajet_demo.client_main import DemoClient
+from ajet_demo.lines import DoneLine, EvalLine, Line, TrainLine, parse_line
+from ajet_demo.recipe import EVAL_EPISODES, eval_task_ids, train_task_ids
 
 BATCH = 64
 

@@ -11,6 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
+from test_report import METRICS, console, shown, summary
+
+from ajet_core.errors import ConfigError, WorkerError
+from ajet_core.protocol import Event
 from ajet_demo import orchestrate, training
 from ajet_demo.command import demo
 from ajet_demo.display import Display
@@ -19,11 +24,6 @@ from ajet_demo.orchestrate import DemoOptions, run_demo, terminate_as_interrupt
 from ajet_demo.processes import Child, child_environment
 from ajet_demo.report import History
 from ajet_demo.run_state import RunState, open_run
-from rich.console import Console
-from test_report import METRICS, console, shown, summary
-
-from ajet_core.errors import ConfigError, WorkerError
-from ajet_core.protocol import Event
 
 
 def child(tmp_path: Path, code: str, *, read: bool = False) -> Child:

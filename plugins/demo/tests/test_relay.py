@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ajet_demo.relay import EXECUTOR, PLANNER, RelayAgent
 from fastapi import FastAPI, Request
 from test_agent import HTTP
 
 from agentjet.client import Episode, EpisodeOutcome, SwarmEpisode, Task
+from ajet_demo.relay import EXECUTOR, PLANNER, RelayAgent
 from ajet_worlds.gridwalk import GridWalk
 
 Speak = Callable[[str], str | None]

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ajet_demo.display import Display, sparkline
-from ajet_demo.report import History, Record, Summary, draw, write_json
-from ajet_demo.run_state import RunState, open_run, read_summary
 from rich.console import Console
 
 from ajet_core.errors import ConfigError
+from ajet_demo.display import Display, sparkline
+from ajet_demo.report import History, Record, Summary, draw, write_json
+from ajet_demo.run_state import RunState, open_run, read_summary
 
 METRICS = {
     "tokens_raw": 1000.0,

@@ -166,19 +166,24 @@ async def test_a_step_without_a_checkpoint_is_refused_with_those_that_exist(
 ) -> None:
     async with servers.running() as server:
         await server.roll(checkpoint_every=2)
+        answer = await server.http.post("/v1/run/resume", headers=CONTROL, json={"from_step": 3})
+        assert error_of(answer)["message"] == (
+            "the checkpoint of step 3 does not exist, and there are no other checkpoints; use step "
+            "0 for the model that the run started with"
+        )
         for _ in range(4):
             await server.batch()
         answer = await server.http.post("/v1/run/resume", headers=CONTROL, json={"from_step": 3})
         assert answer.status_code == 409
         assert error_of(answer)["message"] == (
-            "the checkpoint of step 3 does not exist: go back to the checkpoint of 2, 4, or to 0, "
-            "the model that the run started with"
+            "the checkpoint of step 3 does not exist; use one of these steps: 2, 4, or 0 for the "
+            "model that the run started with"
         )
         damaged = servers.run_dir / "checkpoints" / "step-000002" / "scripted_trainer.json"
         damaged.write_text("{}")
         answer = await server.http.post("/v1/run/resume", headers=CONTROL, json={"from_step": 2})
         assert (
-            "the checkpoint of step 2 is damaged: go back to the checkpoint of 4"
+            "the checkpoint of step 2 is damaged; use one of these steps: 4, or 0 for the model"
             in error_of(answer)["message"]
         )
         # Nothing has changed.

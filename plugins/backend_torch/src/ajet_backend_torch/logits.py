@@ -66,14 +66,14 @@ class Selection:
             temperature: torch.Tensor,
             of_place: torch.Tensor,
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            found = score_tokens(
+            scored = score_tokens(
                 head(states[None])[0],
                 targets,
                 temperature,
                 of_place,
                 entropy_gradient=entropy_gradient,
             )
-            return found.logprobs, found.entropy
+            return scored.logprobs, scored.entropy
 
         of_place = tensors.of_place
         if of_place is None:
