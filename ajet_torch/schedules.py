@@ -1,4 +1,4 @@
-"""The learning rate of each training step, by the schedules of transformers."""
+"""The learning rate of each training step, with schedules of transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from transformers import get_scheduler
 
 from ajet_core.protocol.run import AlgorithmConfig
 
@@ -21,19 +20,25 @@ def learning_rate(algorithm: AlgorithmConfig, steps_done: int) -> float:
     the full rate. A schedule that falls would reach 0 one step after `schedule_steps`.
     """
     step = steps_done + 1
-    if algorithm.schedule_steps is not None:
-        step = min(step, algorithm.schedule_steps)
     # Without a warm-up, the first step has the full rate, as the last of a warm-up of one step.
     warmup = max(1, algorithm.warmup_steps)
+    if algorithm.schedule_steps is None:
+        return algorithm.learning_rate * min(1.0, step / warmup)
     factor = _factor(algorithm.schedule, warmup, algorithm.schedule_steps)
-    return algorithm.learning_rate * factor(step)
+    return algorithm.learning_rate * factor(min(step, algorithm.schedule_steps))
 
 
 @functools.lru_cache
-def _factor(schedule: str, warmup_steps: int, schedule_steps: int | None) -> Callable[[int], float]:
+def _factor(schedule: str, warmup_steps: int, schedule_steps: int) -> Callable[[int], float]:
     """Return the function of transformers that maps a step to a share of the learning rate."""
+    # It imports peft, which takes seconds that most runs do not need.
+    from transformers import get_scheduler
+
     unused = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
-    name = "constant_with_warmup" if schedule == "constant" else schedule
-    total = None if schedule_steps is None else schedule_steps + 1
-    scheduler = get_scheduler(name, unused, num_warmup_steps=warmup_steps, num_training_steps=total)
+    scheduler = get_scheduler(
+        schedule,
+        unused,
+        num_warmup_steps=warmup_steps,
+        num_training_steps=schedule_steps + 1,
+    )
     return cast("Callable[[int], float]", scheduler.lr_lambdas[0])
