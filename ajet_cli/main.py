@@ -69,14 +69,14 @@ class AjetGroup(click.Group):
         try:
             spec = manager.command(cmd_name)
         except UnknownComponentError as error:
-            plugin = f"{CORE_DISTRIBUTION}-{cmd_name}"
-            if extras_with(plugin):
-                hint = f"No such command {cmd_name!r}. Install its plugin: {install_hint(plugin)}"
-                raise click.UsageError(hint, ctx) from error
-            if "\n" not in error.message:
-                return None
             # The message lists unusable plugins, one of which may have the command.
-            raise click.UsageError(f"No such command {cmd_name!r}: {error.message}", ctx) from error
+            if "\n" in error.message:
+                hint = f"No such command {cmd_name!r}: {error.message}"
+            elif extras_with(plugin := f"{CORE_DISTRIBUTION}-{cmd_name}"):
+                hint = f"No such command {cmd_name!r}. Install its plugin: {install_hint(plugin)}"
+            else:
+                return None
+            raise click.UsageError(hint, ctx) from error
         return manager.load_command(spec)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,9 +98,9 @@ def test_no_more_logits_exist_than_those_of_a_chunk(
     sizes: list[int] = []
     scored = logits.score_tokens
 
-    def counted(values: torch.Tensor, *more: object, **named: object) -> object:
+    def counted(values: torch.Tensor, *more: Any, **named: Any) -> Any:
         sizes.append(len(values))
-        return scored(values, *more, **named)  # type: ignore[arg-type]
+        return scored(values, *more, **named)
 
     path = models("llama")
     monkeypatch.setattr(logits, "CHUNK_LOGITS", THREE_PLACES)
