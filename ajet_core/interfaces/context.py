@@ -55,6 +55,7 @@ class WorkerContext:
 
     :param run_dir: the run's directory; a component must not write anywhere else.
     :param seed: the run's seed.
+    :param exact: compute a token the same, to the bit, whatever is computed with it.
     :param shared: objects shared by components in the same process (in-process weights); keys start
         with the component's name.
     :param servers: settings of an engine that serves a model in separate processes.
@@ -63,6 +64,7 @@ class WorkerContext:
 
     run_dir: Path
     seed: int = 0
+    exact: bool = False
     shared: dict[str, object] = field(default_factory=dict)
     servers: ModelServers = field(default_factory=ModelServers)
     collective_host: str = LOOPBACK

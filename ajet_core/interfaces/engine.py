@@ -113,6 +113,7 @@ class EngineCapabilities:
     :param sleep: whether `sleep` and `wake` free and regain device memory.
     :param penalties: whether the two penalties and `SamplingParams.logit_bias` are supported.
     :param grammar: whether `SamplingParams.grammar` is supported.
+    :param exact: whether the engine supports `WorkerContext.exact`.
     :param seals: whether the engine proves that it serves the published weights, by checksums
         (`ajet_engines.seal`) or a probe (`ajet_engines.probe`); see `Engine.seal`.
     """
@@ -123,6 +124,7 @@ class EngineCapabilities:
     sleep: bool = False
     penalties: bool = False
     grammar: bool = False
+    exact: bool = False
     seals: bool = False
 
 

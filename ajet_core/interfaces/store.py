@@ -44,12 +44,10 @@ class EpisodeRecord:
     :param client_id: id of the token of the client that claimed the episode.
     :param claim_version: policy version when the episode was claimed.
     :param lease_seconds: seconds without activity after which the episode is aborted.
-    :param heartbeat_seconds: interval of heartbeats promised by the client, None if it promised
-        none.
+    :param heartbeat_seconds: interval of the client's heartbeats, None if it promised none.
     :param reason: why the episode was aborted, "" otherwise.
     :param cause: the kind of `reason`, "" unless the episode was aborted.
-    :param batch_id: the batch that consumed the episode, or that was open when it was aborted, if
-        any.
+    :param batch_id: the batch that consumed the episode, or during which it was aborted, if any.
     :param claim_hash: hex SHA-256 of the claim's id, "" if it had none; unique otherwise.
     :param final: the episode was aborted, and its task will not be retried.
     :param created_at: unix seconds.
@@ -88,8 +86,7 @@ class EpisodeRecord:
 class BatchRecord:
     """Episodes that are trained together; `step` is the step that consumes them (1-based).
 
-    :param refused: why the batch could not be trained, "" if it can; refused batches are kept but
-        never trained.
+    :param refused: why the batch could not be trained, "" if it can. It is kept, but not trained.
     :param aborted_ids: episodes that were aborted while the batch was filled; they are not trained.
     :param credit: by tag of the mixture, the fraction of a slot that rounding owes it after this
         batch.

@@ -26,6 +26,7 @@ class TrainerCapabilities:
     :param reloads: whether ``load`` can restore a checkpoint at any time, not only after ``start``.
         If so, a server that was killed and restarted continues with its old worker.
     :param rehearses: whether the trainer implements `Trainer.rehearse`.
+    :param exact: whether the trainer supports `WorkerContext.exact`.
     """
 
     weight_channels: tuple[str, ...]
@@ -34,6 +35,7 @@ class TrainerCapabilities:
     trees: bool = False
     reloads: bool = False
     rehearses: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,7 @@ class TrainerInfo:
 
     :param trees: as `TrainerCapabilities.trees`, for this model: some models cannot continue from
         the keys and values of other tokens.
-    :param token_budget: maximum number of tokens computed at once, including padding; None if
-        unknown.
+    :param token_budget: maximum number of tokens in one pass, with padding; None if unknown.
     :param costs: the measured durations of its passes; None if unknown.
     """
 
@@ -128,8 +129,7 @@ class Trainer(Generic[SettingsT_co], ABC):
         """Compute all forward and backward passes of `step` without applying any update.
 
         Needs the capability `rehearses`. Weights, optimiser, schedule, RNG state and the number of
-        steps stay bitwise unchanged, so that the next `step` gives the same result as without the
-        rehearsal.
+        steps stay bitwise unchanged, so that the result of the next `step` does not change.
 
         :raises StepRefusedError: `step` would refuse the batch before its first update.
         :raises TrainerError: as for `step`.

@@ -473,9 +473,9 @@ class RunConfig(Message):
     :param merger: the component that makes timelines of an episode's calls. The setting ``policy``
         of ``trie`` decides when a call continues in an existing context (docs/timelines.md).
     :param mixture: None accepts episodes of any tag in the order of their claims.
-    :param weight_channel: the way of weights from the trainer to the engine, such as
-        ``safetensors_dir`` or ``collective``; None takes the first that the trainer offers and the
-        engine accepts.
+    :param weight_channel: how weights get from the trainer to the engine, such as
+        ``safetensors_dir``; None takes the first that the trainer offers and the engine accepts.
+    :param exact: runs of one seed give the same tokens and weights, to the bit (docs/exact.md).
     :param steps: the run stops by itself after this many steps; None continues until it is stopped.
     :param checkpoint_every: steps between checkpoints; one is also written when the run stops.
     """
@@ -495,6 +495,7 @@ class RunConfig(Message):
     weight_channel: Annotated[str, Field(min_length=1)] | None = None
     # Readers of JSON may lose digits of larger numbers.
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    exact: bool = False
     steps: PositiveInt | None = None
     checkpoint_every: PositiveInt = 10
 
@@ -529,10 +530,8 @@ class RunConfig(Message):
 
     @model_validator(mode="after")
     def _batches_may_be_as_old_as_async_makes_them(self) -> Self:
-        by_episodes = self.batch.full_by == "episodes"
-        slots, unit = self.batch.tasks, "tasks"
-        if by_episodes:
-            slots, unit = self.batch.episodes, "episodes"
+        unit = "episodes" if self.batch.full_by == "episodes" else "tasks"
+        slots = self.batch.episodes if unit == "episodes" else self.batch.tasks
         mean = self.rollout.max_mean_staleness
         if self.rollout.mode == "async" and mean is not None and mean * slots < 1:
             raise ValueError(

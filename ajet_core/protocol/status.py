@@ -36,8 +36,8 @@ class StepSummary(Message):
 
     `metrics` has the names of `ajet_core.interfaces.StepReport` and, of the batch:
 
-    - ``reward_mean``, ``episodes``, ``calls``, ``calls_aborted`` (their client
-      disconnected: recorded, not trained), ``timelines``;
+    - ``reward_mean`` (with call rewards; agent rewards replace it for their calls), ``episodes``,
+      ``calls``, ``calls_aborted`` (their client disconnected: not trained), ``timelines``;
     - seconds: ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the
       engine, for this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds`` (of which
       ``publish_seconds`` until the trainer has written the weights and ``load_seconds`` until the

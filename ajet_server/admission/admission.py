@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Set
 
 from ajet_core.errors import AjetError, AuthError, BusyError, EpisodeError, NotRollingError
@@ -280,17 +279,19 @@ class Admission:
     def _grant(self, ticket: Ticket, builder: BatchBuilder) -> Granted:
         """Create the episode of a claim that has a slot."""
         request = ticket.request
-        episode_id = secrets.token_hex(12)
+        group = _group(request, ticket.client_id)
+        version = self._board.policy_version
+        episode_id = builder.new_id(group, request.kind, version)
         key = new_episode_key(episode_id, request.claim_id)
         record = EpisodeRecord(
             episode_id=episode_id,
             key_hash=hash_secret(key),
             task_id=request.task_id,
-            group=_group(request, ticket.client_id),
+            group=group,
             kind=request.kind,
             tag=request.tag,
             client_id=ticket.client_id,
-            claim_version=self._board.policy_version,
+            claim_version=version,
             lease_seconds=request.lease_seconds,
             heartbeat_seconds=request.heartbeat_seconds,
             created_at=self._wall_clock(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
-from ajet_core.interfaces import EpisodeRecord
+from ajet_core.interfaces import EpisodeKind, EpisodeRecord
 from ajet_core.protocol import (
     BatchConfig,
     BatchProgress,
@@ -14,6 +15,7 @@ from ajet_core.protocol import (
     RolloutConfig,
     TagProgress,
 )
+from ajet_server.admission.draws import Draws
 from ajet_server.admission.quarantine import TaskFailures
 from ajet_server.admission.slots import Slots
 from ajet_server.admission.task_group import BatchCounts, TaskGroup
@@ -44,6 +46,7 @@ class BatchBuilder:
 
     :param failures: the recorded failures of tasks in earlier batches.
     :param slots: the slots of the batches; by default one batch at a time, without a mixture.
+    :ivar draws: makes the ids of an exact run's episodes; None if the run is not exact.
     """
 
     def __init__(
@@ -51,7 +54,9 @@ class BatchBuilder:
         config: BatchConfig,
         failures: TaskFailures | None = None,
         slots: Slots | None = None,
+        draws: Draws | None = None,
     ) -> None:
+        self.draws = draws
         self._config = config
         self._failures = TaskFailures(config.max_aborts_per_task) if failures is None else failures
         self.slots = Slots(config, RolloutConfig(), None) if slots is None else slots
@@ -96,6 +101,20 @@ class BatchBuilder:
         needed = self.slots.quotas.get(pool, 0)
         busy = self._draining or counts.open or self.slots.training
         return not busy and self._ready(pool) < needed
+
+    def new_id(self, group: str, kind: EpisodeKind, version: int) -> str:
+        """Return an id for a new episode.
+
+        :param group: the name under which its group is stored.
+        :param version: of the weights at its claim.
+        """
+        if self.draws is None:
+            return secrets.token_hex(12)
+        if kind == "eval":
+            return self.draws.evaluation_id(group, version)
+        known = self._groups.get(group, TaskGroup())
+        others = [*known.open, *known.silent, *known.ended, *known.given_up]
+        return self.draws.episode_id(group, version, others)
 
     def drain(self) -> None:
         """Admit no more episodes until `take`."""

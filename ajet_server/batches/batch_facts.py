@@ -40,7 +40,7 @@ def batch_facts(
         "tasks": float(len(groups)),
         "tasks_equal": float(equal),
         "no_signal": float(not any(call.advantage for call in credited)),
-        **_rewards(records),
+        **_rewards(records, calls),
         "advantage_bias": _bias([(call.advantage, len(call.logprobs)) for call in credited]),
         "calls_cut_off": float(sum(call.finish_reason == "length" for call in calls)),
         **_answers(calls),
@@ -63,17 +63,32 @@ def tag_facts(
             "tasks": float(len({record.group for record in episodes})),
             "episodes": float(len(episodes)),
         }
-        if own_calls := [call for number in own for call in calls[number]]:
+        own_calls = [call for number in own for call in calls[number]]
+        if own_calls:
             figures |= {"calls": float(len(own_calls)), **_answers(own_calls)}
         if episodes:
-            figures |= _rewards(episodes)
+            figures |= _rewards(episodes, own_calls)
         facts |= {f"{name}/{tag}": value for name, value in figures.items()}
     return facts
 
 
-def _rewards(records: Sequence[EpisodeRecord]) -> dict[str, float]:
-    rewards = [record.reward or 0.0 for record in records]
+def _rewards(records: Sequence[EpisodeRecord], calls: Sequence[Call]) -> dict[str, float]:
+    agents: dict[str, list[str]] = {}
+    for call in calls:
+        agents.setdefault(call.episode_id, []).append(call.agent)
+    rewards = [_earned(record, agents.get(record.episode_id, [])) for record in records]
     return {"reward_mean": _mean(rewards), "reward_std": _std(rewards)}
+
+
+def _earned(record: EpisodeRecord, agents: Sequence[str]) -> float:
+    """Return the reward of an episode, which may consist of those of its calls and agents.
+
+    :param agents: the agent of each call.
+    """
+    reward = record.reward or 0.0
+    if record.agent_rewards and agents:
+        reward = _mean([record.agent_rewards.get(agent, reward) for agent in agents])
+    return reward + math.fsum(record.call_rewards.values())
 
 
 def _answers(calls: Sequence[Call]) -> dict[str, float]:

@@ -30,6 +30,11 @@ class EngineGate:
         self._engine: ServingEngine | None = None
         self.running = 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether calls reach an engine."""
+        return self._engine is not None
+
     def open(self, engine: ServingEngine) -> None:
         """Send calls to `engine` from now on."""
         self._engine = engine

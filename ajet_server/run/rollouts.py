@@ -12,6 +12,7 @@ from typing import Any
 from ajet_core.interfaces import BatchRecord, EpisodeRecord
 from ajet_core.protocol import MixtureConfig, Quarantine, RunConfig, ServerState
 from ajet_server.admission.batching import BatchBuilder
+from ajet_server.admission.draws import Draws
 from ajet_server.admission.quarantine import TaskFailures
 from ajet_server.admission.slots import Slots
 from ajet_server.admission.tag_watch import TagKeeper
@@ -157,7 +158,8 @@ class Rollouts:
         """
         config = self._config
         slots = Slots(config.batch, config.rollout, self._mixture, step=step, credit=credit)
-        builder = BatchBuilder(config.batch, self._task_failures, slots)
+        draws = Draws(config.seed) if config.exact else None
+        builder = BatchBuilder(config.batch, self._task_failures, slots, draws)
         self._episodes.begin(builder)
         if self._mixture is not None:
             # The mixture may have changed while the builder was restored.
@@ -201,6 +203,9 @@ class Rollouts:
                     "rollout.late)"
                 )
         taken = builder.take()
+        if self._config.exact:
+            # Ids of exact runs are the same in all runs, but episodes end in any order.
+            taken.ended.sort()
         # Claims for a task that was complete may start it again.
         self._admission.admit()
         record = BatchRecord(

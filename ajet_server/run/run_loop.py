@@ -254,6 +254,7 @@ class RunLoop:
             workers.engine_info,
             run.capabilities,
             parts.wall_clock,
+            exact=run.config.exact,
         )
         self.supervisor.ready()
 
@@ -307,6 +308,9 @@ class RunLoop:
             stats = await self.supervisor.watched(workers.engine.stats(), "querying the engine")
             timing = StepClock(self._parts.clock(), stats)
             again = bool(queued)
+            # In an exact run, no call is answered with older weights than without the restart.
+            if not (again and self.run.config.exact):
+                self.supervisor.answer_calls()
             record = await (
                 rollouts.next_queued(queued) if again else rollouts.fill(builder, self.step + 1)
             )

@@ -36,13 +36,14 @@ from ajet_installation.settings import Settings
 from ajet_server.gateway.rendering.factory import make_renderer
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_server.observe.run_merger import make_merger
+from ajet_server.run.exactness import check_exact
 from ajet_server.store.checkpoints import Checkpoint
 from ajet_server.workers.codec import BootPlan, ComponentPlan
 from ajet_server.workers.frames import pack
 
 _SHOWN_PATH = 256
 # Changing one of these during a run would invalidate its samples or weights.
-_FIXED_FOR_A_RUN = ("model", "trainer.name", "merger", "seed")
+_FIXED_FOR_A_RUN = ("model", "trainer.name", "merger", "seed", "exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class ResolvedRun:
         return BootPlan(
             run_dir=str(run_dir),
             seed=self.config.seed,
+            exact=self.config.exact,
             model=self.config.model,
             algorithm=self.config.algorithm.model_copy(
                 update={"importance": self.config.importance}
@@ -124,6 +126,8 @@ def resolve_run(
     sleeps = config.rollout.engine_sleeps
     if sleeps:
         _check_sleep(engine, engine_plan)
+    if config.exact:
+        check_exact(config, engine, trainer)
     python = choose_interpreters(settings, plugins, engine, trainer)
     apart = config.rollout.mode == "async" or sleeps
     # Shared weights can neither be trained while calls use them, nor while the engine sleeps.

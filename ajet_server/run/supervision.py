@@ -68,7 +68,7 @@ class Supervisor:
     async def boot(
         self, run: ResolvedRun, run_dir: Path, checkpoint: Checkpoint | None
     ) -> RunWorkers:
-        """Boot workers that continue from a checkpoint; calls wait until `ready`.
+        """Boot workers that continue from a checkpoint; calls wait until `answer_calls`.
 
         :raises WorkerDiedError: a worker was killed meanwhile; none is left running.
         :raises WorkerBootError: a worker did not start; none is left running.
@@ -83,12 +83,16 @@ class Supervisor:
         return self.running
 
     def ready(self) -> None:
-        """Open the gate for calls."""
+        """Watch the workers, which serve their weights by now."""
         processes = self.workers.processes()
         for worker in processes:
             worker.died.add_done_callback(lambda _: self._board.touch())
         self._events.emit("worker", {"what": "ready", "pids": [w.pid for w in processes]})
-        self.gate.open(self.workers.engine)
+
+    def answer_calls(self) -> None:
+        """Open the gate for calls."""
+        if not self.gate.is_open:
+            self.gate.open(self.workers.engine)
 
     async def died(self, error: AjetError) -> bool:
         """Return whether a worker's death caused `error`; the other worker may report it first."""

@@ -55,6 +55,7 @@ class BootPlan:
     engine: ComponentPlan | None
     trainer: ComponentPlan | None
     checkpoint: str | None
+    exact: bool = False
     channel: str | None = None
     policy_version: int = 0
     servers: ModelServers = field(default_factory=ModelServers)

@@ -255,6 +255,7 @@ class WorkerHost:
         context = WorkerContext(
             run_dir=Path(plan.run_dir),
             seed=plan.seed,
+            exact=plan.exact,
             servers=plan.servers,
             collective_host=plan.collective_host,
         )

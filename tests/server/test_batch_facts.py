@@ -48,6 +48,22 @@ def test_answers_are_counted_by_what_is_wrong_with_them() -> None:
     assert found["no_signal"] == 1
 
 
+def test_the_mean_reward_counts_what_calls_and_agents_earned() -> None:
+    records = [
+        replace(episode("a", 0.0), agent_rewards={"guide": 1.0, "other": 9.0}),
+        replace(episode("b", 1.0), call_rewards={"x": 0.25, "y": 0.25}),
+        replace(episode("c", 0.0), agent_rewards={"guide": 1.0}),
+    ]
+    calls = [
+        *(replace(call(f"a{i}", 1), episode_id="a", agent="guide") for i in range(2)),
+        replace(call("b", 1), episode_id="b"),
+        replace(call("c0", 1), episode_id="c", agent="guide"),
+        replace(call("c1", 1), episode_id="c", agent="follower"),
+    ]
+    found = facts(records, calls, [0.0] * len(calls))
+    assert found["reward_mean"] == pytest.approx((1.0 + 1.5 + 0.5) / 3)
+
+
 def test_the_bias_weighs_advantages_by_their_tokens() -> None:
     found = facts([], [call("a", 1), call("b", 3)], [1.0, -1.0])
     assert found["advantage_bias"] == pytest.approx(-0.5)

@@ -16,6 +16,7 @@ from ajet_core.interfaces.engine import (
     SamplingParams,
 )
 from ajet_core.protocol import EvaluationSampling
+from ajet_server.gateway.call_seeds import CallSeeds, EpisodeSeeds
 from ajet_server.gateway.formats.answer import Answer, TokenHex, make_answer, random_hex
 from ajet_server.gateway.formats.constraints import Constraints
 from ajet_server.gateway.formats.deltas import DeltaStream
@@ -78,6 +79,7 @@ class CompletionService:
 
     :param model_name: name of the model in answers, whatever name the request used.
     :param clock: unix seconds.
+    :param exact: whether seeds and ids follow from the episode and the prompt.
     :param token_hex: source of the random ids of completions and tool calls.
     :ivar unread_calls: why calls of the offered tools are not told apart from text; "" if they are,
         or if no tools were offered.
@@ -92,6 +94,7 @@ class CompletionService:
         capabilities: EngineCapabilities,
         clock: Callable[[], float],
         *,
+        exact: bool = False,
         token_hex: TokenHex = random_hex,
     ) -> None:
         self.model_name = model_name
@@ -100,6 +103,7 @@ class CompletionService:
         self._info = info
         self._capabilities = capabilities
         self._clock = clock
+        self._exact = exact
         self._token_hex = token_hex
         self._recorder = CallRecorder(renderer)
         self.unread_calls = ""
@@ -140,6 +144,7 @@ class CompletionService:
             model_name=self.model_name,
             completion_id=completion_id,
             created_at=created_at,
+            seeds=self._seeds(session, prompt.ids, request.n),
         )
 
     async def count(self, session: Session, request: ModelRequest) -> int:
@@ -166,7 +171,7 @@ class CompletionService:
                 await gathered(self._sampled(generation) for generation in generations)
         except BaseException:
             # No client gets an answer.
-            await asyncio.gather(*(self._recorder.record(exchange, g, None) for g in generations))
+            await asyncio.gather(*(self._unseen(exchange, g) for g in generations))
             raise
         finishing = asyncio.ensure_future(self._choices(exchange, generations))
         try:
@@ -185,6 +190,22 @@ class CompletionService:
         """Return the names of request fields that have no effect with this model."""
         in_vain = request.has_names and not self._renderer.writes_names
         return ("messages.name",) if in_vain else ()
+
+    def _seeds(self, session: Session, prompt_ids: list[int], count: int) -> CallSeeds | None:
+        if not self._exact:
+            return None
+        if session.seeds is None:
+            session.seeds = EpisodeSeeds(session.episode_id, session.index.answered_prompts)
+        return session.seeds.take(prompt_ids, count)
+
+    def _ids(self, exchange: Exchange, choice: int) -> TokenHex:
+        return exchange.seeds.token_hex(choice) if exchange.seeds is not None else self._token_hex
+
+    async def _unseen(self, exchange: Exchange, generation: Generation) -> None:
+        """Record what was sampled of a choice that no client sees."""
+        if exchange.seeds is not None:
+            exchange.seeds.give_back()
+        await self._recorder.record(exchange, generation, None)
 
     async def _prompt(self, session: Session, request: ModelRequest) -> Prompt:
         """Plan and render the prompt, on a thread if rendering would block the event loop.
@@ -272,12 +293,15 @@ class CompletionService:
 
     def _generation(self, exchange: Exchange, choice: int) -> Generation:
         request = exchange.request
+        seed = None if request.seed is None else request.seed + choice
+        if seed is None and exchange.seeds is not None:
+            seed = exchange.seeds.seeds[choice]
         sampling = SamplingParams(
             max_tokens=exchange.max_tokens,
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,
-            seed=None if request.seed is None else request.seed + choice,
+            seed=seed,
             stop_token_ids=self._renderer.stop_token_ids,
             top_logprobs=request.top_logprobs,
             frequency_penalty=request.frequency_penalty,
@@ -304,9 +328,11 @@ class CompletionService:
         offered = exchange.request.tools is not None
         answers = [
             make_answer(
-                self._parsed(exchange, one), tools_offered=offered, token_hex=self._token_hex
+                self._parsed(exchange, one),
+                tools_offered=offered,
+                token_hex=self._ids(exchange, number),
             )
-            for one in generations
+            for number, one in enumerate(generations)
         ]
         pairs = list(zip(generations, answers, strict=True))
         await asyncio.gather(
@@ -319,7 +345,7 @@ class CompletionService:
 
     async def _events(self, exchange: Exchange, choice: int) -> AsyncGenerator[Event, None]:
         generation = self._generation(exchange, choice)
-        deltas = DeltaStream(generation, exchange.request, self._token_hex)
+        deltas = DeltaStream(generation, exchange.request, self._ids(exchange, choice))
         started = False
         try:
             async with aclosing(sample(self._engine, generation)) as progress:
@@ -330,7 +356,7 @@ class CompletionService:
                     yield ChoiceDelta(choice, deltas.grown())
         except BaseException:
             # The part of an answer sent before an error does not count, as after a disconnect.
-            await self._recorder.record(exchange, generation, None)
+            await self._unseen(exchange, generation)
             raise
         answer = deltas.given(self._parsed(exchange, generation))
         await self._recorder.record(exchange, generation, answer)

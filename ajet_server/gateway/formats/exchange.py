@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ajet_server.gateway.call_seeds import CallSeeds, EpisodeSeeds
 from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.gateway.formats.retries import Answers
 from ajet_server.gateway.rendering.conversation import ConversationIndex, Record
@@ -17,12 +18,14 @@ class Session:
     :param index: index of the episode's conversations.
     :param next_index: `Call.index` of the next call that completes.
     :param answers: answers for retried requests.
+    :param seeds: seeds of its calls, once an exact run has made one.
     """
 
     episode_id: str
     index: ConversationIndex
     next_index: int = 0
     answers: Answers = field(default_factory=Answers)
+    seeds: EpisodeSeeds | None = None
 
     def take_index(self) -> int:
         """Return the index of the next call, and advance it."""
@@ -43,6 +46,7 @@ class Exchange:
     :param model_name: name of the model in answers.
     :param completion_id: id of the answer, unique in the run.
     :param created_at: unix seconds.
+    :param seeds: of the choices in an exact run; None in others.
     """
 
     session: Session
@@ -55,6 +59,7 @@ class Exchange:
     model_name: str
     completion_id: str
     created_at: float
+    seeds: CallSeeds | None = None
 
     @property
     def lowered_max_tokens(self) -> int | None:

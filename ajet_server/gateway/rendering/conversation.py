@@ -142,6 +142,12 @@ class ConversationIndex:
         """The messages of the last request, most of which the next request repeats."""
         return self._digests.messages
 
+    @property
+    def answered_prompts(self) -> list[list[int]]:
+        """The prompt of each call that was answered."""
+        calls = self._sharing.values()
+        return [call.prompt_ids for call in calls if call.finish_reason != "abort"]
+
     def plan(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None) -> PromptPlan:
         """Plan a prompt: find the call from which it continues, or the reason why there is none.
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ajet_backend_torch.batcher import Batcher
+from ajet_backend_torch.exact import check_exact, make_exact
 from ajet_backend_torch.forward import CachedModel, check_architecture, probe
 from ajet_backend_torch.hooks import ACCEPTED_CHANNELS, MAX_TOP_LOGPROBS
 from ajet_backend_torch.loop import DecodeLoop
@@ -104,6 +105,9 @@ class TorchEngine(Engine[TorchEngineSettings]):
 
     def _open(self, model: ModelConfig) -> tuple[nn.Module, int]:
         device = resolve_device(self.settings.device)
+        exact = self.context.exact
+        if exact:
+            check_exact(device, self.settings.threads)
         set_threads(self.settings.threads, device)
         shared = self.context.shared.get(SHARED_MODEL_KEY)
         if isinstance(shared, SharedModel) and shared.path == model.path:
@@ -111,20 +115,23 @@ class TorchEngine(Engine[TorchEngineSettings]):
             self._model_is_shared = True
         else:
             module, version = _load(model, device), 0
+            if exact:
+                make_exact(module)
         limit = context_limit(module, model)
         self._capacity = min(limit, self.settings.kv_tokens or limit)
         if self._capacity < 2:
             raise ConfigError("model.max_context must be at least 2", param="model.max_context")
         self._vocab_size = vocabulary_size(module)
         check_architecture(module, self._capacity)
-        probe(module, self._vocab_size)
+        probe(module, self._vocab_size, exact=exact)
         return module, version
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         """Sample one completion; closing the generator cancels it.
 
         A request with a seed draws from its own PCG64 stream, one number for each token. So other
-        requests affect it only through rounding in batched arithmetic.
+        requests affect it only through rounding in batched arithmetic, and not at all in exact
+        mode.
 
         :raises ContextLengthError: the prompt leaves no room for a token.
         :raises RequestError: the model does not support a token id or a parameter.
@@ -222,6 +229,8 @@ class TorchEngine(Engine[TorchEngineSettings]):
         module = self._model.module
         if self._model_is_shared:
             module = loaded.to(self._model.device)
+            if self.context.exact:
+                make_exact(module)
         else:
             new = loaded.state_dict()
             for name, tensor in module.state_dict().items():

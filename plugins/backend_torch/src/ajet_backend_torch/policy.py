@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ajet_backend_torch.costs import assumed_costs, measured_costs
+from ajet_backend_torch.exact import make_exact, prove_exact
 from ajet_backend_torch.forest import Forest
 from ajet_backend_torch.forward import check_architecture
 from ajet_backend_torch.logits import SelectedLogits
@@ -88,6 +89,10 @@ class TrainedPolicy:
             self._peft = add_lora(self.module, model.lora, device, context.seed)
         elif algorithm.kl_coef > 0:
             self._reference = deepcopy(self.module).requires_grad_(False)
+        self._exact = context.exact
+        if self._exact:
+            make_exact(self.module)
+            prove_exact(self.module, vocabulary_size(self.module))
         self._needs_training_mode = options.gradient_checkpointing or (
             model.lora is not None and model.lora.dropout > 0
         )
@@ -114,7 +119,13 @@ class TrainedPolicy:
         self.token_budget = algorithm.token_budget or most
         self.has_dropout = model.lora is not None and model.lora.dropout > 0
         self.max_tokens = checked_positions(self.module, model)
-        measured = self._measurements(model, options, context.run_dir)
+        measured = (
+            # Measured times differ from start to start, and so would the passes chosen by them.
+            # Passes with a past would have keys at other places than the engine.
+            Measurements(trees=False, costs=None)
+            if self._exact
+            else self._measurements(model, options, context.run_dir)
+        )
         self.trees = measured.trees
         self.costs = measured.costs
         # Measuring may run larger passes than training: if they do not fit, the trainer can still

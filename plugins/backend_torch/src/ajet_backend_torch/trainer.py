@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ajet_backend_torch.attempts import train_on
+from ajet_backend_torch.exact import check_exact
 from ajet_backend_torch.hooks import OFFERED_CHANNELS
 from ajet_backend_torch.policy import TrainedPolicy
 from ajet_backend_torch.settings import TorchTrainerSettings
@@ -61,6 +62,8 @@ class TorchTrainer(Trainer[TorchTrainerSettings]):
         if self._policy is not None:
             raise TrainerError("the trainer 'torch' has already been started")
         device = resolve_device(self.settings.device)
+        if self.context.exact:
+            check_exact(device, self.settings.threads)
         set_threads(self.settings.threads, device)
         reason = ""
         try:

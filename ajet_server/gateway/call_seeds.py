@@ -1,0 +1,71 @@
+"""Seeds of the calls of an exact run, which do not depend on the order of its requests."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+DRAW_CHARACTERS = 16
+"""The first characters of an exact run's episode id are the same in all runs of one seed."""
+
+
+class EpisodeSeeds:
+    """Gives each call of an episode a seed that follows from its episode and its prompt.
+
+    Calls with the same prompt get different seeds. If nobody saw the answer of a call, the next
+    call with its prompt gets its seed again.
+
+    :param episode_id: of the episode.
+    :param answered: [P] the prompt of each answered call, after a restart.
+    """
+
+    def __init__(self, episode_id: str, answered: Iterable[Sequence[int]]) -> None:
+        self._draw = episode_id[:DRAW_CHARACTERS].encode()
+        self._calls = Counter(_digest(prompt_ids) for prompt_ids in answered)
+
+    def take(self, prompt_ids: Sequence[int], count: int) -> CallSeeds:
+        """Return the seeds of `count` calls with a prompt [P]."""
+        digest = _digest(prompt_ids)
+        first = self._calls[digest]
+        self._calls[digest] += count
+        return CallSeeds(
+            self, digest, tuple(self._seed(digest, first + number) for number in range(count))
+        )
+
+    def give_back(self, digest: bytes) -> None:
+        """Give the seed of a call to the next call with the same prompt."""
+        self._calls[digest] -= 1
+
+    def _seed(self, digest: bytes, number: int) -> int:
+        named = hashlib.sha256(self._draw + digest + number.to_bytes(8, "big"))
+        return int.from_bytes(named.digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class CallSeeds:
+    """The seeds of the choices of a request.
+
+    :param digest: of the request's prompt.
+    :param seeds: by choice, each in [0, 2**63).
+    """
+
+    episode: EpisodeSeeds
+    digest: bytes
+    seeds: tuple[int, ...]
+
+    def token_hex(self, choice: int) -> Callable[[int], str]:
+        """Return the source of the random ids in a choice."""
+        ids = random.Random(self.seeds[choice])  # noqa: S311 - ids need not be secret
+        return lambda size: ids.randbytes(size).hex()
+
+    def give_back(self) -> None:
+        """Undo the choice of a seed, because no client sees the call."""
+        self.episode.give_back(self.digest)
+
+
+def _digest(prompt_ids: Sequence[int]) -> bytes:
+    return hashlib.sha256(array("I", prompt_ids).tobytes()).digest()
