@@ -174,4 +174,9 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             target="ajet_cli.commands.inspect:inspect",
             summary="Inspect a run's episodes, token by token.",
         ),
+        CommandSpec(
+            name="replay",
+            target="ajet_cli.commands.replay:replay",
+            summary="Train recorded steps again, as they were or with changed settings.",
+        ),
     )

@@ -103,19 +103,20 @@ def _telling_the_environment(name: str) -> Iterator[None]:
 
 
 def choose_interpreters(
-    settings: Settings, plugins: PluginManager, engine: EngineSpec, trainer: TrainerSpec
+    settings: Settings, plugins: PluginManager, **components: EngineSpec | TrainerSpec
 ) -> dict[str, Interpreter]:
     """Return interpreters by kind, for the kinds that do not run in this one.
 
     The setting `workers.python` decides. Without it, a component whose plugin lacks dependencies
     here runs in an environment where the plugin is complete.
 
+    :param components: by kind.
     :raises ConfigError: the setting names an environment that does not exist, or an environment's
         Python is missing.
     """
     environments = find_environments(settings)
     interpreters: dict[str, Interpreter] = {}
-    for kind, spec in (("engine", engine), ("trainer", trainer)):
+    for kind, spec in components.items():
         chosen = settings.workers.python
         python = chosen.get(f"{kind}:{spec.name}") or chosen.get(spec.name)
         if python is not None:

@@ -63,7 +63,7 @@ def check_components(run_dir: Path, workers: WorkerSettings, *, engine: str, tra
     )
     plugins = plugin_manager(settings)
     engine_spec, trainer_spec = find_engine(plugins, engine), find_trainer(plugins, trainer)
-    chosen = choose_interpreters(settings, plugins, engine_spec, trainer_spec)
+    chosen = choose_interpreters(settings, plugins, engine=engine_spec, trainer=trainer_spec)
     for kind, spec in (("engine", engine_spec), ("trainer", trainer_spec)):
         recipe = recipe_of_component(spec.name)
         if kind in chosen or recipe is None or recipe.name in find_environments(settings):

@@ -121,14 +121,14 @@ def resolve_run(
     engine = find_engine(plugins, config.engine.name)
     trainer = find_trainer(plugins, config.trainer.name)
     estimator = plugins.advantage(config.algorithm.advantage)
-    _check_algorithm(config, trainer)
-    engine_plan = _plan(plugins, engine, config.engine, settings)
+    check_algorithm(config, trainer)
+    engine_plan = component_plan(plugins, engine, config.engine, settings)
     sleeps = config.rollout.engine_sleeps
     if sleeps:
         _check_sleep(engine, engine_plan)
     if config.exact:
         check_exact(config, engine, trainer)
-    python = choose_interpreters(settings, plugins, engine, trainer)
+    python = choose_interpreters(settings, plugins, engine=engine, trainer=trainer)
     apart = config.rollout.mode == "async" or sleeps
     # Shared weights can neither be trained while calls use them, nor while the engine sleeps.
     together = python.get("engine") == python.get("trainer") and not apart
@@ -142,7 +142,7 @@ def resolve_run(
         run_id=run_id,
         config=config,
         engine=engine_plan,
-        trainer=_plan(plugins, trainer, config.trainer, settings),
+        trainer=component_plan(plugins, trainer, config.trainer, settings),
         capabilities=engine.capabilities,
         channel=channel,
         renderer=make_renderer(
@@ -265,9 +265,13 @@ def _at(config: RunConfig, path: str) -> Any:
     return value
 
 
-def _plan(
+def component_plan(
     plugins: PluginManager, spec: ComponentSpec, choice: ComponentChoice, server: Settings
 ) -> ComponentPlan:
+    """Return what a worker needs to create a component.
+
+    :raises ConfigError: its settings are wrong.
+    """
     valid = plugins.validate_settings(spec, choice.settings)
     settings = {**valid.model_dump(mode="json"), **_model_directories(spec, valid, server)}
     try:
@@ -307,7 +311,11 @@ def _without_in_process(trainer: TrainerSpec) -> TrainerSpec:
     return replace(trainer, capabilities=replace(trainer.capabilities, weight_channels=channels))
 
 
-def _check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
+def check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:
+    """Check that a trainer supports the algorithm's settings.
+
+    :raises ConfigError: it does not; the message names the setting.
+    """
     honoured = trainer.capabilities.algorithm_fields
     # Trainers see these fields only through the estimator's advantages.
     of_estimator = {"advantage_settings"} if "advantage" in honoured else set()

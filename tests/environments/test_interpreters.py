@@ -43,7 +43,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def chosen(engine: str, **settings: object) -> dict[str, Interpreter]:
     made = Settings(**settings)
     plugins = plugin_manager(made)
-    return choose_interpreters(made, plugins, plugins.engine(engine), TRAINER)
+    return choose_interpreters(made, plugins, engine=plugins.engine(engine), trainer=TRAINER)
 
 
 def with_plugin(root: Path, name: str, plugin_name: str) -> Environment:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from ajet_backend_torch.attempts import train_on
 from ajet_backend_torch.exact import check_exact
@@ -99,7 +103,8 @@ class TorchTrainer(Trainer[TorchTrainerSettings]):
         metric ``no_signal`` 1.0. Metrics besides the common ones: ``advantage_mean``,
         ``advantage_std`` (over calls), ``ratio_mean``, ``ratio_max`` (over tokens, of the clipped
         ratio: policy over behaviour probability, or over old probability with truncated importance
-        weights).
+        weights), and in an exact run ``weights_digest``: the first 48 bits of the SHA-256 of the
+        trained weights after the step.
 
         :raises StepRefusedError: a number in the batch, its loss, a gradient or a weight is not
             finite, or exceeds `TorchTrainerSettings.loss_limit` or ``grad_norm_limit``; nothing is
@@ -109,6 +114,9 @@ class TorchTrainer(Trainer[TorchTrainerSettings]):
             changed.
         """
         report = self._computed(batch, rehearsal=False)
+        if self.context.exact:
+            digest = _weights_digest(self.policy.optimiser.weight_tensors())
+            report = replace(report, metrics={**report.metrics, "weights_digest": digest})
         self._progress = replace(self._progress, steps=self._progress.steps + 1)
         return report
 
@@ -207,3 +215,12 @@ class TorchTrainer(Trainer[TorchTrainerSettings]):
                 "the trainer 'torch' is not running: it was not started, or is closed"
             )
         return self._policy, self._model
+
+
+def _weights_digest(weights: Mapping[str, torch.Tensor]) -> float:
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].contiguous().view(torch.uint8).numpy().data)
+    # A float represents 48 bits exactly.
+    return float(int.from_bytes(digest.digest()[:6], "big"))

@@ -1,0 +1,358 @@
+"""``ajet replay``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from ajet_cli.replay.comparison import Reproduction, StepChange
+from ajet_cli.replay.packing import unpacked, write_pack
+from ajet_cli.replay.recorded import Preparation, RecordedRun
+from ajet_cli.replay.rescoring import Rescored, load_reward
+from ajet_cli.replay.rescoring import rescore as rescore_step
+from ajet_cli.replay.retraining import changed_config, reach, rerun_step, retrain_step
+from ajet_cli.replay.trainer import ReplayTrainer, TrainerSetup
+from ajet_cli.state import CliState, config_option, pass_state
+from ajet_core.errors import ModelDirectoryError, RequestError
+from ajet_core.protocol import RunConfig
+from ajet_server.store.chosen_store import store_of_run
+
+_SHOWN_EPISODES = 3
+_SHOWN_METRICS = ("loss", "grad_norm", "clip_fraction", "update_kl", "entropy")
+
+
+@dataclass(frozen=True, slots=True)
+class _StepRange:
+    """Steps to replay, both included; None means the last one."""
+
+    first: int | None
+    last: int | None
+
+    def of(self, run: RecordedRun) -> range:
+        """Return the numbers of the steps.
+
+        :raises RequestError: the run did not train them.
+        """
+        last = run.last_step if self.last is None else self.last
+        first = last if self.first is None else self.first
+        if not first <= last <= run.last_step:
+            raise RequestError(
+                f"--steps {first}:{last}: the run has trained the steps up to {run.last_step}"
+            )
+        return range(first, last + 1)
+
+
+class _StepRangeType(click.ParamType[_StepRange]):
+    name = "A:B"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> _StepRange:
+        if isinstance(value, _StepRange):
+            return value
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", value)
+        if match is None or int(match[1]) < 1:
+            self.fail(f"{value!r} is not a step, such as 3, or steps, such as 3:9", param, ctx)
+        return _StepRange(int(match[1]), int(match[2] or match[1]))
+
+
+_run_argument = click.argument("run", type=click.Path(path_type=Path))
+_steps_option = click.option(
+    "--steps",
+    type=_StepRangeType(),
+    default=_StepRange(None, None),
+    help="A step, or the first and the last of several.  [default: the last]",
+)
+_model_option = click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="Directory of the run's model, if it was moved.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON line per step.")
+
+
+@click.group()
+def replay() -> None:
+    """Compute training steps of a recorded run again.
+
+    RUN is a run directory, whose server may be running, or a file of `ajet replay export`. Nothing
+    in it changes.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """An opened run, and a directory for what the replay writes."""
+
+    cli: CliState
+    run: RecordedRun
+    scratch: Path
+
+    def preparation(self, config: RunConfig) -> Preparation:
+        return Preparation.of(config, self.cli.plugins, self.run.run_dir)
+
+    @asynccontextmanager
+    async def trainer(self, config: RunConfig, name: str) -> AsyncIterator[ReplayTrainer]:
+        directory = self.scratch / name
+        directory.mkdir()
+        try:
+            setup = TrainerSetup.of(config, self.cli.settings(), self.cli.plugins, directory)
+        except ModelDirectoryError as error:
+            raise ModelDirectoryError(
+                f"the model of the run cannot be used: {error.message}. Put it back, or give its "
+                "new directory with --model",
+                param=error.param,
+            ) from error
+        async with ReplayTrainer.running(setup, directory / "logs" / "trainer.log") as trainer:
+            yield trainer
+
+    async def reached(self, trainer: ReplayTrainer, preparation: Preparation, step: int) -> None:
+        async for number in reach(self.run, trainer, preparation, step):
+            click.echo(f"training step {number} to reach step {step}", err=True)
+
+
+@asynccontextmanager
+async def _opened(cli: CliState, run: Path, model: Path | None) -> AsyncIterator[_Session]:
+    """Open a run; `model` is a directory that replaces that of its configuration."""
+    with unpacked(run) as directory, TemporaryDirectory(prefix="ajet-replay-") as scratch:
+        store = store_of_run(directory, cli.settings().store, cli.plugins)
+        run_dir = directory if directory.is_dir() else directory.parent
+        recorded = await RecordedRun.open(run_dir, store)
+        try:
+            # In a pack, the path is relative to the run directory.
+            path = run_dir / recorded.config.model.path if model is None else model
+            moved = recorded.config.model.model_copy(update={"path": str(path)})
+            recorded.config = recorded.config.model_copy(update={"model": moved})
+            yield _Session(cli, recorded, Path(scratch))
+        finally:
+            await recorded.close()
+
+
+@replay.command()
+@_run_argument
+@_steps_option
+@_model_option
+@_json_option
+@config_option
+@pass_state
+def rerun(
+    cli: CliState, *, run: Path, steps: _StepRange, model: Path | None, as_json: bool
+) -> None:
+    """Train steps again as they were, and compare them with their records.
+
+    Exits with 1 if anything differs. Steps of exact runs are the same to the bit.
+    """
+
+    async def work() -> bool:
+        same = True
+        async with _opened(cli, run, model) as session:
+            config = session.run.config
+            preparation = session.preparation(config)
+            async with session.trainer(config, "usual") as trainer:
+                chosen = steps.of(session.run)
+                await session.reached(trainer, preparation, chosen[0])
+                for number in chosen:
+                    recorded = await session.run.step(number)
+                    reproduced, _, _ = await rerun_step(recorded, trainer, preparation)
+                    same = same and reproduced.identical
+                    _show(reproduced, as_json, _reproduction_lines)
+        return same
+
+    if not asyncio.run(work()):
+        raise SystemExit(1)
+
+
+@replay.command()
+@_run_argument
+@_steps_option
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    required=True,
+    metavar="PATH=VALUE",
+    help="A setting to change, such as algorithm.clip_high=0.28; may be repeated.",
+)
+@_model_option
+@_json_option
+@config_option
+@pass_state
+def retrain(
+    cli: CliState,
+    *,
+    run: Path,
+    steps: _StepRange,
+    changes: tuple[str, ...],
+    model: Path | None,
+    as_json: bool,
+) -> None:
+    """Train steps with changed settings, each from the weights before the recorded step.
+
+    Shows what the change does to the loss, the gradient, the policy and each episode.
+    """
+
+    async def work() -> None:
+        async with _opened(cli, run, model) as session:
+            config = session.run.config
+            other = changed_config(config, changes)
+            usual, changed = session.preparation(config), session.preparation(other)
+            async with (
+                session.trainer(config, "usual") as trainer,
+                session.trainer(other, "changed") as other_trainer,
+            ):
+                chosen = steps.of(session.run)
+                await session.reached(trainer, usual, chosen[0])
+                for number in chosen:
+                    change = await retrain_step(
+                        await session.run.step(number),
+                        (trainer, usual),
+                        (other_trainer, changed),
+                        session.scratch,
+                    )
+                    _show(change, as_json, _change_lines)
+
+    asyncio.run(work())
+
+
+@replay.command()
+@_run_argument
+@_steps_option
+@click.option(
+    "--reward",
+    required=True,
+    metavar="MODULE:FUNCTION",
+    help="A function from an episode to its reward; see docs/replay.md.",
+)
+@_json_option
+@config_option
+@pass_state
+def rescore(cli: CliState, *, run: Path, steps: _StepRange, reward: str, as_json: bool) -> None:
+    """Compute rewards and advantages of steps anew, without inference or training."""
+    function = load_reward(reward)
+
+    async def work() -> None:
+        async with _opened(cli, run, None) as session:
+            preparation = session.preparation(session.run.config)
+            for number in steps.of(session.run):
+                recorded = await session.run.step(number)
+                _show(rescore_step(recorded, preparation, function), as_json, _rescored_lines)
+
+    asyncio.run(work())
+
+
+@replay.command()
+@_run_argument
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--step", type=click.IntRange(1), help="The step.  [default: the last]")
+@_model_option
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@config_option
+@pass_state
+def export(
+    cli: CliState, *, run: Path, out: Path, step: int | None, model: Path | None, force: bool
+) -> None:
+    """Write a step to one file, for `ajet replay` on another machine.
+
+    OUT ends in .tar. It contains the step's prompts and answers, the model, and the weights and the
+    optimiser before the step.
+    """
+    if out.suffix != ".tar":
+        raise RequestError(f"{out}: the name of the file must end in .tar")
+    if out.exists() and not force:
+        raise RequestError(f"{out} exists: choose another name, or replace it with --force")
+
+    async def work() -> None:
+        async with _opened(cli, run, model) as session:
+            config = session.run.config
+            preparation = session.preparation(config)
+            (number,) = _StepRange(step, step).of(session.run)
+            recorded = await session.run.step(number)
+            async with session.trainer(config, "usual") as trainer:
+                await session.reached(trainer, preparation, number)
+                try:
+                    await write_pack(session.run, recorded, trainer, cli.plugins, out)
+                except OSError as error:
+                    raise RequestError(f"cannot write {out}: {error}") from error
+
+    asyncio.run(work())
+    click.echo(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
+
+
+def _show(result: Any, as_json: bool, lines: Callable[[Any], list[str]]) -> None:
+    if as_json:
+        extra = {"identical": result.identical} if isinstance(result, Reproduction) else {}
+        click.echo(json.dumps(_finite({**asdict(result), **extra})))
+    else:
+        click.echo("\n".join(lines(result)))
+
+
+def _finite(value: Any) -> Any:
+    """Replace NaN, which JSON lacks, by null."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _reproduction_lines(result: Reproduction) -> list[str]:
+    if result.identical:
+        return [f"step {result.step}: identical"]
+    gap, credit = result.logprob_difference, result.advantage_difference
+    differs = f"differs by {gap:.3g} nats in a logprob and {credit:.3g} in an advantage"
+    lines = [f"step {result.step}: {differs}"]
+    if result.missing:
+        lines.append(f"  {result.missing} calls were trained in only one of the two")
+    lines += [f"  {name}: {a:.6g}, now {b:.6g}" for name, (a, b) in sorted(result.metrics.items())]
+    return lines
+
+
+def _change_lines(change: StepChange) -> list[str]:
+    reproduced = (
+        "identical"
+        if change.reproduced.identical
+        else (f"differs by {change.reproduced.logprob_difference:.2g} nats in a logprob")
+    )
+    lines = [f"step {change.step} (without the change: {reproduced})"]
+    for name in _SHOWN_METRICS:
+        if name in change.metrics:
+            before, after = change.metrics[name]
+            lines.append(f"  {name:16} {before:.6g} -> {after:.6g}")
+    for name, value in (
+        ("gradient cosine", change.gradient_cosine),
+        ("update cosine", change.update_cosine),
+        ("KL after, nats", change.divergence),
+    ):
+        lines.append(f"  {name:16} {'not available' if value is None else f'{value:.6g}'}")
+    if change.update_norms is not None:
+        before, after = change.update_norms
+        lines.append(f"  {'update norm':16} {before:.6g} -> {after:.6g}")
+    for one in change.episodes[:_SHOWN_EPISODES]:
+        moves = ["?" if move is None else f"{move:+.5f}" for move in one.moves]
+        lines.append(
+            f"  episode {one.episode_id[:8]} of {one.task_id}: advantage "
+            f"{one.advantages[0]:+.4g} -> {one.advantages[1]:+.4g}, logprob per token "
+            f"{moves[0]} -> {moves[1]}"
+        )
+    return lines
+
+
+def _rescored_lines(rescored: Rescored) -> list[str]:
+    (before, after), (equal, now_equal) = rescored.rewards, rescored.equal_tasks
+    return [
+        f"step {rescored.step}:",
+        f"  mean reward       {before:.6g} -> {after:.6g}",
+        f"  equal rewards     {equal} -> {now_equal} of {rescored.tasks} tasks",
+        f"  other rewards     {rescored.changed} of {rescored.episodes} episodes",
+        f"  other signs       of the advantages of {rescored.turned} of {rescored.calls} calls",
+    ]

@@ -1,0 +1,1 @@
+"""Training steps of a stored run, computed again."""

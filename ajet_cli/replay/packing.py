@@ -1,0 +1,117 @@
+"""One file with everything that is needed to train a step again on another machine.
+
+The file is a tar archive of a run directory with a single step: its store, the checkpoint before
+it, and the model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ajet_cli.replay.recorded import RecordedRun, RecordedStep
+from ajet_cli.replay.trainer import ReplayTrainer
+from ajet_core import __version__
+from ajet_core.errors import RequestError, UnreadableFileError
+from ajet_core.plugin import PluginManager
+from ajet_installation.settings import StoreSettings
+from ajet_server.store.checkpoints import CheckpointFolder, Position
+from ajet_server.store.chosen_store import make_store, note_store
+
+MODEL = "model"
+_STORE = StoreSettings(name="sqlite")
+_NOTE = "replay.json"
+_FORMAT = 1
+
+
+async def write_pack(
+    run: RecordedRun,
+    recorded: RecordedStep,
+    trainer: ReplayTrainer,
+    plugins: PluginManager,
+    out: Path,
+) -> None:
+    """Write a step to a new file.
+
+    :param trainer: has the weights before the step.
+    :raises OSError: the file cannot be written.
+    """
+    with TemporaryDirectory(prefix=".ajet-pack-", dir=out.parent) as aside:
+        directory = Path(aside) / "run"
+        directory.mkdir()
+        await _write_store(run, recorded, plugins, directory)
+        if (before := recorded.number - 1) > 0:
+            position = Position(run.record.run_id, recorded.batch.batch_id)
+            await CheckpointFolder(directory).write(before, position, trainer.save)
+        shutil.copytree(run.config.model.path, directory / MODEL)
+        note = {"format": _FORMAT, "agentjet": __version__, "step": recorded.number}
+        (directory / _NOTE).write_text(json.dumps(note), encoding="utf-8")
+        whole = Path(aside) / "pack.tar"
+        with tarfile.open(whole, "w") as tar:
+            # The note first, so that another file is recognised at once.
+            others = {p.name for p in directory.iterdir() if p.suffix != ".lock"} - {_NOTE}
+            for name in (_NOTE, *sorted(others)):
+                tar.add(directory / name, arcname=name)
+        whole.replace(out)
+
+
+async def _write_store(
+    run: RecordedRun, recorded: RecordedStep, plugins: PluginManager, directory: Path
+) -> None:
+    model = run.config.model.model_copy(update={"path": MODEL})
+    config = run.config.model_copy(update={"model": model})
+    store = make_store(_STORE, plugins, directory)
+    note_store(_STORE, directory)
+    await store.open()
+    try:
+        record = replace(run.record, config_json=config.model_dump_json(), active=False, paused="")
+        await store.append(record)
+        for episode in recorded.episodes:
+            await store.append(replace(episode.record, state="open", reward=None))
+            await store.append(*episode.calls)
+            await store.append(episode.record)
+        await store.append(replace(recorded.batch, aborted_ids=[], credit={}))
+        scores = [score for episode in recorded.episodes for score in episode.scores.values()]
+        await store.append(replace(recorded.record, scores=scores))
+    finally:
+        await store.close()
+
+
+@contextmanager
+def unpacked(run: Path) -> Iterator[Path]:
+    """Give the run directory of a pack within the context; of a run, its own directory.
+
+    :raises UnreadableFileError: the file is no pack, or damaged.
+    :raises RequestError: the file does not exist.
+    """
+    if run.is_dir() or run.suffix != ".tar":
+        yield run
+        return
+    if not run.is_file():
+        raise RequestError(f"{run} does not exist: give a run directory or a file of export")
+    with TemporaryDirectory(prefix="ajet-replay-") as root:
+        directory = Path(root)
+        try:
+            with tarfile.open(run) as tar:
+                first = tar.next()
+                if first is None or first.name != _NOTE:
+                    raise UnreadableFileError(
+                        f"{run} was not written by `ajet replay export`: give such a file, or a "
+                        "run directory"
+                    )
+                # The filter refuses links and paths that lead out of the directory.
+                tar.extractall(directory, filter="data")
+            note = json.loads((directory / _NOTE).read_text(encoding="utf-8"))
+        except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+            raise UnreadableFileError(f"{run} is damaged: {error}; copy it again") from error
+        if note.get("format") != _FORMAT:
+            raise UnreadableFileError(
+                f"{run} has format {note.get('format')}: it needs agentjet {note.get('agentjet')}"
+            )
+        yield directory

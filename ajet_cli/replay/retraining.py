@@ -1,0 +1,207 @@
+"""Train the steps of a recorded run again: as they were, or with changed settings."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ajet_cli.replay.comparison import (
+    EpisodeChange,
+    Reproduction,
+    StepChange,
+    Updates,
+    both_metrics,
+    compare_updates,
+    divergence,
+    mean_change,
+    reproduction,
+)
+from ajet_cli.replay.recorded import Preparation, RecordedRun, RecordedStep
+from ajet_cli.replay.trainer import ReplayTrainer
+from ajet_core.errors import AjetError, ConfigError, RequestError
+from ajet_core.interfaces import CallScore, StepReport
+from ajet_core.protocol import RunConfig
+from ajet_core.timeline import TrainBatch
+
+CHANGEABLE = ("algorithm.", "timelines.", "trainer.settings.")
+"""The settings that decide how a recorded batch is trained."""
+
+
+def changed_config(config: RunConfig, changes: Sequence[str]) -> RunConfig:
+    """Return a configuration with ``PATH=VALUE`` applied, such as ``algorithm.clip_high=0.28``.
+
+    :raises ConfigError: a change cannot be read, has no effect on training, or is invalid.
+    """
+    plain: dict[str, Any] = config.model_dump(mode="json")
+    for change in changes:
+        path, equals, text = change.partition("=")
+        if not (equals and path.startswith(CHANGEABLE)):
+            raise ConfigError(
+                f"--set {change}: expected PATH=VALUE with a path that begins with "
+                f"{', '.join(CHANGEABLE)}; other settings do not change how a recorded batch is "
+                "trained",
+                param=path,
+            )
+        *sections, name = path.split(".")
+        place = plain
+        for section in sections:
+            if not isinstance(place.get(section), dict):
+                raise ConfigError(f"--set {change}: there is no setting {path}", param=path)
+            place = place[section]
+        place[name] = _value(text)
+    try:
+        return RunConfig.model_validate(plain)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ConfigError(f"--set: {where or 'the run'}: {problem['msg']}", param=where) from error
+
+
+def _value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        # A word without quotes.
+        return text
+
+
+async def reach(
+    run: RecordedRun, trainer: ReplayTrainer, preparation: Preparation, step: int
+) -> AsyncIterator[int]:
+    """Bring a trainer to the weights before a step; yield the number of each step trained for it.
+
+    :raises RequestError: an earlier step is missing.
+    """
+    checkpoint = run.checkpoint_before(step)
+    start = 0 if checkpoint is None else checkpoint.step
+    await trainer.begin(None if checkpoint is None else checkpoint.directory, start)
+    for number in range(start + 1, step):
+        yield number
+        recorded = await run.step(number)
+        await trainer.step(preparation.data(recorded, trainer.info).batch)
+
+
+async def rerun_step(
+    recorded: RecordedStep, trainer: ReplayTrainer, preparation: Preparation
+) -> tuple[Reproduction, TrainBatch, StepReport]:
+    """Train a step as it was trained, and compare it with its record."""
+    data = preparation.data(recorded, trainer.info)
+    report = await trainer.step(data.batch)
+    compared = reproduction(
+        recorded.number, scores_of(recorded), recorded.record.metrics, data.batch.calls, report
+    )
+    return compared, data.batch, report
+
+
+def scores_of(recorded: RecordedStep) -> Mapping[str, CallScore]:
+    """Return the recorded scores of all calls by id."""
+    return {call_id: score for one in recorded.episodes for call_id, score in one.scores.items()}
+
+
+async def retrain_step(
+    recorded: RecordedStep,
+    usual: tuple[ReplayTrainer, Preparation],
+    changed: tuple[ReplayTrainer, Preparation],
+    scratch: Path,
+) -> StepChange:
+    """Train a step as it was and with other settings, from the same weights.
+
+    Afterwards the first trainer has the weights after the step as recorded.
+
+    :param usual: the trainer with the weights before the step.
+    :param changed: the other trainer; it starts from the weights of the first.
+    :param scratch: a directory for checkpoints.
+    :raises RequestError: the changed settings cannot train the batch.
+    """
+    number = recorded.number
+    before, first, second = (scratch / name for name in ("before", "usual", "changed"))
+    for directory in (before, first, second):
+        shutil.rmtree(directory, ignore_errors=True)
+    await usual[0].save(before)
+    await changed[0].begin(before, number - 1)
+    reproduced, batch, report = await rerun_step(recorded, *usual)
+    other_batch = changed[1].data(recorded, changed[0].info).batch
+    try:
+        other = await changed[0].step(other_batch)
+    except AjetError as error:
+        raise RequestError(
+            f"step {number} cannot be trained with the changed settings: {error.message}"
+        ) from error
+    await usual[0].save(first)
+    await changed[0].save(second)
+    betas = (
+        usual[1].config.algorithm.adam_betas[0],
+        changed[1].config.algorithm.adam_betas[0],
+    )
+    updates = (
+        compare_updates(before, first, second, betas) if _differs(report, other) else Updates()
+    )
+    after = await _logprobs(usual[0], batch)
+    other_after = await _logprobs(changed[0], batch)
+    return StepChange(
+        step=number,
+        reproduced=reproduced,
+        metrics=both_metrics(report, other),
+        gradient_cosine=updates.gradient_cosine,
+        update_cosine=updates.update_cosine,
+        update_norms=updates.update_norms,
+        divergence=None if after is None or other_after is None else divergence(after, other_after),
+        episodes=_episodes(recorded, (batch, other_batch), report, (after, other_after)),
+    )
+
+
+def _differs(report: StepReport, other: StepReport) -> bool:
+    """Return whether any of two steps changed the weights."""
+    return not (report.metrics.get("no_signal") and other.metrics.get("no_signal"))
+
+
+async def _logprobs(trainer: ReplayTrainer, batch: TrainBatch) -> list[list[float]] | None:
+    """Return the logprobs of a batch under the present weights, None if it cannot be computed."""
+    try:
+        return (await trainer.rehearse(batch)).logprobs
+    except AjetError:
+        return None
+
+
+def _episodes(
+    recorded: RecordedStep,
+    batches: tuple[TrainBatch, TrainBatch],
+    report: StepReport,
+    after: tuple[Sequence[Sequence[float]] | None, Sequence[Sequence[float]] | None],
+) -> list[EpisodeChange]:
+    tasks = {one.record.episode_id: one.record.task_id for one in recorded.episodes}
+    batch = batches[0]
+    advantages = [_advantages(one) for one in batches]
+    changes = []
+    for place, episode in enumerate(batch.episodes):
+        calls = [number for number, call in enumerate(batch.calls) if call.episode == place]
+        moves = [
+            None if one is None or not report.logprobs else mean_change(report.logprobs, one, calls)
+            for one in after
+        ]
+        changes.append(
+            EpisodeChange(
+                episode.episode_id,
+                tasks.get(episode.episode_id, ""),
+                episode.reward,
+                (
+                    advantages[0].get(episode.episode_id, 0.0),
+                    advantages[1].get(episode.episode_id, 0.0),
+                ),
+                (moves[0], moves[1]),
+            )
+        )
+    return sorted(changes, key=lambda change: -change.difference)
+
+
+def _advantages(batch: TrainBatch) -> dict[str, float]:
+    """Return the mean advantage of each episode's calls."""
+    by_episode: dict[str, list[float]] = {}
+    for call in batch.calls:
+        by_episode.setdefault(batch.episodes[call.episode].episode_id, []).append(call.advantage)
+    return {episode_id: sum(values) / len(values) for episode_id, values in by_episode.items()}
