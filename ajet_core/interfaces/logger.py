@@ -24,8 +24,7 @@ class MetricsLogger(Generic[SettingsT_co], ABC):
     def log_evaluation(self, evaluation: Evaluation) -> None:
         """Record results of evaluation episodes.
 
-        The same client, tag and step may be repeated with results of more episodes. The default
-        does nothing.
+        The same client, tag and step may come again with more episodes. The default does nothing.
         """
 
     @abstractmethod

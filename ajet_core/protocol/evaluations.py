@@ -14,8 +14,7 @@ class Evaluation(Message):
     :param tag: the task set, `ClaimRequest.tag` of its episodes.
     :param step: steps the weights were trained that served when the episodes were claimed: the
         policy version.
-    :param tasks: tasks with at least one episode that ended, at most 100,000: those that `pass_at`
-        is about.
+    :param tasks: at most 100,000 tasks with an episode that ended, which `pass_at` is about.
     :param episodes: that ended with a reward.
     :param open: that are still being rolled out.
     :param aborted: that came to nothing; they count in nothing else.

@@ -97,10 +97,8 @@ class EndRequest(Message):
 
     :param reward: the episode's reward.
     :param components: named parts of the reward, for the logs.
-    :param call_rewards: rewards of single calls, on top of `reward`, by the id of their chat
-        completion.
-    :param agent_rewards: rewards by agent name; for the calls of these agents they take the place
-        of `reward`.
+    :param call_rewards: rewards of calls on top of `reward`, by the id of the chat completion.
+    :param agent_rewards: rewards by agent name, in place of `reward` for the agents' calls.
     """
 
     reward: Number

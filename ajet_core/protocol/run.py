@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ajet_core.protocol.base import AS_JSON_INTEGER, Message, Name
 
@@ -50,6 +50,18 @@ class ComponentChoice(Message):
 
     name: Name
     settings: dict[str, Any] = Field(default_factory=dict)
+
+
+_PAPER_NAMES = {
+    "grpo": "group_std",
+    "dr_grpo": "group_mean",
+    "rloo": "leave_one_out",
+    "decoupled_ppo": "truncated",
+    "tis": "truncated",
+    "dynamic_sampling": "differing_tasks",
+}
+# Names from papers are accepted, and stored as ours (docs/algorithms.md).
+_Paper = BeforeValidator(lambda name: _PAPER_NAMES.get(name, name) if type(name) is str else name)
 
 
 class AlgorithmConfig(Message):
@@ -114,14 +126,14 @@ class AlgorithmConfig(Message):
     :param token_budget: maximum tokens, padding included, of a pass; None lets the trainer choose.
     """
 
-    advantage: Name = "group_std"
+    advantage: Annotated[Name, _Paper] = "group_std"
     advantage_settings: dict[str, Any] = Field(default_factory=dict)
     call_credit: Literal["return_to_go", "process_supervision"] = "return_to_go"
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     aggregation: Literal["token_mean", "call_mean", "episode_mean", "episode_sum"] = "token_mean"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.2
-    importance: Literal["auto", "ratio", "truncated"] = "auto"
+    importance: Annotated[Literal["auto", "ratio", "truncated"], _Paper] = "auto"
     importance_cap: Annotated[float, Field(gt=0)] = 2.0
     kl_coef: NonNegative = 0.0
     entropy_coef: NonNegative = 0.0
@@ -179,7 +191,7 @@ class BatchConfig(Message):
         quarantined until the run is resumed or started again.
     """
 
-    full_by: Literal["tasks", "episodes", "differing_tasks"] = "tasks"
+    full_by: Annotated[Literal["tasks", "episodes", "differing_tasks"], _Paper] = "tasks"
     tasks: PositiveInt = 8
     episodes_per_task: PositiveInt = 8
     max_aborts_per_task: PositiveInt = 16

@@ -70,8 +70,7 @@ class StepSummary(Message):
 
     :param plan: the layout that was trained.
     :param forks: the reasons why timelines forked and their costs, the most expensive first.
-    :param findings: messages on problems of the batch or the training, such as rewards without
-        signal.
+    :param findings: problems of the batch or the training, such as rewards without signal.
     """
 
     step: int
@@ -166,10 +165,8 @@ class MixtureStatus(Message):
 class RolloutStatus(Message):
     """The current relation of rolling out and training.
 
-    :param training_step: the step that is being trained or published, while rollouts continue or
-        wait.
-    :param staleness_mean: of the tokens of the last step, see `RolloutConfig`; None before the
-        first.
+    :param training_step: the step that is being trained or published.
+    :param staleness_mean: of the last step's tokens, see `RolloutConfig`; None before the first.
     """
 
     mode: Literal["sync", "async"]
@@ -288,8 +285,7 @@ class PauseRequest(Message):
 class ResumeRequest(Message):
     """Body of ``POST /v1/run/resume``.
 
-    :param from_step: go back to the checkpoint of this step first; 0 is the model that the run
-        began with.
+    :param from_step: go back to the checkpoint of this step first; 0 is the original model.
     :param retrain: train the batches after that step again; otherwise they, and the episodes that
         are rolled out or have ended since, are kept for inspection and not trained.
     """

@@ -38,8 +38,7 @@ class TimelineSampling(Message):
 class TimelineNode(Message):
     """A sequence of tokens without a branch.
 
-    :param parent: index of the node it continues, -1 for a root; parents come before their
-        children.
+    :param parent: index of the node it continues, -1 for a root; always below its own index.
     :param samplings: the calls that sampled the tokens; empty for context.
     """
 
@@ -62,8 +61,7 @@ class TimelineCall(Message):
     :param reward: the reward that was reported for this call alone.
     :param drift_tokens: sampled tokens that would be different if the template rendered the answer
         again; the sampled tokens were kept.
-    :param echo_fields: comma-separated fields of the previous answer that the agent returned in
-        another form.
+    :param echo_fields: fields of the previous answer that the agent changed, with commas between.
     """
 
     call_id: str
@@ -116,8 +114,7 @@ class EpisodeTimelines(Message):
     :param timelines: paths from root to leaf.
     :param tokens_raw: tokens of all calls, each a sample of its own.
     :param tokens: tokens of the tree.
-    :param tokens_altered: tokens that differ from those of the calls, with a merger that is not
-        exact.
+    :param tokens_altered: tokens that a merger that is not exact has changed.
     :param batch_id: the batch that consumed the episode.
     """
 
