@@ -17,15 +17,18 @@ async def use_tools(
     tools: Sequence[Any],
     use_tool: UseTool,
     is_over: Callable[[], bool],
+    *,
+    agent: str = "",
 ) -> WorldAnswer | None:
     """Let the model call tools until the episode is over.
 
     :param messages: the first messages of the conversation.
+    :param agent: name of the agent, as in `WorldPrompt`.
     :return: the answer without a tool call that ended the conversation; None if `is_over` ended it.
     """
     history = list(messages)
     while not is_over():
-        answer = await chat.ask(WorldPrompt(history, tools))
+        answer = await chat.ask(WorldPrompt(history, tools, agent))
         if not answer.calls:
             return answer
         history.append(answer.message())
