@@ -28,7 +28,7 @@ class PairWorld(World):
 
     recipe = WorldRecipe(
         steps=60,
-        # With twice the rate, some models lose what they learned. Without the entropy, some are sure
+        # With twice the rate, some models lose what they learned. Without the bonus, some are sure
         # of a wrong answer before they have tried the right one.
         algorithm=TINY_GRPO.model_copy(update={"learning_rate": 5e-4, "entropy_coef": 0.01}),
         batch=BatchConfig(tasks=16, episodes_per_task=8),
