@@ -6,7 +6,8 @@ own. Each seed is a run of a new tiny model on a real server. Success is measure
 Afterwards every trained step is prepared again from the run's records, as `ajet replay` does:
 
 - `lost`: sampled tokens of the batches that no timeline trains, and `twice`: those that several do;
-- `computed_over_unique`: tokens that the trainer computes, divided by the distinct ones;
+- `computed_over_unique`: tokens that the trainer computed, divided by the distinct ones of each
+  task's episodes that have to be computed;
 - `raw_over_unique`: the same if each call were a sample of its own;
 - `notes`: the share of trained tokens that belong to notes (`compacting`), or to sub-agents.
 
@@ -125,10 +126,9 @@ async def account(run_dir: Path) -> Counter[str]:
             total["rewriting"] += sum(
                 len(call.sampled_ids) for call in calls.values() if rewrites(call)
             )
-            metrics = data.metrics()
-            total["raw"] += int(metrics["tokens_raw"])
-            total["unique"] += int(metrics["tokens_merged"])
-            total["computed"] += int(metrics["tokens_planned"])
+            total["raw"] += data.plan.costs["separate"].tokens
+            total["unique"] += data.plan.costs["group_tree"].tokens
+            total["computed"] += int(step.record.metrics["tokens_planned"])
     finally:
         await run.close()
     return total
@@ -226,12 +226,13 @@ def forge_in_this_process(options: argparse.Namespace) -> dict[str, Any]:
             started = time.process_time()
             update = accumulate(policy, batch)
             times.append(time.process_time() - started)
+        found = gradient(policy).tolist() if options.forge != PLAIN else []
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "seconds": min(times),
         "tokens": update.totals.processed,
         "peak_mib": round((peak - before) / 1024),
-        "gradient": gradient(policy).tolist() if options.forge != PLAIN else [],
+        "gradient": found,
     }
 
 
