@@ -51,7 +51,7 @@ class StepSummary(Message):
       has an advantage), ``reward_std`` (over the episodes), ``advantage_bias`` (the sum of the
       advantages of all trained tokens, before they are balanced, over the sum of their absolute
       values, -1 to 1), ``calls_cut_off`` (by ``max_tokens`` or the context), ``calls_malformed``
-      (tool calls that could not be parsed), ``tokens_per_call`` (sampled),
+      (unparsed tool calls), ``tokens_per_call``, ``tokens_sampled_otherwise`` (see the finding),
       ``sampled_entropy`` (the mean of ``-logprob`` of all sampled tokens, in nats: an estimate of
       the entropy of the distributions that they were sampled from);
     - ``forks``, ``tokens_recomputed`` (computed again because agents rewrote their history);

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, TrainBatch
 from ajet_server.batches.batch_facts import differ
+from ajet_server.store.call_metadata import SHAPED_BY
 
-BatchFault = Literal["stale", "empty", "silent", "no_signal", "flat"]
+BatchFault = Literal["stale", "empty", "silent", "no_signal", "flat", "sampled_otherwise"]
 
 _SHOWN = 4
 
@@ -64,7 +66,40 @@ def batch_findings(
                 'easy or too hard; set batch.full_by = "differing_tasks" to fill batches '
                 "with other tasks"
             )
+    answered = [c for r in records for c in calls[r.episode_id] if c.finish_reason != "abort"]
+    if otherwise := _sampled_otherwise(answered):
+        findings["sampled_otherwise"] = otherwise
     return findings
+
+
+def sampled_otherwise(call: Call) -> list[str]:
+    """Return why a call's tokens were not drawn from the distribution that is trained."""
+    shapes = {
+        "temperature 0": call.temperature == 0,
+        "top_p": call.top_p < 1,
+        "top_k": call.top_k > 0,
+    }
+    shaped = call.metadata.get(SHAPED_BY, "").split(",")
+    return [*(name for name, used in shapes.items() if used), *filter(None, shaped)]
+
+
+def _sampled_otherwise(calls: Sequence[Call]) -> str:
+    """Describe the tokens that are trained as if they were drawn otherwise, "" without any."""
+    causes = Counter[str]()
+    tokens = 0
+    for call in calls:
+        if names := sampled_otherwise(call):
+            tokens += len(call.sampled_ids)
+            causes.update(dict.fromkeys(names, len(call.sampled_ids)))
+    if not tokens:
+        return ""
+    share = tokens / sum(len(call.sampled_ids) for call in calls)
+    return (
+        f"{share:.0%} of the sampled tokens were drawn with {', '.join(causes)}, but are trained "
+        "as if they were drawn from the whole distribution, which biases the gradient: leave these "
+        "settings out of the agent's requests in training, and set them only for evaluation "
+        "(evaluation.sampling)"
+    )
 
 
 def _no_signal(records: Sequence[EpisodeRecord]) -> str:

@@ -22,7 +22,7 @@ from ajet_core.timeline import (
     lay_out,
 )
 from ajet_server.batches.batch_facts import batch_facts, tag_facts
-from ajet_server.batches.batch_findings import BatchFault, batch_findings
+from ajet_server.batches.batch_findings import BatchFault, batch_findings, sampled_otherwise
 from ajet_server.batches.limits import limit_timelines
 from ajet_server.batches.staleness import keep_fresh
 from ajet_server.observe.forks import ForkSummary, find_forks
@@ -153,6 +153,9 @@ def training_data(
     figures = {
         **{k: float(v) for k, v in counts.items()},
         **fresh.metrics(),
+        "tokens_sampled_otherwise": float(
+            sum(len(c.sampled_ids) for its in seen for c in its if sampled_otherwise(c))
+        ),
         "tokens_sampled": float(fresh.stale_tokens + fresh.staleness.total()),
         **_facts(range(len(seen)), fresh.episodes, seen, credited, tags),
     }

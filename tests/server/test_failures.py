@@ -166,6 +166,7 @@ def findings(records: list[EpisodeRecord], *, silent: tuple[str, ...] = ()) -> l
     calls: dict[str, list[Call]] = {}
     for record in records:
         call = make_call(f"c-{record.episode_id}", [1, 2], [3], episode_id=record.episode_id)
+        call = replace(call, top_p=1.0, top_k=0)
         calls[record.episode_id] = [] if record.episode_id in silent else [call]
     episodes = [TrainEpisode(r.episode_id, r.group, r.reward or 0.0, "") for r in records]
     made = [calls[r.episode_id] for r in records]

@@ -20,6 +20,7 @@ from ajet_server.store.call_metadata import (
     CALLS_UNREAD,
     DRIFT_TOKENS,
     MALFORMED_CALLS,
+    SHAPED_BY,
 )
 
 # Answers with more tokens are compared with the template's rendering on a thread. For shorter ones,
@@ -60,6 +61,8 @@ class CallRecorder:
             metadata = prompt_metadata(prompt)
         else:
             metadata = await self._metadata(exchange, generation.sampled_ids, answer)
+        if shaped := _shaped_by(exchange):
+            metadata[SHAPED_BY] = shaped
 
         def make(prefix: SharedPrefix) -> Call:
             return Call(
@@ -102,3 +105,13 @@ class CallRecorder:
         if drifted:
             metadata[DRIFT_TOKENS] = str(drifted)
         return metadata
+
+
+def _shaped_by(exchange: Exchange) -> str:
+    request = exchange.request
+    shapes = {
+        "grammar": bool(exchange.grammar),
+        "penalties": bool(request.frequency_penalty or request.presence_penalty),
+        "logit_bias": bool(request.logit_bias),
+    }
+    return ",".join(name for name, used in shapes.items() if used)
