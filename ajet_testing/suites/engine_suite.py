@@ -66,6 +66,11 @@ class EngineSuite(ShapingSuite):
         """Return a started engine that a test may close."""
         pytest.skip("this suite makes no engine for one test alone")
 
+    @pytest.fixture
+    async def exact_engine(self) -> Engine:
+        """Return an engine that was started with `WorkerContext.exact`, on the first weights."""
+        pytest.skip("this suite makes no exact engine")
+
     def bad_updates(self, policy_version: int) -> list[WeightUpdate]:
         """Return updates whose weights are missing, damaged, or of another model."""
         raise NotImplementedError
@@ -144,6 +149,23 @@ class EngineSuite(ShapingSuite):
         prompts = self.prompts(8, seed=6)
         answers = await asyncio.gather(*(ask(engine, p, max_tokens=40) for p in prompts))
         assert {(answer.reason, len(answer.ids)) for answer in answers} == {("length", 40)}
+
+    async def test_an_exact_answer_does_not_depend_on_other_requests(
+        self, exact_engine: Engine
+    ) -> None:
+        """Tokens and logprobs are the same to the bit, alone and among others."""
+        assert self.capabilities.exact, "an exact engine declares the capability"
+        prompts = [*self.prompts(6, seed=24), *self.prompts(6, 150, 150, seed=25)]
+        prompts += [[*prompt, 1, 2] for prompt in prompts]
+        together = await asyncio.gather(
+            *(
+                ask(exact_engine, prompt, seed=number, max_tokens=20)
+                for number, prompt in enumerate(prompts)
+            )
+        )
+        for number, prompt in enumerate(prompts):
+            alone = await ask(exact_engine, prompt, seed=number, max_tokens=20)
+            assert (alone.ids, alone.logprobs) == (together[number].ids, together[number].logprobs)
 
     async def test_a_seed_repeats_an_answer(self, engine: Engine) -> None:
         """And another one gives another; any integer will do."""

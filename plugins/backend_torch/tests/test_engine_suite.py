@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ajet_backend_torch import hooks
+from ajet_backend_torch.engine import TorchEngine
+from ajet_backend_torch.settings import TorchEngineSettings
 from tiny_models import EngineMaker, full_logprobs, load, write_model
 
-from ajet_core.interfaces import Engine, WeightUpdate
+from ajet_core.interfaces import Engine, WeightUpdate, WorkerContext
+from ajet_core.protocol import ModelConfig
 from ajet_testing.ascii_tokenizer import write_ascii_tokenizer
 from ajet_testing.suites.engine_suite import EngineSuite
 
@@ -37,6 +41,13 @@ class TestTorchEngine(EngineSuite):
     @pytest.fixture
     async def own_engine(self, make_engine: EngineMaker) -> Engine:
         return await make_engine()
+
+    @pytest.fixture
+    async def exact_engine(self, context: WorkerContext) -> AsyncIterator[Engine]:
+        engine = TorchEngine(TorchEngineSettings(device="cpu"), replace(context, exact=True))
+        await engine.start(ModelConfig(path=self.paths[0]))
+        yield engine
+        await engine.close()
 
     def update(self, which: int, policy_version: int) -> WeightUpdate:
         return WeightUpdate("safetensors_dir", policy_version, self.paths[which])
