@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from ajet_cli.replay.comparison import Reproduction, StepChange
-from ajet_cli.replay.packing import unpacked, write_pack
+from ajet_cli.replay.packing import MODEL, pack_store, unpacked, write_pack
 from ajet_cli.replay.recorded import Preparation, RecordedRun
 from ajet_cli.replay.rescoring import Rescored, load_reward
 from ajet_cli.replay.rescoring import rescore as rescore_step
@@ -45,9 +45,12 @@ class _StepRange:
         """
         last = run.last_step if self.last is None else self.last
         first = last if self.first is None else self.first
-        if not first <= last <= run.last_step:
+        if first > last:
+            raise RequestError(f"--steps {first}:{last}: the first step comes after the last")
+        if first < run.first_step or last > run.last_step:
             raise RequestError(
-                f"--steps {first}:{last}: the run has trained the steps up to {run.last_step}"
+                f"steps {first} to {last}: the run has the steps {run.first_step} to "
+                f"{run.last_step}"
             )
         return range(first, last + 1)
 
@@ -117,25 +120,39 @@ class _Session:
             yield trainer
 
     async def reached(self, trainer: ReplayTrainer, preparation: Preparation, step: int) -> None:
-        async for number in reach(self.run, trainer, preparation, step):
-            click.echo(f"training step {number} to reach step {step}", err=True)
+        async for reproduced in reach(self.run, trainer, preparation, step):
+            click.echo(f"trained step {reproduced.step} to reach step {step}", err=True)
+            if not reproduced.identical:
+                click.echo(
+                    f"warning: step {reproduced.step} differs from its record, so the weights "
+                    f"before step {step} are not exactly those of the run",
+                    err=True,
+                )
 
 
 @asynccontextmanager
 async def _opened(cli: CliState, run: Path, model: Path | None) -> AsyncIterator[_Session]:
     """Open a run; `model` is a directory that replaces that of its configuration."""
-    with unpacked(run) as directory, TemporaryDirectory(prefix="ajet-replay-") as scratch:
-        store = store_of_run(directory, cli.settings().store, cli.plugins)
-        run_dir = directory if directory.is_dir() else directory.parent
+    with unpacked(run) as pack, TemporaryDirectory(prefix="ajet-replay-") as scratch:
+        if pack is not None:
+            run_dir, store = pack, pack_store(pack, cli.plugins)
+        else:
+            run_dir = _directory(run)
+            store = store_of_run(run, cli.settings().store, cli.plugins)
         recorded = await RecordedRun.open(run_dir, store)
         try:
-            # In a pack, the path is relative to the run directory.
-            path = run_dir / recorded.config.model.path if model is None else model
+            inside = run_dir / MODEL if pack is not None else recorded.config.model.path
+            path = inside if model is None else model
             moved = recorded.config.model.model_copy(update={"path": str(path)})
             recorded.config = recorded.config.model_copy(update={"model": moved})
             yield _Session(cli, recorded, Path(scratch))
         finally:
             await recorded.close()
+
+
+def _directory(run: Path) -> Path:
+    """Return the directory of a run that may be given by the file of its store."""
+    return run if run.is_dir() else run.parent
 
 
 @replay.command()
@@ -268,6 +285,8 @@ def export(
     """
     if out.suffix != ".tar":
         raise RequestError(f"{out}: the name of the file must end in .tar")
+    if not out.parent.is_dir():
+        raise RequestError(f"{out}: the directory {out.parent} does not exist")
     if out.exists() and not force:
         raise RequestError(f"{out} exists: choose another name, or replace it with --force")
 

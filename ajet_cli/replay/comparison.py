@@ -56,12 +56,16 @@ def reproduction(
     recorded_metrics: Mapping[str, float],
     calls: Sequence[TrainCall],
     report: StepReport,
+    *,
+    prepared: Mapping[str, float],
 ) -> Reproduction:
     """Compare a step with its record.
 
     :param recorded: the recorded scores by call id.
-    :param recorded_metrics: all metrics of the step; those that `report` lacks are ignored.
+    :param recorded_metrics: all metrics of the step; those that were not computed again are
+        ignored.
     :param calls: the calls of the batch as they were trained now.
+    :param prepared: metrics of the batch, besides those of `report`.
     """
     missing = len(recorded.keys() ^ {call.call_id for call in calls})
     gap = credit = 0.0
@@ -76,8 +80,9 @@ def reproduction(
         gap = max([gap, *(abs(a - b) for a, b in zip(before.logprobs, now, strict=True))])
     metrics = {
         name: (recorded_metrics[name], value)
-        for name, value in report.metrics.items()
-        if not is_time(name) and recorded_metrics.get(name, value) != value
+        for name, value in {**report.metrics, **prepared}.items()
+        # Records have no numbers that JSON lacks.
+        if not is_time(name) and math.isfinite(value) and recorded_metrics.get(name, value) != value
     }
     return Reproduction(step, gap, credit, missing, metrics)
 

@@ -12,13 +12,15 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from ajet_cli.replay.recorded import RecordedRun, RecordedStep
 from ajet_cli.replay.trainer import ReplayTrainer
 from ajet_core import __version__
 from ajet_core.errors import RequestError, UnreadableFileError
+from ajet_core.interfaces import SampleStore
 from ajet_core.plugin import PluginManager
 from ajet_installation.settings import StoreSettings
 from ajet_server.store.checkpoints import CheckpointFolder, Position
@@ -66,7 +68,7 @@ async def _write_store(
 ) -> None:
     model = run.config.model.model_copy(update={"path": MODEL})
     config = run.config.model_copy(update={"model": model})
-    store = make_store(_STORE, plugins, directory)
+    store = pack_store(directory, plugins)
     note_store(_STORE, directory)
     await store.open()
     try:
@@ -84,30 +86,23 @@ async def _write_store(
 
 
 @contextmanager
-def unpacked(run: Path) -> Iterator[Path]:
-    """Give the run directory of a pack within the context; of a run, its own directory.
+def unpacked(run: Path) -> Iterator[Path | None]:
+    """Give the run directory of a pack within the context; None if `run` is no file of a pack.
 
-    :raises UnreadableFileError: the file is no pack, or damaged.
+    :raises UnreadableFileError: the file is no pack, damaged, or contains what no pack does.
     :raises RequestError: the file does not exist.
     """
     if run.is_dir() or run.suffix != ".tar":
-        yield run
+        yield None
         return
     if not run.is_file():
         raise RequestError(f"{run} does not exist: give a run directory or a file of export")
     with TemporaryDirectory(prefix="ajet-replay-") as root:
         directory = Path(root)
         try:
-            with tarfile.open(run) as tar:
-                first = tar.next()
-                if first is None or first.name != _NOTE:
-                    raise UnreadableFileError(
-                        f"{run} was not written by `ajet replay export`: give such a file, or a "
-                        "run directory"
-                    )
-                # The filter refuses links and paths that lead out of the directory.
-                tar.extractall(directory, filter="data")
-            note = json.loads((directory / _NOTE).read_text(encoding="utf-8"))
+            note = _unpack(run, directory)
+        except UnreadableFileError:
+            raise
         except (tarfile.TarError, OSError, ValueError, EOFError) as error:
             raise UnreadableFileError(f"{run} is damaged: {error}; copy it again") from error
         if note.get("format") != _FORMAT:
@@ -115,3 +110,41 @@ def unpacked(run: Path) -> Iterator[Path]:
                 f"{run} has format {note.get('format')}: it needs agentjet {note.get('agentjet')}"
             )
         yield directory
+
+
+def _unpack(run: Path, directory: Path) -> dict[str, Any]:
+    """Unpack a file, and return its note."""
+    with tarfile.open(run) as tar:
+        members = tar.getmembers()
+        if not members or members[0].name != _NOTE:
+            raise UnreadableFileError(
+                f"{run} was not written by `ajet replay export`: give such a file, or a run "
+                "directory"
+            )
+        for member in members:
+            path = PurePosixPath(member.name)
+            plain = member.isdir() or (member.isreg() and not member.issparse())
+            if not plain or path.is_absolute() or ".." in path.parts:
+                raise UnreadableFileError(
+                    f"{run} contains {member.name!r}, which no file of `ajet replay export` does"
+                )
+        for member in members:
+            # Nothing but names and contents, so that no owner or mode of the file matters.
+            target = directory / member.name
+            if member.isdir():
+                target.mkdir(parents=True, exist_ok=True)
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = tar.extractfile(member)
+            assert content is not None, "the member is a regular file"
+            with target.open("xb") as file:
+                shutil.copyfileobj(content, file)
+    note = json.loads((directory / _NOTE).read_text(encoding="utf-8"))
+    if not isinstance(note, dict):
+        raise UnreadableFileError(f"{run} is damaged: its note is not a JSON object; copy it again")
+    return note
+
+
+def pack_store(directory: Path, plugins: PluginManager) -> SampleStore:
+    """Return the store of an unpacked file, whatever its `store.json` says."""
+    return make_store(_STORE, plugins, directory)

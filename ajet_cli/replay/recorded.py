@@ -116,22 +116,36 @@ class RecordedRun:
         :raises StoreError: the store does not exist or cannot be read.
         :raises RequestError: no run was started in the directory, or no step was trained.
         """
-        reader = StoreReader(store, run_dir)
-        await reader.__aenter__()
-        run = cls(run_dir, reader, store)
-        record = await reader.run()
-        if record is None:
-            raise RequestError(f"{run_dir} has no run: give the run directory of a server")
-        run.record, run.config = record, stored_config(record)
-        run._steps = await store.steps()
-        run._batches = {batch.batch_id: batch for batch in await store.batches(after_step=0)}
-        if not run._steps:
-            raise RequestError(f"{run_dir} has no trained step yet, so there is nothing to replay")
+        run = cls(run_dir, StoreReader(store, run_dir), store)
+        await run._reader.__aenter__()
+        try:
+            await run._read()
+        except BaseException:
+            await run.close()
+            raise
         return run
+
+    async def _read(self) -> None:
+        record = await self._reader.run()
+        if record is None:
+            raise RequestError(f"{self.run_dir} has no run: give the run directory of a server")
+        self.record, self.config = record, stored_config(record)
+        self._steps = await self._store.steps()
+        batches = await self._store.batches(after_step=0)
+        self._batches = {batch.batch_id: batch for batch in batches}
+        if not self._steps:
+            raise RequestError(
+                f"{self.run_dir} has no trained step yet, so there is nothing to replay"
+            )
 
     async def close(self) -> None:
         """Close the store."""
         await self._reader.__aexit__()
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first recorded step, which is greater than 1 in a pack."""
+        return self._steps[0].step
 
     @property
     def last_step(self) -> int:

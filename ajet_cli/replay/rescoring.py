@@ -40,7 +40,7 @@ class Rescored:
 
 
 def load_reward(name: str) -> RewardFunction:
-    """Import a function, also from the present directory.
+    """Import a function, also from the current directory.
 
     :param name: ``module:function``.
     :raises RequestError: there is no such function.
@@ -52,8 +52,11 @@ def load_reward(name: str) -> RewardFunction:
         sys.path.insert(0, here)
     try:
         loaded = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise RequestError(f"--reward {name!r} cannot be imported: {error}") from error
+    # Anything may go wrong in a module of the user.
+    except Exception as error:
+        raise RequestError(
+            f"--reward {name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     if not callable(loaded):
         raise RequestError(f"--reward {name!r} is not a function")
     return loaded  # type: ignore[no-any-return]
@@ -87,8 +90,12 @@ def _call_view(call: Call) -> dict[str, Any]:
 
 
 def _message(text: Any) -> dict[str, str]:
-    names = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name")
-    return {name: value for name in names if (value := getattr(text, name))}
+    others = ("reasoning", "tool_calls", "tool_call_id", "name")
+    return {
+        "role": text.role,
+        "content": text.content,
+        **{name: value for name in others if (value := getattr(text, name))},
+    }
 
 
 def rescore(step: RecordedStep, preparation: Preparation, reward: RewardFunction) -> Rescored:

@@ -72,8 +72,8 @@ def _value(text: str) -> object:
 
 async def reach(
     run: RecordedRun, trainer: ReplayTrainer, preparation: Preparation, step: int
-) -> AsyncIterator[int]:
-    """Bring a trainer to the weights before a step; yield the number of each step trained for it.
+) -> AsyncIterator[Reproduction]:
+    """Bring a trainer to the weights before a step; yield how each step trained for it compares.
 
     :raises RequestError: an earlier step is missing.
     """
@@ -81,9 +81,8 @@ async def reach(
     start = 0 if checkpoint is None else checkpoint.step
     await trainer.begin(None if checkpoint is None else checkpoint.directory, start)
     for number in range(start + 1, step):
-        yield number
-        recorded = await run.step(number)
-        await trainer.step(preparation.data(recorded, trainer.info).batch)
+        reproduced, _, _ = await rerun_step(await run.step(number), trainer, preparation)
+        yield reproduced
 
 
 async def rerun_step(
@@ -93,7 +92,12 @@ async def rerun_step(
     data = preparation.data(recorded, trainer.info)
     report = await trainer.step(data.batch)
     compared = reproduction(
-        recorded.number, scores_of(recorded), recorded.record.metrics, data.batch.calls, report
+        recorded.number,
+        scores_of(recorded),
+        recorded.record.metrics,
+        data.batch.calls,
+        report,
+        prepared=data.metrics(),
     )
     return compared, data.batch, report
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections import Counter
 from collections.abc import Iterable
 
 from ajet_server.gateway.call_seeds import DRAW_CHARACTERS
@@ -15,7 +14,7 @@ _ID_CHARACTERS = 24
 class Draws:
     """Numbers the episodes of each task, so that each draws its own random numbers.
 
-    An episode that replaces an aborted one draws the same numbers. So it does not matter which
+    A train episode that replaces an aborted one draws the same numbers. So it does not matter which
     episodes were aborted.
 
     :param seed: the run's seed.
@@ -23,7 +22,7 @@ class Draws:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._evaluated: Counter[tuple[str, int]] = Counter()
+        self._evaluated: set[str] = set()
 
     def episode_id(self, group: str, version: int, others: Iterable[str]) -> str:
         """Return a new id for an episode of a group.
@@ -39,9 +38,18 @@ class Draws:
 
     def evaluation_id(self, group: str, version: int) -> str:
         """Return a new id for an evaluation episode of a group."""
-        number = self._evaluated[group, version]
-        self._evaluated[group, version] += 1
-        return _unique(self._draw("eval", group, version, number))
+        number = 0
+        while (draw := self._draw("eval", group, version, number)) in self._evaluated:
+            number += 1
+        self._evaluated.add(draw)
+        return _unique(draw)
+
+    def restore(self, evaluated: Iterable[str]) -> None:
+        """Use no number again that an evaluation episode has, after a restart.
+
+        :param evaluated: ids of the evaluation episodes that were not aborted.
+        """
+        self._evaluated.update(episode_id[:DRAW_CHARACTERS] for episode_id in evaluated)
 
     def _draw(self, kind: str, group: str, version: int, number: int) -> str:
         named = f"{self._seed} {kind} {version} {number} {group}".encode()

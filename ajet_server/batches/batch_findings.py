@@ -94,8 +94,9 @@ def _sampled_otherwise(calls: Sequence[Call]) -> str:
     if not tokens:
         return ""
     share = tokens / sum(len(call.sampled_ids) for call in calls)
+    part = f"{share:.0%}" if share >= 0.005 else "less than 1%"
     return (
-        f"{share:.0%} of the sampled tokens were drawn with {', '.join(causes)}, but are trained "
+        f"{part} of the sampled tokens were drawn with {', '.join(causes)}, but are trained "
         "as if they were drawn from the whole distribution, which biases the gradient: leave these "
         "settings out of the agent's requests in training, and set them only for evaluation "
         "(evaluation.sampling)"

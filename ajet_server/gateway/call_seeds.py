@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 DRAW_CHARACTERS = 16
@@ -16,7 +17,7 @@ DRAW_CHARACTERS = 16
 class EpisodeSeeds:
     """Gives each call of an episode a seed that follows from its episode and its prompt.
 
-    Calls with the same prompt get different seeds. If nobody saw the answer of a call, the next
+    Calls with the same prompt get different seeds. If no client saw the answer of a call, the next
     call with its prompt gets its seed again.
 
     :param episode_id: of the episode.
@@ -25,20 +26,27 @@ class EpisodeSeeds:
 
     def __init__(self, episode_id: str, answered: Iterable[Sequence[int]]) -> None:
         self._draw = episode_id[:DRAW_CHARACTERS].encode()
-        self._calls = Counter(_digest(prompt_ids) for prompt_ids in answered)
+        # Numbers of the calls with a prompt, by its digest.
+        self._calls: defaultdict[bytes, set[int]] = defaultdict(set)
+        for prompt_ids in answered:
+            calls = self._calls[_digest(prompt_ids)]
+            calls.add(_smallest_not_in(calls))
 
     def take(self, prompt_ids: Sequence[int], count: int) -> CallSeeds:
         """Return the seeds of `count` calls with a prompt [P]."""
         digest = _digest(prompt_ids)
-        first = self._calls[digest]
-        self._calls[digest] += count
+        calls = self._calls[digest]
+        numbers = []
+        for _ in range(count):
+            numbers.append(_smallest_not_in(calls))
+            calls.add(numbers[-1])
         return CallSeeds(
-            self, digest, tuple(self._seed(digest, first + number) for number in range(count))
+            self, digest, tuple(numbers), tuple(self._seed(digest, number) for number in numbers)
         )
 
-    def give_back(self, digest: bytes) -> None:
+    def give_back(self, digest: bytes, number: int) -> None:
         """Give the seed of a call to the next call with the same prompt."""
-        self._calls[digest] -= 1
+        self._calls[digest].discard(number)
 
     def _seed(self, digest: bytes, number: int) -> int:
         named = hashlib.sha256(self._draw + digest + number.to_bytes(8, "big"))
@@ -50,11 +58,13 @@ class CallSeeds:
     """The seeds of the choices of a request.
 
     :param digest: of the request's prompt.
+    :param numbers: by choice, among the calls of the episode with this prompt.
     :param seeds: by choice, each in [0, 2**63).
     """
 
     episode: EpisodeSeeds
     digest: bytes
+    numbers: tuple[int, ...]
     seeds: tuple[int, ...]
 
     def token_hex(self, choice: int) -> Callable[[int], str]:
@@ -62,9 +72,13 @@ class CallSeeds:
         ids = random.Random(self.seeds[choice])  # noqa: S311 - ids need not be secret
         return lambda size: ids.randbytes(size).hex()
 
-    def give_back(self) -> None:
+    def give_back(self, choice: int) -> None:
         """Undo the choice of a seed, because no client sees the call."""
-        self.episode.give_back(self.digest)
+        self.episode.give_back(self.digest, self.numbers[choice])
+
+
+def _smallest_not_in(numbers: Container[int]) -> int:
+    return next(number for number in itertools.count() if number not in numbers)
 
 
 def _digest(prompt_ids: Sequence[int]) -> bytes:

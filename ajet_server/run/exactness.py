@@ -7,14 +7,15 @@ from ajet_core.plugin import EngineSpec, TrainerSpec
 from ajet_core.protocol import RunConfig
 
 
-def check_exact(config: RunConfig, engine: EngineSpec, trainer: TrainerSpec) -> None:
+def check_exact(config: RunConfig, engine: EngineSpec, trainer: TrainerSpec, channel: str) -> None:
     """Check that nothing in the configuration makes the results of an exact run differ.
 
+    :param channel: the weight channel of the run.
     :raises ConfigError: a component cannot compute exactly, or the batches depend on timing.
     """
     for kind, spec in (("engine", engine), ("trainer", trainer)):
         if not spec.capabilities.exact:
-            raise _refused(f"the {kind} {spec.name!r} does not support it", f"{kind}.name")
+            raise _refused(f"the {kind} {spec.name!r} does not support exact runs", f"{kind}.name")
     rollout, batch, lora = config.rollout, config.batch, config.model.lora
     timing = {
         "rollout.mode async": rollout.mode == "async",
@@ -31,9 +32,15 @@ def check_exact(config: RunConfig, engine: EngineSpec, trainer: TrainerSpec) -> 
         raise _refused(
             "dropout makes the trainer's logprobs differ from the engine's", "model.lora.dropout"
         )
+    if lora is not None and channel != "in_process":
+        raise _refused(
+            f"with the weight channel {channel}, the engine serves merged adapters, which the "
+            "trainer does not compute with",
+            "weight_channel",
+        )
 
 
 def _refused(reason: str, param: str) -> ConfigError:
     return ConfigError(
-        f"exact: {reason}; change it, or set exact to false (docs/exact.md)", param=param
+        f"exact: {reason}; choose another value, or set exact to false (docs/exact.md)", param=param
     )

@@ -50,6 +50,7 @@ class Rollouts:
         self._supervisor = supervisor
         self._sharing = sharing
         self._failures = FailureMeter(config.failures, sharing.others)
+        self._draws = Draws(config.seed) if config.exact else None
         self._task_failures = TaskFailures(config.batch.max_aborts_per_task)
         self._mixture = config.mixture
         self._pausing = pausing
@@ -158,8 +159,11 @@ class Rollouts:
         """
         config = self._config
         slots = Slots(config.batch, config.rollout, self._mixture, step=step, credit=credit)
-        draws = Draws(config.seed) if config.exact else None
-        builder = BatchBuilder(config.batch, self._task_failures, slots, draws)
+        if self._draws is not None:
+            records = await self._parts.store.episodes()
+            evaluated = (r for r in records if r.kind == "eval" and r.state != "aborted")
+            self._draws.restore(record.episode_id for record in evaluated)
+        builder = BatchBuilder(config.batch, self._task_failures, slots, self._draws)
         self._episodes.begin(builder)
         if self._mixture is not None:
             # The mixture may have changed while the builder was restored.

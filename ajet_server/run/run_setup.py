@@ -126,8 +126,6 @@ def resolve_run(
     sleeps = config.rollout.engine_sleeps
     if sleeps:
         _check_sleep(engine, engine_plan)
-    if config.exact:
-        check_exact(config, engine, trainer)
     python = choose_interpreters(settings, plugins, engine=engine, trainer=trainer)
     apart = config.rollout.mode == "async" or sleeps
     # Shared weights can neither be trained while calls use them, nor while the engine sleeps.
@@ -135,6 +133,8 @@ def resolve_run(
     channel = negotiate_channel(
         trainer if together else _without_in_process(trainer), engine, config.weight_channel
     )
+    if config.exact:
+        check_exact(config, engine, trainer, channel)
     estimator_settings = plugins.validate_settings(estimator, config.algorithm.advantage_settings)
     context = WorkerContext(run_dir=settings.server.run_dir, seed=config.seed)
     merger = make_merger(config.merger, plugins, context)

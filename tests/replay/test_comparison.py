@@ -36,18 +36,20 @@ def test_the_same_numbers_are_identical() -> None:
     recorded = {"a": CallScore("a", 1.0, [-1.0, -2.0])}
     metrics = {"loss": 0.5, "update_seconds": 1.0, "reward_mean": 1.0}
     now = report([-1.0, -2.0], loss=0.5, update_seconds=9.0)
-    assert reproduction(1, recorded, metrics, [call("a")], now).identical
+    assert reproduction(1, recorded, metrics, [call("a")], now, prepared={}).identical
 
 
 def test_differences_are_measured() -> None:
     recorded = {"a": CallScore("a", 1.0, [-1.0, -2.0]), "gone": CallScore("gone", 1.0, [])}
     now = report([-1.0, -2.25], [-1.0], loss=0.75)
-    found = reproduction(1, recorded, {"loss": 0.5}, [call("a", 0.5), call("new")], now)
+    calls = [call("a", 0.5), call("new")]
+    metrics = {"loss": 0.5, "tokens_raw": 8.0}
+    found = reproduction(1, recorded, metrics, calls, now, prepared={"tokens_raw": 9.0})
     assert not found.identical
     assert found.logprob_difference == 0.25
     assert found.advantage_difference == 0.5
     assert found.missing == 2
-    assert found.metrics == {"loss": (0.5, 0.75)}
+    assert found.metrics == {"loss": (0.5, 0.75), "tokens_raw": (8.0, 9.0)}
 
 
 def test_the_divergence_is_over_tokens_that_both_computed() -> None:

@@ -66,6 +66,14 @@ def test_evaluation_episodes_of_a_task_draw_differently() -> None:
     assert draw(draws.episode_id("task", 0, [])) not in ids
 
 
+def test_evaluation_episodes_of_a_restarted_server_draw_anew() -> None:
+    draws = Draws(seed=1)
+    ids = [draws.evaluation_id("task", 0) for _ in range(4)]
+    again = Draws(seed=1)
+    again.restore([ids[0], ids[2]])
+    assert [draw(again.evaluation_id("task", 0)) for _ in range(2)] == [draw(ids[1]), draw(ids[3])]
+
+
 def test_a_builder_counts_the_episodes_of_the_present_batch() -> None:
     config = BatchConfig(tasks=1, episodes_per_task=3)
     builder = BatchBuilder(config, draws=Draws(seed=1))
@@ -97,9 +105,11 @@ def test_a_call_draws_by_episode_prompt_and_how_often_it_was_made() -> None:
 
 def test_a_call_that_nobody_saw_gives_its_seed_to_the_next() -> None:
     seeds = EpisodeSeeds("episode", [])
-    unseen = seeds.take([1], 1)
-    unseen.give_back()
-    assert seeds.take([1], 1).seeds == unseen.seeds
+    unseen, seen = seeds.take([1], 1), seeds.take([1], 2)
+    unseen.give_back(0)
+    again = seeds.take([1], 2)
+    assert again.seeds[0] == unseen.seeds[0]
+    assert len({*again.seeds, *seen.seeds}) == 4
 
 
 def test_ids_in_an_answer_follow_from_its_seed() -> None:
@@ -134,14 +144,14 @@ def config(**changes: object) -> RunConfig:
 
 
 def test_a_plain_run_can_be_exact() -> None:
-    check_exact(config(), *spec())
+    check_exact(config(), *spec(), "in_process")
 
 
 @pytest.mark.parametrize(
     ("changes", "able", "param", "words"),
     [
-        ({}, {"engine": False}, "engine.name", "the engine 'fast' does not support it"),
-        ({}, {"trainer": False}, "trainer.name", "the trainer 'big' does not support it"),
+        ({}, {"engine": False}, "engine.name", "the engine 'fast' does not support exact runs"),
+        ({}, {"trainer": False}, "trainer.name", "the trainer 'big' does not support exact runs"),
         (
             {"rollout": RolloutConfig(mode="async")},
             {},
@@ -163,12 +173,18 @@ def test_a_plain_run_can_be_exact() -> None:
             "model.lora.dropout",
             "dropout makes the trainer's logprobs differ",
         ),
+        (
+            {"model": ModelConfig(path="m", lora=LoraConfig())},
+            {},
+            "weight_channel",
+            "the engine serves merged adapters",
+        ),
     ],
 )
 def test_what_depends_on_timing_is_refused(
     changes: dict[str, object], able: dict[str, bool], param: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
-        check_exact(config(**changes), *spec(**able))
+        check_exact(config(**changes), *spec(**able), "safetensors_dir")
     assert refused.value.param == param
     assert "set exact to false" in refused.value.message

@@ -171,7 +171,7 @@ class CompletionService:
                 await gathered(self._sampled(generation) for generation in generations)
         except BaseException:
             # No client gets an answer.
-            await asyncio.gather(*(self._unseen(exchange, g) for g in generations))
+            await asyncio.gather(*(self._unseen(exchange, i, g) for i, g in enumerate(generations)))
             raise
         finishing = asyncio.ensure_future(self._choices(exchange, generations))
         try:
@@ -201,10 +201,10 @@ class CompletionService:
     def _ids(self, exchange: Exchange, choice: int) -> TokenHex:
         return exchange.seeds.token_hex(choice) if exchange.seeds is not None else self._token_hex
 
-    async def _unseen(self, exchange: Exchange, generation: Generation) -> None:
+    async def _unseen(self, exchange: Exchange, choice: int, generation: Generation) -> None:
         """Record what was sampled of a choice that no client sees."""
         if exchange.seeds is not None:
-            exchange.seeds.give_back()
+            exchange.seeds.give_back(choice)
         await self._recorder.record(exchange, generation, None)
 
     async def _prompt(self, session: Session, request: ModelRequest) -> Prompt:
@@ -356,7 +356,7 @@ class CompletionService:
                     yield ChoiceDelta(choice, deltas.grown())
         except BaseException:
             # The part of an answer sent before an error does not count, as after a disconnect.
-            await self._unseen(exchange, generation)
+            await self._unseen(exchange, choice, generation)
             raise
         answer = deltas.given(self._parsed(exchange, generation))
         await self._recorder.record(exchange, generation, answer)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from ajet_backend_torch.engine import TorchEngine
 from ajet_backend_torch.exact import check_exact, make_exact, prove_exact
+from ajet_backend_torch.logits import SelectedLogits
 from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
 from hypothesis import given, settings
@@ -80,6 +81,16 @@ def test_a_token_has_the_same_logits_in_any_pass(
         apart = module(input_ids=ids[rows, :width], use_cache=False).logits
         together = module(input_ids=ids, use_cache=False).logits
     assert torch.equal(apart, together[rows, :width])
+
+
+def test_logits_are_computed_in_chunks_as_by_the_model(model_dir: str) -> None:
+    logits, plain = SelectedLogits(made_exact(model_dir)), SelectedLogits(load(model_dir))
+    assert (logits.narrows, logits.divides) == (plain.narrows, plain.divides) == (True, True)
+
+
+def test_other_precisions_are_refused(model_dir: str) -> None:
+    with pytest.raises(ConfigError, match=r"set model\.dtype to float32"):
+        make_exact(load(model_dir).to(torch.bfloat16))
 
 
 def test_soft_caps_on_attention_are_refused(models: Callable[[str], str]) -> None:

@@ -49,6 +49,12 @@ def files(directory: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in found if path.is_file()}
 
 
+def names(pack: Path) -> list[str]:
+    """The names in a pack, without the note."""
+    with tarfile.open(pack) as tar:
+        return [name for name in tar.getnames() if name != "replay.json"]
+
+
 def rows(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -116,6 +122,14 @@ def test_a_pack_is_trained_again_without_its_run(run_dir: Path, tmp_path: Path) 
         assert "--model" in gone.stderr
         found = replay("rerun", run_dir, "--model", moved / "tiny", "--json")
         assert rows(found)[0]["identical"], found.output
+        # The store and the model are those of the pack, whatever a hostile one says.
+        with tarfile.open(pack) as tar:
+            tar.extractall(tmp_path / "hostile", filter="data")
+        (tmp_path / "hostile" / "store.json").write_text('{"name": "other", "settings": {}}')
+        with tarfile.open(tmp_path / "hostile.tar", "w") as tar:
+            for path in map(Path, ("replay.json", *names(pack))):
+                tar.add(tmp_path / "hostile" / path, arcname=str(path), recursive=False)
+        assert rows(replay("rerun", tmp_path / "hostile.tar", "--json"))[0]["identical"]
         again = replay("rerun", pack, "--json")
         assert again.exit_code == 0, again.output
         assert [(row["step"], row["identical"]) for row in rows(again)] == [(2, True)]
@@ -166,12 +180,20 @@ def test_a_foreign_archive_is_refused(tmp_path: Path) -> None:
     note = ("replay.json", b'{"format": 1, "agentjet": "0.1.0", "step": 1}')
     for path, words in (
         (write("other.tar", ("a.txt", b"hello")), "was not written by"),
-        (write("outside.tar", note, ("../outside.txt", b"hello")), "is damaged"),
+        (write("outside.tar", note, ("../outside.txt", b"hello")), "contains '../outside"),
         (write("later.tar", (note[0], b'{"format": 2, "agentjet": "9.0"}')), "needs agentjet 9.0"),
+        (write("list.tar", (note[0], b"[]")), "its note is not a JSON object"),
     ):
         result = replay("rerun", path)
         assert result.exit_code == 2, result.output
         assert words in result.stderr
+        assert result.stderr.count("was not written by") == (path.name == "other.tar")
+    linked = write("linked.tar", note)
+    with tarfile.open(linked, "a") as tar:
+        link = tarfile.TarInfo("model")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+        tar.addfile(link)
+    assert "contains 'model'" in replay("rerun", linked).stderr
     assert not (tmp_path.parent / "outside.txt").exists()
     truncated = tmp_path / "truncated.tar"
     truncated.write_bytes(write("whole.tar", note, ("x", b"y" * 4096)).read_bytes()[:2048])

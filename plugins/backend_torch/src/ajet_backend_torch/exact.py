@@ -52,8 +52,15 @@ def check_exact(device: torch.device, threads: int | None) -> None:
 def make_exact(module: nn.Module) -> None:
     """Replace the products of a model, in place.
 
+    :raises ConfigError: the model is not in float32.
     :raises ModelDirectoryError: the attention of the model cannot be replaced.
     """
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    if dtypes != {torch.float32}:
+        raise ConfigError(
+            "exact: the mode computes in float32; set model.dtype to float32, or exact to false",
+            param="model.dtype",
+        )
     AttentionInterface.register(ATTENTION, exact_attention)
     AttentionMaskInterface.register(ATTENTION, eager_mask)
     try:
@@ -71,15 +78,17 @@ def prove_exact(module: nn.Module, vocab_size: int) -> None:
 
     :raises ModelDirectoryError: it does not.
     """
-    width = 2 * KEYS + 3
+    positions = getattr(module.config, "max_position_embeddings", None)
+    width = min(2 * KEYS + 3, positions if isinstance(positions, int) else 2 * KEYS + 3)
     ids = (torch.arange(5 * width) * 7919 % vocab_size).view(5, width)
     try:
         together = module(input_ids=ids, use_cache=False).logits
-        for rows, length in ((1, width), (3, KEYS), (4, KEYS + 1), (1, 5), (2, 1)):
+        shapes = ((1, width), (3, KEYS), (4, KEYS + 1), (1, 5), (2, 1))
+        for rows, length in ((rows, min(length, width)) for rows, length in shapes):
             apart = module(input_ids=ids[:rows, :length], use_cache=False).logits
             if not torch.equal(apart, together[:rows, :length]):
                 raise _refused(module, "its logits depend on the size of the batch")
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise _refused(module, str(error)) from error
 
 
@@ -95,7 +104,7 @@ def _linear(self: nn.Linear, states: torch.Tensor) -> torch.Tensor:
     """Do what `nn.Linear.forward` does, with products of one shape."""
     flat = states.reshape(-1, states.shape[-1])
     product: torch.Tensor = _Product.apply(flat, self.weight)  # type: ignore[no-untyped-call]
-    product = product.view(*states.shape[:-1], -1)
+    product = product.view(*states.shape[:-1], len(self.weight))
     return product if self.bias is None else product + self.bias
 
 
@@ -105,9 +114,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(rows, weight)
-        blocks = _padded(rows, ROWS, dim=0).view(-1, ROWS, rows.shape[-1])
-        product = torch.bmm(blocks, weight.t().expand(len(blocks), -1, -1))
-        return product.view(-1, len(weight))[: len(rows)]
+        padded = _padded(rows, ROWS, dim=0)
+        count, size = len(padded) // ROWS, rows.shape[-1]
+        blocks = padded.view(count, ROWS, size)
+        product = torch.bmm(blocks, weight.t().expand(count, -1, -1))
+        return product.view(count * ROWS, len(weight))[: len(rows)]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
