@@ -230,8 +230,11 @@ def entropy(history: History, limits: FailureConfig) -> Reading | str:
         return "no step has measured it"
     least, growth = limits.min_entropy, limits.max_entropy_growth
     level, cause = 0.0, f"the entropy of the answers is {values[-1]:.3g} nats per token"
-    # Once a task is solved, the model may be certain of every answer.
-    if least is not None and len(values) >= _SPAN and not series.solved(history):
+    # Once the tasks are solved, the model may be certain of every answer. Then most of them have
+    # equal rewards.
+    equal = series.ratios(history, "tasks_equal", "tasks")[-_SPAN:]
+    over = series.solved(history) and fmean(equal or [0.0]) >= _MOST
+    if least is not None and len(values) >= _SPAN and not over:
         level = least / max(median(values[-_SPAN:]), least / 100)
     return _or_growth(Reading(level, cause), values, growth, _SMALL_ENTROPY)
 
@@ -308,6 +311,8 @@ _SMALL_GAP = 0.01
 _SMALL_KL = 0.1
 _NO_KL = 0.001
 _SMALL_ENTROPY = 0.2
+# The share of tasks with equal rewards from which on they count as solved.
+_MOST = 0.5
 # Every answer has at least one token: its end token.
 _SMALL_LENGTH = 1.0
 # Sampling noise of a mean reward rarely exceeds this many standard errors.

@@ -30,12 +30,14 @@ class Change:
 
     :param now: the median of the last steps.
     :param before: the median of the steps before them.
+    :param recent: the median of the last few of these.
     :param first: the median of the first steps.
     :param newest: the value of the last step.
     """
 
     now: float
     before: float
+    recent: float
     first: float
     newest: float
 
@@ -54,10 +56,15 @@ class Change:
     def fall(self, limit: float, least: float) -> float:
         """Return the recent fall over `limit`, or the fall since the first steps over its square.
 
+        The fall counts from the recent level if that is higher, because a value that has grown from
+        step to step is usually above its median.
+
         :param least: levels below it count as it.
         """
         now = max(self.now, least)
-        return max(self.before / now / limit, self.first / now / limit**2)
+        return max(
+            self.before / now / limit, self.recent / now / limit, self.first / now / limit**2
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +110,13 @@ def change(levels: Sequence[float]) -> Change | None:
     before = levels[:-_NOW][-WINDOW:]
     if len(before) < ENOUGH - _NOW + 1:
         return None
-    first = median(levels[:-_NOW][:ENOUGH])
-    return Change(median(levels[-_NOW:]), median(before), first, levels[-1])
+    return Change(
+        now=median(levels[-_NOW:]),
+        before=median(before),
+        recent=median(before[-ENOUGH:]),
+        first=median(levels[:-_NOW][:ENOUGH]),
+        newest=levels[-1],
+    )
 
 
 def reward_trend(history: Sequence[Mapping[str, float]]) -> Trend | None:

@@ -167,10 +167,20 @@ def test_what_models_learn_in_the_long_run_is_no_fault(
 def test_answers_without_entropy_are_a_fault_only_before_the_tasks_are_solved() -> None:
     certain = [0.5, 0.3, 0.1, 0.05, 0.01, 1e-3, 1e-3, 1e-3]
     rising = [0.1, 0.3, 0.5, 0.7, 0.95, 0.98, 0.97, 0.99]
-    assert read("entropy", steps(8, sampled_entropy=certain, reward_mean=rising)).level < 1
+    equal = [1, 1, 2, 3, 5, 6, 7, 7]
+    solved = {"sampled_entropy": certain, "reward_mean": rising}
+    assert read("entropy", steps(8, **solved, tasks_equal=equal)).level < 1
+    # Rewards at their best by chance: the episodes of a task still differ.
+    assert read("entropy", steps(8, **solved, tasks_equal=1)).level >= 1
     stuck = [0.1, 0.3, 0.5, 0.5, 0.4, 0.3, 0.3, 0.3]
     assert read("entropy", steps(8, sampled_entropy=certain, reward_mean=stuck)).level >= 1
     assert read("entropy", steps(8, sampled_entropy=certain)).level >= 1
+
+
+def test_a_divergence_that_grew_and_is_lost_is_found_at_once() -> None:
+    grown = [0.0002, 0.001, 0.003, 0.005, 0.011, 0.01, 0.028, 0.042, 0.093, 3e-4, 1e-4, 3e-4]
+    assert read("kl", steps(12, kl=grown)).level >= 1
+    assert read("kl", steps(9, kl=grown[:9])).level < 1
 
 
 def test_a_model_that_is_as_good_as_it_ever_was_is_no_reason_to_pause() -> None:
