@@ -55,25 +55,21 @@ class _StepRange:
         return range(first, last + 1)
 
 
-class _StepRangeType(click.ParamType[_StepRange]):
-    name = "A:B"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> _StepRange:
-        if isinstance(value, _StepRange):
-            return value
-        match = re.fullmatch(r"(\d+)(?::(\d+))?", value)
-        if match is None or int(match[1]) < 1:
-            self.fail(f"{value!r} is not a step, such as 3, or steps, such as 3:9", param, ctx)
-        return _StepRange(int(match[1]), int(match[2] or match[1]))
+def _step_range(_: click.Context, __: click.Parameter, value: str | None) -> _StepRange:
+    """Parse ``--steps``."""
+    if value is None:
+        return _StepRange(None, None)
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", value)
+    if match is None or int(match[1]) < 1:
+        raise click.BadParameter(f"{value!r} is not a step, such as 3, or steps, such as 3:9")
+    return _StepRange(int(match[1]), int(match[2] or match[1]))
 
 
 _run_argument = click.argument("run", type=click.Path(path_type=Path))
 _steps_option = click.option(
     "--steps",
-    type=_StepRangeType(),
-    default=_StepRange(None, None),
+    metavar="A:B",
+    callback=_step_range,
     help="A step, or the first and the last of several.  [default: the last]",
 )
 _model_option = click.option(
