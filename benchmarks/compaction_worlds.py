@@ -35,6 +35,12 @@ NOTE_TOKENS = 24
 KEPT_SHARE = 0.6
 """How often the novice notes where the goal is, and not any place."""
 GOOD_MOVE_SHARE = 0.3
+RECIPE = WorldRecipe(
+    steps=40,
+    algorithm=TINY_GRPO.model_copy(update={"learning_rate": 5e-4}),
+    batch=BatchConfig(tasks=8, episodes_per_task=8),
+    warmup_steps=300,
+)
 AXES = ("rows", "columns")
 MOVES_PER_WALKER = 2
 WALKER = "walker"
@@ -47,12 +53,7 @@ class CompactingGrid(World):
     note is a sampled call, and it is trained by whether the walk succeeds.
     """
 
-    recipe = WorldRecipe(
-        steps=40,
-        algorithm=TINY_GRPO.model_copy(update={"learning_rate": 5e-4}),
-        batch=BatchConfig(tasks=8, episodes_per_task=8),
-        warmup_steps=300,
-    )
+    recipe = RECIPE
     reward_range = (INVALID_REWARD, GOAL_REWARD)
 
     async def play(self, task_id: str, chat: Chat) -> WorldOutcome:
@@ -98,12 +99,7 @@ class DelegatingGrid(World):
     the outcome of the walk is rewarded, so it trains the leader's and the walkers' calls alike.
     """
 
-    recipe = WorldRecipe(
-        steps=40,
-        algorithm=TINY_GRPO.model_copy(update={"learning_rate": 5e-4}),
-        batch=BatchConfig(tasks=8, episodes_per_task=8),
-        warmup_steps=300,
-    )
+    recipe = RECIPE
     reward_range = (INVALID_REWARD, GOAL_REWARD)
 
     async def play(self, task_id: str, chat: Chat) -> WorldOutcome:

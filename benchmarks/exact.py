@@ -33,6 +33,7 @@ from options import at_least
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient
+from ajet_cli.replay.comparison import is_time
 from ajet_core.interfaces import WorkerContext
 from ajet_demo.orchestrate import terminate_as_interrupt
 from ajet_demo.server_child import DemoServer
@@ -138,16 +139,12 @@ async def _records(run_dir: Path) -> tuple[str, list[dict[str, float]]]:
             said = [[call.prompt_ids, call.sampled_ids, call.logprobs] for call in calls]
             samples.append(json.dumps([record.task_id, record.claim_version, record.reward, said]))
         metrics = [
-            {name: value for name, value in step.metrics.items() if not _is_time(name)}
+            {name: value for name, value in step.metrics.items() if not is_time(name)}
             for step in await store.steps()
         ]
     finally:
         await store.close()
     return hashlib.sha256("\n".join(sorted(samples)).encode()).hexdigest(), metrics
-
-
-def _is_time(name: str) -> bool:
-    return "seconds" in name or "per_second" in name
 
 
 def main() -> None:

@@ -333,12 +333,9 @@ def _reproduction_lines(result: Reproduction) -> list[str]:
 
 
 def _change_lines(change: StepChange) -> list[str]:
-    reproduced = (
-        "identical"
-        if change.reproduced.identical
-        else (f"differs by {change.reproduced.logprob_difference:.2g} nats in a logprob")
-    )
-    lines = [f"step {change.step} (without the change: {reproduced})"]
+    # The record, then the change: if the first differs, the numbers are of other weights.
+    first, *differences = _reproduction_lines(change.reproduced)
+    lines = [f"{first}, without the change", *differences]
     for name in _SHOWN_METRICS:
         if name in change.metrics:
             before, after = change.metrics[name]

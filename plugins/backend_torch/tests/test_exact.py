@@ -63,8 +63,9 @@ def test_logits_and_gradients_are_those_of_the_model(
 
 
 def test_a_plain_model_is_not_exact(model_dir: str) -> None:
-    with pytest.raises(ModelDirectoryError, match="depend on the size of the batch"):
+    with pytest.raises(ModelDirectoryError, match="depend on the size of the batch") as refused:
         prove_exact(load(model_dir), VOCAB)
+    assert refused.value.message.count("exact mode cannot compute") == 1
 
 
 @settings(max_examples=25, deadline=None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ajet_cli.replay.comparison import is_time
 from ajet_testing.real_trainer import servers_with
 from ajet_testing.servers import CONTROL, Running
 
@@ -77,8 +78,7 @@ async def result(server: Running) -> tuple[list[Sample], list[dict[str, float]],
         samples.append((record.task_id, record.episode_id[:16], record.reward, said))
     metrics: list[dict[str, float]] = []
     for step in await store.steps():
-        timed = {name for name in step.metrics if "seconds" in name or "per_second" in name}
-        metrics.append({name: v for name, v in step.metrics.items() if name not in timed})
+        metrics.append({name: v for name, v in step.metrics.items() if not is_time(name)})
     answer = await server.http.post("/v1/run/stop", headers=CONTROL, json={"wait_seconds": 60.0})
     answer.raise_for_status()
     (weights,) = (server.run_dir / "checkpoints").glob(f"step-{STEPS:06d}/weights.safetensors")

@@ -81,15 +81,19 @@ def prove_exact(module: nn.Module, vocab_size: int) -> None:
     positions = getattr(module.config, "max_position_embeddings", None)
     width = min(2 * KEYS + 3, positions if isinstance(positions, int) else 2 * KEYS + 3)
     ids = (torch.arange(5 * width) * 7919 % vocab_size).view(5, width)
+    parts = [
+        ids[:rows, :length]
+        for rows, length in ((1, width), (3, KEYS), (4, KEYS + 1), (1, 5), (2, 1))
+    ]
     try:
-        together = module(input_ids=ids, use_cache=False).logits
-        shapes = ((1, width), (3, KEYS), (4, KEYS + 1), (1, 5), (2, 1))
-        for rows, length in ((rows, min(length, width)) for rows, length in shapes):
-            apart = module(input_ids=ids[:rows, :length], use_cache=False).logits
-            if not torch.equal(apart, together[:rows, :length]):
-                raise _refused(module, "its logits depend on the size of the batch")
+        together, *apart = (
+            module(input_ids=part, use_cache=False).logits for part in (ids, *parts)
+        )
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise _refused(module, str(error)) from error
+    for logits in apart:
+        if not torch.equal(logits, together[: len(logits), : logits.shape[1]]):
+            raise _refused(module, "its logits depend on the size of the batch")
 
 
 def _refused(module: nn.Module, reason: str) -> ModelDirectoryError:
