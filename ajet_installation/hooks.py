@@ -175,6 +175,11 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             summary="Inspect a run's episodes, token by token.",
         ),
         CommandSpec(
+            name="gpu-check",
+            target="ajet_cli.commands.gpu_check:gpu_check",
+            summary="Check that this machine's GPUs serve and train a model.",
+        ),
+        CommandSpec(
             name="replay",
             target="ajet_cli.commands.replay:replay",
             summary="Train recorded steps again, as they were or with changed settings.",
