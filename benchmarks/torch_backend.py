@@ -23,7 +23,6 @@ from ajet_backend_torch.engine import TorchEngine
 from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
 from options import at_least
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet_core.interfaces import GenerateRequest, SamplingParams, WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
@@ -35,13 +34,7 @@ from ajet_core.timeline import (
     TrainSpan,
     TrainTree,
 )
-
-# hidden, layers, heads, key-value heads, intermediate, vocabulary
-SIZES = {
-    "tiny": (64, 2, 2, 2, 192, 512),
-    "0.5b": (896, 24, 14, 2, 4864, 151936),
-    "1.5b": (1536, 28, 12, 2, 8960, 151936),
-}
+from ajet_torch.on_device import SIZES, write_random_model
 
 
 @dataclass(frozen=True)
@@ -51,25 +44,6 @@ class Sampled:
     prompt_ids: list[int]
     token_ids: list[int]
     logprobs: list[float]
-
-
-def make_model(directory: Path, size: str, dtype: str) -> int:
-    """Write a model with random weights, and return its number of parameters."""
-    hidden, layers, heads, kv_heads, intermediate, vocabulary = SIZES[size]
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        intermediate_size=intermediate,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
-    model.save_pretrained(directory)
-    return sum(p.numel() for p in model.parameters())
 
 
 async def sample(
@@ -110,7 +84,7 @@ def make_batch(completions: list[Sampled]) -> TrainBatch:
 
 async def measure(options: argparse.Namespace, directory: Path) -> dict[str, object]:
     """Return all figures of one run."""
-    parameters = make_model(directory / "model", options.size, options.dtype)
+    parameters = write_random_model(directory / "model", options.size)
     model = ModelConfig(path=str(directory / "model"), dtype=options.dtype)
     context = WorkerContext(run_dir=directory)
     trainer = TorchTrainer(TorchTrainerSettings(device=options.device), context)

@@ -310,3 +310,22 @@ def test_a_model_whose_files_are_not_those_of_its_configuration_is_named(cluster
     ) as e:
         make(path, tmp_path / "run")
     assert e.value.param == "model.path"
+
+
+@pytest.mark.parametrize(
+    ("failure", "remedy"),
+    [
+        (("out of memory", True), "set model.lora, or more workers"),
+        (("cannot import name 'Model' from 'trl' (/site/trl.py)",), "pip uninstall trl"),
+    ],
+)
+def test_a_start_that_fails_says_what_to_do(monkeypatch, models, tmp_path, failure, remedy):
+    from ajet_backend_verl import policy
+    from ajet_backend_verl.part import WorkerFailure
+
+    def fail(*_):
+        raise WorkerFailure(*failure)
+
+    monkeypatch.setattr(policy, "VerlPolicy", fail)
+    with pytest.raises(TrainerError, match=remedy):
+        make(models(), tmp_path)

@@ -71,8 +71,7 @@ class VerlTrainer(Trainer[VerlTrainerSettings]):
         except WorkerFailure as failure:
             what = "do not fit into memory" if failure.memory else "cannot be loaded by verl"
             raise TrainerError(
-                f"{model.path} and its optimiser {what} ({failure.message})"
-                + ("; set model.lora, or more workers" if failure.memory else ""),
+                f"{model.path} and its optimiser {what} ({failure.message}){_remedy(failure)}",
                 param="model.path",
             ) from failure
         self._model = model
@@ -214,3 +213,14 @@ class VerlTrainer(Trainer[VerlTrainerSettings]):
 def _merged(model: ModelConfig) -> ModelConfig:
     """Return the configuration without adapters, which are merged when written."""
     return model.model_copy(update={"lora": None})
+
+
+def _remedy(failure: WorkerFailure) -> str:
+    if failure.memory:
+        return "; set model.lora, or more workers"
+    if "from 'trl'" in failure.message:
+        return (
+            "; verl imports a class that this version of TRL does not have: remove TRL from verl's "
+            "environment (pip uninstall trl), or create one without it (ajet env create verl)"
+        )
+    return ""
