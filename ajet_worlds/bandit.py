@@ -17,13 +17,10 @@ BEST_ARM = (2, 0, 3, 1, 1, 3, 0, 2)
 """The best arm by lamp, without a formula, so that every lamp has to be learned."""
 ARMS = 4
 BEST_PAYS, OTHERS_PAY = 0.9, 0.1
-HABITS = ((0, 1), (1, 2), (2, 0), (3, 2), (0, 3), (1, 0), (2, 1), (3, 0))
-"""The arms that the novice pulls out of habit for a lamp, the first twice as often as the second;
-the best one is never among them. A model that is warmed up on it looks at the lamp; otherwise one in
-four would always pull the same arms for all lamps. No two lamps have equal habits, because what the
-model took for the same lamp would have to be told apart again."""
-HABIT_SHARE = 0.4
-"""How often the novice pulls such an arm instead of any arm."""
+HABIT_SHARE = 0.3
+"""How often the novice pulls its habitual arm for a lamp, which is never the best one. This makes a
+model that is warmed up on it look at the lamp: otherwise one model in four would always pull the
+same arms for all lamps."""
 PAY = 1.0
 INVALID_REWARD = -0.5
 
@@ -33,9 +30,9 @@ class BanditWorld(World):
 
     recipe = WorldRecipe(
         steps=100,
-        # A model stops trying the best arm of a lamp if it sees it pay too late. Many pulls in a step
-        # prevent this, the bonus keeps all arms probable, and the standard deviation gives a rare
-        # good pull its weight. With twice the rate, a few lucky pulls undo what was learned.
+        # A model stops trying the best arm of a lamp if it sees it pay too late. Many pulls in a
+        # step prevent this, the bonus keeps all arms probable, and the standard deviation gives a
+        # rare good pull its weight. With twice the rate, a few lucky pulls undo what was learned.
         algorithm=TINY_GRPO.model_copy(update={"learning_rate": 5e-4, "entropy_coef": 0.02}),
         batch=BatchConfig(tasks=32, episodes_per_task=8),
     )
@@ -63,5 +60,5 @@ class BanditWorld(World):
     def novice(self, prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:
         if rng.random() < HABIT_SHARE:
             lamp = int(prompt.messages[-1]["content"].split()[-1])
-            return WorldAnswer(str(rng.choices(HABITS[lamp], weights=(2, 1))[0]))
+            return WorldAnswer(str(lamp % ARMS))
         return WorldAnswer(str(rng.randrange(ARMS)))
