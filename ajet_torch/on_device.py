@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import socket
 import time
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ _CHAT_TEMPLATE = (
 )
 _BROADCAST_FLOATS = 2**26
 _LOOPBACK = "127.0.0.1"
-_JOIN_SECONDS = 60.0
 
 
 def facts() -> dict[str, Any]:
@@ -96,50 +96,55 @@ def write_random_model(directory: Path, size: str) -> int:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = Qwen2ForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    # An interrupted call leaves no directory that looks complete.
+    unfinished = directory.with_name(f"{directory.name}.unfinished")
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.rename(directory)
     return sum(p.numel() for p in model.parameters())
 
 
 def broadcast_between_devices() -> dict[str, Any]:
     """Broadcast 256 MiB from the first device to all others, as the channel ``collective`` does.
 
-    With one device, the group has one member. With none, two processes use gloo.
+    With one device, the group has one member. Without any, two processes use gloo.
 
-    :return: ``backend``, ``members``, ``gib_per_second`` of one broadcast after another, and
-        ``equal``: whether every member has the sender's tensor.
+    :return: ``backend``, ``members``, ``equal``: whether every member has the sender's tensor, and
+        with several members ``gib_per_second``.
+    :raises RuntimeError: a member failed.
     """
     cuda = torch.cuda.is_available()
     members = torch.cuda.device_count() if cuda else 2
-    with socket.create_server((_LOOPBACK, 0)) as listener:
-        port = listener.getsockname()[1]
-        group = Group(
-            name="gpu-check",
-            backend="nccl" if cuda else "gloo",
-            host=_LOOPBACK,
-            port=port,
-            world_size=members,
-        )
-        spawn = multiprocessing.get_context("spawn")
-        # A pool cannot be empty; with one device its process has nothing to do.
-        with spawn.Pool(max(1, members - 1)) as pool:
-            others = [pool.apply_async(_member, (group, rank)) for rank in range(1, members)]
-            seconds, total = _member(group, 0, listener.detach())
-            totals = [other.get(timeout=_JOIN_SECONDS)[1] for other in others]
-    size = _floats(group) * 4 / 2**30
-    return {
+    with socket.create_server((_LOOPBACK, 0)) as unused:
+        port = unused.getsockname()[1]
+    group = Group(
+        name="gpu-check",
+        backend="nccl" if cuda else "gloo",
+        host=_LOOPBACK,
+        port=port,
+        world_size=members,
+    )
+    # Results come in the order in which members end, so that the first failure is raised although
+    # others still wait for the member that failed.
+    with multiprocessing.get_context("spawn").Pool(members) as pool:
+        ended = list(pool.imap_unordered(partial(_member, group), range(members)))
+    totals = {total for _, total in ended}
+    result: dict[str, Any] = {
         "backend": group.backend,
         "members": members,
-        "gib_per_second": round(size / seconds, 2),
-        "equal": all(one == total for one in totals),
+        "equal": len(totals) == 1,
     }
+    if members > 1:
+        slowest = max(seconds for seconds, _ in ended)
+        result["gib_per_second"] = round(_floats(group) * 4 / 2**30 / slowest, 2)
+    return result
 
 
 def _floats(group: Group) -> int:
     return _BROADCAST_FLOATS if group.backend == "nccl" else _BROADCAST_FLOATS // 64
 
 
-def _member(group: Group, rank: int, listener: int | None = None) -> tuple[float, float]:
+def _member(group: Group, rank: int) -> tuple[float, float]:
     """Take part in two broadcasts; return the seconds of the second, and the sum of its tensor."""
     from torch import distributed
 
@@ -147,7 +152,7 @@ def _member(group: Group, rank: int, listener: int | None = None) -> tuple[float
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    store, members = meet(group, rank, listener)
+    store, members = meet(group, rank, None)
     options = distributed.BroadcastOptions()
     options.rootRank = 0
     generator = torch.Generator(device).manual_seed(rank)
@@ -159,9 +164,9 @@ def _member(group: Group, rank: int, listener: int | None = None) -> tuple[float
         if cuda:
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - began
-    total = float(tensor.double().sum())
-    del store
-    return seconds, total
+    # The store has to exist until the group is done.
+    assert store is not None
+    return seconds, float(tensor.double().sum())
 
 
 def main() -> None:

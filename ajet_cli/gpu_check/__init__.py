@@ -1,1 +1,1 @@
-"""``ajet gpu-check``: everything that a GPU may do otherwise than a CPU, in minutes."""
+"""``ajet gpu-check``: everything that may behave differently on a GPU, in minutes."""

@@ -6,14 +6,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from ajet_cli.gpu_check.report import Check, Figure, Verdict
+from ajet_cli.gpu_check.report import CheckResult, Figure, Verdict
 from ajet_core.errors import AjetError
 
 Figures = Mapping[str, Figure]
 Finding = tuple[str, Figures]
 """What was measured: a sentence, and all figures by name."""
 
-_CHECK_SECONDS = 300.0
+CHECK_SECONDS = 300.0
+_CUT_OFF = "cut off by --minutes"
 
 
 class NotApplicableError(Exception):
@@ -31,56 +32,62 @@ class FailedCheckError(Exception):
 class Checklist:
     """Makes checks and passes each result to `show`.
 
-    :param seconds: limit for all checks together; those that do not begin in time are skipped.
+    :param seconds: limit for all checks together. The check that is running then is cut off, and
+        the others are skipped.
     """
 
-    def __init__(self, seconds: float, show: Callable[[Check], None]) -> None:
-        self._began = time.monotonic()
-        self._end = self._began + seconds
+    def __init__(self, seconds: float, show: Callable[[CheckResult], None]) -> None:
+        self._end = time.monotonic() + seconds
         self._show = show
 
-    @property
-    def seconds(self) -> float:
-        """Wall seconds since the first check could begin."""
-        return time.monotonic() - self._began
+    def record(self, name: str, pair: str, verdict: Verdict, finding: str) -> None:
+        """Record the result of a check that was not made."""
+        self._show(CheckResult(name=name, pair=pair, verdict=verdict, finding=finding))
 
-    def skip(self, name: str, pair: str, why: str) -> None:
-        """Record a check that is not made."""
-        self._show(Check(name=name, pair=pair, verdict="skip", finding=why))
+    async def check(
+        self,
+        name: str,
+        pair: str,
+        work: Callable[[], Awaitable[Finding]],
+        seconds: float = CHECK_SECONDS,
+    ) -> CheckResult:
+        """Make a check.
 
-    async def check(self, name: str, pair: str, work: Callable[[], Awaitable[Finding]]) -> bool:
-        """Make a check; return whether it passed."""
+        :param seconds: limit for this check.
+        """
         began = time.monotonic()
-        left = min(_CHECK_SECONDS, self._end - began)
+        left = self._end - began
         if left <= 0:
-            self.skip(name, pair, "no time is left: raise --minutes")
-            return False
+            result = CheckResult(name=name, pair=pair, verdict="skip", finding=_CUT_OFF)
+            self._show(result)
+            return result
         verdict: Verdict = "fail"
         figures: Figures = {}
+        limit = asyncio.timeout(min(seconds, left))
         try:
-            async with asyncio.timeout(left):
+            async with limit:
                 finding, figures = await work()
             verdict = "pass"
         except NotApplicableError as error:
             verdict, finding = "skip", str(error)
         except FailedCheckError as error:
             finding, figures = str(error), error.figures
-        except TimeoutError:
-            finding = f"not finished after {left:.0f} s"
         except AjetError as error:
             finding = error.message
         # Anything may go wrong in a component, and the other checks are made anyway.
         except Exception as error:  # noqa: BLE001
             finding = f"{type(error).__name__}: {error}"
-        seconds = time.monotonic() - began
-        self._show(
-            Check(
-                name=name,
-                pair=pair,
-                verdict=verdict,
-                finding=finding,
-                seconds=round(seconds, 2),
-                figures=dict(figures),
-            )
+            if limit.expired() and isinstance(error, TimeoutError):
+                cut_off = left < seconds
+                verdict = "skip" if cut_off else "fail"
+                finding = _CUT_OFF if cut_off else f"not finished after {seconds:.0f} s"
+        result = CheckResult(
+            name=name,
+            pair=pair,
+            verdict=verdict,
+            finding=finding,
+            seconds=round(time.monotonic() - began, 2),
+            figures=dict(figures),
         )
-        return verdict == "pass"
+        self._show(result)
+        return result

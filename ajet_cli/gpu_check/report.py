@@ -16,13 +16,13 @@ Figure = float | int | str | bool | None
 _COLOURS: dict[Verdict, str] = {"pass": "green", "fail": "red", "skip": "yellow"}
 
 
-class Check(BaseModel):
+class CheckResult(BaseModel):
     """The result of one check.
 
     :param pair: trainer and engine, such as ``trl+vllm``; "" for a check of the machine.
     :param finding: what was measured, or why the check failed or was skipped.
     :param seconds: wall seconds that it took.
-    :param figures: everything that was measured.
+    :param figures: everything that was measured; empty if the check ended before that.
     """
 
     name: str
@@ -31,6 +31,11 @@ class Check(BaseModel):
     finding: str
     seconds: float = 0.0
     figures: dict[str, Figure] = Field(default_factory=dict)
+
+    @property
+    def broke(self) -> bool:
+        """Whether the check failed before it measured anything."""
+        return self.verdict == "fail" and not self.figures
 
     def line(self) -> str:
         """Format the check as a line for the terminal."""
@@ -43,19 +48,21 @@ class Check(BaseModel):
 class GpuReport(BaseModel):
     """All checks of one machine.
 
-    :param devices: names of the GPUs, as ``nvidia-smi`` gives them; empty on a CPU.
+    :param devices: names of the GPUs; empty on a CPU.
     :param size: of the model with random weights.
+    :param seconds: wall seconds of all checks.
     """
 
     date: str = Field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat())
     agentjet: str = __version__
     devices: list[str] = Field(default_factory=list)
     driver: str = ""
-    size: str
+    size: str = ""
     seconds: float = 0.0
-    checks: list[Check] = Field(default_factory=list)
+    checks: list[CheckResult] = Field(default_factory=list)
 
     @property
-    def failed(self) -> list[Check]:
-        """The checks that failed."""
-        return [check for check in self.checks if check.verdict == "fail"]
+    def passed(self) -> bool:
+        """Whether some checks passed, and none failed."""
+        verdicts = {check.verdict for check in self.checks}
+        return "pass" in verdicts and "fail" not in verdicts

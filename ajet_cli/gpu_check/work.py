@@ -28,20 +28,27 @@ class Load:
     """Sizes of the work.
 
     :param prompts: number of different prompts, each with `ROLLOUTS` completions at once.
+    :param learning_rate: with which one step changes the logprobs far more than rounding does.
     """
 
     prompts: int
     prompt_tokens: int
     new_tokens: int
+    learning_rate: float = 1e-3
 
     @property
     def requests(self) -> int:
         """Number of completions."""
         return self.prompts * ROLLOUTS
 
+    @property
+    def tokens(self) -> int:
+        """Number of sampled tokens."""
+        return self.requests * self.new_tokens
+
 
 LOADS = {
-    "tiny": Load(prompts=2, prompt_tokens=24, new_tokens=16),
+    "tiny": Load(prompts=2, prompt_tokens=24, new_tokens=16, learning_rate=1e-2),
     "0.5b": Load(prompts=16, prompt_tokens=512, new_tokens=128),
     "1.5b": Load(prompts=16, prompt_tokens=512, new_tokens=128),
 }

@@ -217,8 +217,7 @@ class SampleStore(Generic[SettingsT_co], ABC):
     async def open(self, *, read_only: bool = False) -> None:
         """Open the store in `context.run_dir`, or create it.
 
-        :param read_only: do not create, lock or change the store: a server may have it open for
-            writing.
+        :param read_only: do not create, lock or change the store: a server may be writing to it.
         :raises StoreError: another process writes to the store, it cannot be used, or it is opened
             read-only and does not exist.
         """

@@ -140,8 +140,7 @@ class Trainer(Generic[SettingsT_co], ABC):
     def publish(self, channel: str, policy_version: int) -> WeightUpdate:
         """Make the current weights available on `channel` as `policy_version`.
 
-        With ``in_process`` this is also called before the engine starts, which then uses these
-        tensors.
+        With ``in_process`` also called before the engine starts, which then uses these tensors.
         """
 
     @abstractmethod

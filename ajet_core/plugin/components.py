@@ -54,10 +54,12 @@ class EngineSpec(ComponentSpec[Engine]):
     """An `ajet_core.interfaces.Engine`.
 
     :param sleep_setting: the boolean setting that enables sleeping, if there is one.
+    :param memory_setting: the setting of its fraction of a GPU's memory, if there is one.
     """
 
     capabilities: EngineCapabilities
     sleep_setting: str = ""
+    memory_setting: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

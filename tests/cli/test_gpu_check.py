@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-from collections.abc import Callable
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from ajet_cli.gpu_check import machine, pair
+from ajet_cli.gpu_check import all_checks, machine, pair
 from ajet_cli.gpu_check.checklist import Checklist, FailedCheckError, Finding, NotApplicableError
-from ajet_cli.gpu_check.report import Check, GpuReport
+from ajet_cli.gpu_check.report import CheckResult, GpuReport, Verdict
 from ajet_cli.gpu_check.work import ROLLOUTS, Gap, Load, make_batch, sample
 from ajet_cli.main import cli
-from ajet_core.errors import EngineError, WorkerError
-from ajet_core.interfaces import WorkerContext
-from ajet_core.protocol import ModelConfig
-from ajet_core.timeline import Call
+from ajet_core.errors import DeadlineError, EngineError, WorkerError
+from ajet_core.interfaces import EngineCapabilities, StepReport, WeightUpdate, WorkerContext
+from ajet_core.protocol import ModelConfig, RolloutConfig, RunConfig
+from ajet_core.timeline import Call, TrainBatch
+from ajet_installation.interpreters import default_manager
 from ajet_testing.scripted_engine import ScriptedEngine, ScriptedEngineSettings
 from ajet_testing.servers import write_scripted_model
 
@@ -45,16 +48,20 @@ def calls() -> list[Call]:
     ]
 
 
-class Shown(list[Check]):
+class Shown(list[CheckResult]):
     """Collects results; `one` makes a check and returns its result."""
 
-    def one(self, work: Callable[[], object], seconds: float = 60.0) -> Check:
+    def one(
+        self, work: Callable[[], object], seconds: float = 60.0, limit: float = 60.0
+    ) -> CheckResult:
         async def asynchronously() -> Finding:
             result = work()
             return await result if asyncio.iscoroutine(result) else result  # type: ignore[return-value]
 
-        asyncio.run(Checklist(seconds, self.append).check("name", "a+b", asynchronously))
-        return self[-1]
+        checklist = Checklist(seconds, self.append)
+        check = asyncio.run(checklist.check("name", "a+b", asynchronously, limit))
+        assert self == [check]
+        return check
 
 
 @pytest.fixture
@@ -73,6 +80,8 @@ def test_a_check_that_passes(shown: Shown) -> None:
     [
         (NotApplicableError("no second GPU"), "skip", "no second GPU"),
         (EngineError("out of memory"), "fail", "out of memory"),
+        (DeadlineError("the server did not answer"), "fail", "the server did not answer"),
+        (TimeoutError("connection"), "fail", "TimeoutError: connection"),
         (RuntimeError("CUDA error"), "fail", "RuntimeError: CUDA error"),
         (FailedCheckError("too far apart", {"gap_mean": 1.0}), "fail", "too far apart"),
     ],
@@ -85,19 +94,31 @@ def test_an_error_is_one_checks_result(
 
     check = shown.one(work)
     assert (check.verdict, check.finding) == (verdict, finding)
-    if isinstance(error, FailedCheckError):
-        assert check.figures == error.figures
+    # After a measurement the rest of a stage can be made.
+    measured = isinstance(error, FailedCheckError | NotApplicableError)
+    assert check.broke is not measured
 
 
 def test_a_check_that_hangs(shown: Shown) -> None:
-    check = shown.one(lambda: asyncio.Event().wait(), seconds=0.01)
-    assert check.verdict == "fail"
-    assert "not finished after" in check.finding
+    check = shown.one(lambda: asyncio.Event().wait(), limit=0.01)
+    assert (check.verdict, check.finding) == ("fail", "not finished after 0 s")
 
 
-def test_no_check_begins_after_the_time(shown: Shown) -> None:
-    check = shown.one(lambda: pytest.fail("it began"), seconds=0.0)
-    assert (check.verdict, check.finding) == ("skip", "no time is left: raise --minutes")
+@pytest.mark.parametrize("seconds", [0.0, 0.01])
+def test_the_end_of_the_time_is_no_failure(shown: Shown, seconds: float) -> None:
+    check = shown.one(lambda: asyncio.Event().wait(), seconds=seconds)
+    assert (check.verdict, check.finding) == ("skip", "cut off by --minutes")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "passed"),
+    [(["pass", "skip"], True), (["pass", "fail"], False), (["skip"], False), ([], False)],
+)
+def test_a_report_without_a_passed_check_is_no_success(
+    verdicts: list[Verdict], passed: bool
+) -> None:
+    checks = [CheckResult(name="name", verdict=verdict, finding="") for verdict in verdicts]
+    assert GpuReport(checks=checks).passed is passed
 
 
 def test_gaps() -> None:
@@ -109,14 +130,14 @@ def test_gaps() -> None:
 @pytest.mark.parametrize(
     ("gap", "why"),
     [
-        (Gap(0.2, 0.2, 8), "above the limit of 0.1"),
-        (Gap(math.nan, math.nan, 8), "above the limit"),
-        (Gap(0.0, 0.0, 0), "no logprobs to compare"),
+        (Gap(0.2, 0.2, LOAD.tokens), "above the limit of 0.1"),
+        (Gap(math.nan, math.nan, LOAD.tokens), "above the limit"),
+        (Gap(0.0, 0.0, LOAD.tokens - 1), "not all 24 tokens have logprobs"),
     ],
 )
 def test_gaps_that_fail(gap: Gap, why: str) -> None:
     with pytest.raises(FailedCheckError, match=why):
-        pair._within(gap, 0.1, "finding", {})
+        pair._within(gap, LOAD, 0.1, "finding", {})
 
 
 def test_both_layouts_train_the_same_tokens_in_the_same_groups() -> None:
@@ -185,6 +206,109 @@ async def test_a_module_that_fails_shows_its_last_lines() -> None:
         await machine.run_module(None, "no_such_module")
 
 
+@pytest.mark.processes
+async def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    ready, program = tmp_path / "pid", tmp_path / "stubborn"
+    # More output than a pipe holds must not keep it from ending either.
+    program.write_text(
+        f"#!/bin/sh\ntrap '' TERM\necho $$ > {ready}\nwhile :; do echo {'x' * 4096}; done\n"
+    )
+    program.chmod(0o755)
+    running = asyncio.create_task(machine._run((str(program),), {"PATH": "/bin"}, 0.05))
+    async with asyncio.timeout(20):
+        while not (ready.exists() and ready.read_text().strip()):
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(ready.read_text()), 0)
+
+
+class ObedientTrainer:
+    """A trainer that returns the engine's logprobs, moved after each step.
+
+    :param weights: the file that it publishes.
+    :param shift: by how much a step moves the logprobs of tokens that were sampled before it.
+    """
+
+    def __init__(self, weights: Path, shift: float) -> None:
+        self.weights = weights
+        self.shift = shift
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        return StepReport(batch.step, logprobs=[call.logprobs for call in batch.calls])
+
+    async def rehearse(self, batch: TrainBatch) -> StepReport:
+        moved = [[one - self.shift for one in call.logprobs] for call in batch.calls]
+        return StepReport(batch.step, logprobs=moved)
+
+    async def publish(self, channel: str, policy_version: int) -> WeightUpdate:
+        self.weights.write_text(str(policy_version))
+        return WeightUpdate(channel, policy_version, str(self.weights))
+
+
+@asynccontextmanager
+async def scripted_pair(tmp_path: Path, shift: float, gpus: int) -> AsyncIterator[pair.RunningPair]:
+    """Run the scripted engine, which can sleep, with an obedient trainer."""
+    engine = ScriptedEngine(ScriptedEngineSettings(), WorkerContext(tmp_path))
+    info = await engine.start(ModelConfig(path=str(write_scripted_model(tmp_path / "model"))))
+    run = SimpleNamespace(
+        together=False,
+        channel="digest_file",
+        rehearses=True,
+        capabilities=EngineCapabilities(("digest_file",), sleep=True),
+        config=RunConfig(
+            model=ModelConfig(path="model"), rollout=RolloutConfig(engine_sleeps=True)
+        ),
+    )
+    workers = SimpleNamespace(
+        engine=engine, trainer=ObedientTrainer(tmp_path / "weights", shift), engine_info=info
+    )
+    setup = SimpleNamespace(load=LOAD, gpus=gpus)
+    yield pair.RunningPair(setup, run, workers)  # type: ignore[arg-type]
+    await engine.close()
+
+
+def memory(monkeypatch: pytest.MonkeyPatch, *gib: float | None) -> None:
+    """Set the memory in use, each time that it is asked for."""
+    values = iter(gib)
+
+    async def used() -> float | None:
+        return next(values)
+
+    async def unprobed(_run: object, _workers: object, update: WeightUpdate) -> WeightUpdate:
+        return update
+
+    monkeypatch.setattr(pair, "memory_used", used)
+    monkeypatch.setattr(pair, "probed", unprobed)
+
+
+async def test_an_engine_that_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory(monkeypatch, 30.0, 5.0)
+    async with scripted_pair(tmp_path, shift=1.0, gpus=1) as running:
+        finding, figures = await pair.slept(running)
+    assert "30.0 GiB in use awake, 5.0 GiB asleep; first tokens after waking: mean 0" in finding
+    assert (figures["first_gap_max"], figures["gap_tokens"]) == (0.0, LOAD.tokens)
+    assert figures["changed_mean"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("shift", "asleep", "why"),
+    [
+        (0.0, 5.0, "may still serve the weights before the step"),
+        (1.0, 30.0, "sleeping frees no memory"),
+    ],
+)
+async def test_an_engine_that_only_pretends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: float, asleep: float, why: str
+) -> None:
+    memory(monkeypatch, 30.0, asleep)
+    async with scripted_pair(tmp_path, shift, gpus=1) as running:
+        with pytest.raises(FailedCheckError, match=why):
+            await pair.slept(running)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -199,6 +323,12 @@ def test_bad_input(arguments: list[str], words: str) -> None:
     assert words in result.output
 
 
+def test_what_trains_without_a_policy_gradient_is_not_checked_by_default() -> None:
+    plugins = default_manager()
+    trainers = {trainer.name for trainer, _ in all_checks._pairs(plugins, all_checks.Components())}
+    assert not trainers & {"trl_sft", "trl_distillation"}
+
+
 @pytest.mark.processes
 @pytest.mark.torch
 def test_a_cpu_build_of_torch_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,55 +341,36 @@ def test_a_cpu_build_of_torch_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.M
     arguments = ["--trainer", "torch", "--engine", "torch", "--output", str(output)]
     result = CliRunner().invoke(cli, ["gpu-check", *arguments])
     assert result.exit_code == 1
-    (check,) = GpuReport.model_validate_json(output.read_text()).checks
+    check, skipped = GpuReport.model_validate_json(output.read_text()).checks
     assert check.verdict == "fail"
     assert "torch sees no GPU" in check.finding
     assert "580.1" in check.finding
+    assert (skipped.pair, skipped.verdict) == ("torch+torch", "skip")
 
 
 @pytest.mark.processes
 @pytest.mark.torch
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_the_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    # The demo has tests of its own; here it is enough that it is called and its result is read.
-    steps: list[tuple[str, ...]] = []
-
-    async def demo(interpreter: object, *arguments: str) -> str:
-        if "demo" not in arguments:
-            return await machine.run_module(None, *arguments)
-        steps.append(arguments)
-        names = ("steps", "success_before", "success_after", "seconds", "update_seconds")
-        return json.dumps(dict.fromkeys(names, 20))
-
-    monkeypatch.setattr("ajet_cli.gpu_check.all_checks.run_module", demo)
     output = tmp_path / "report.json"
-    arguments = ["--trainer", "torch", "--engine", "torch", "--size", "tiny"]
+    arguments = ["--trainer", "torch", "--engine", "torch", "--size", "tiny", "--demo-steps", "1"]
     result = CliRunner().invoke(cli, ["gpu-check", *arguments, "--output", str(output)])
+    assert result.exit_code == 0, result.output
     report = GpuReport.model_validate_json(output.read_text())
-    verdicts = {(check.pair, check.name): check.verdict for check in report.checks}
-    # The made-up demo learns nothing.
-    assert verdicts.pop(("torch+torch", "demo")) == "fail", result.output
-    assert result.exit_code == 1
-    assert steps[0][1:] == (
-        *("demo", "--trainer", "torch", "--engine", "torch", "--steps", "20", "--target", "1"),
-        *("--json", "--run-dir", steps[0][-1]),
-    )
-    assert verdicts.pop(("torch+torch", "sleep")) == "skip"
-    assert set(verdicts.values()) == {"pass"}, result.output
-    assert {name for _, name in verdicts} == {
-        *("interpreter", "broadcast", "random model", "channel safetensors_dir"),
-        *(
-            f"{one} {dtype}"
-            for one in ("start", "generate", "logprobs", "trees")
-            for dtype in ("bfloat16", "float32")
-        ),
-        "weights in_process",
-    }
-    of_name = {check.name: check.figures for check in report.checks}
-    trees = of_name["trees float32"]
+    names = [check.name for check in report.checks]
+    measured = ("start", "generate", "logprobs", "weights", "trees")
+    assert names == [
+        *("interpreter", "broadcast", "random model"),
+        *(f"{name} {dtype}" for dtype in ("bfloat16", "float32") for name in measured),
+        *("channel safetensors_dir", "sleep", "demo"),
+    ]
+    checks = dict(zip(names, report.checks, strict=True))
+    assert [name for name in names if checks[name].verdict != "pass"] == ["sleep"]
+    trees = checks["trees float32"].figures
     assert trees["tree_tokens"] < trees["tokens"]  # type: ignore[operator]
-    assert trees["grad_norm"] == pytest.approx(trees["tree_grad_norm"], rel=1e-4)
-    assert of_name["channel safetensors_dir"]["proof"] == "checksums"
-    assert report.size == "tiny"
-    assert report.devices == []
+    weights = checks["weights float32"].figures
+    assert weights["changed_mean"] > 100 * weights["gap_mean"]  # type: ignore[operator]
+    assert checks["channel safetensors_dir"].figures["proof"] == "checksums"
+    assert checks["demo"].figures["steps"] == 1
+    assert (report.size, report.devices) == ("tiny", [])

@@ -316,7 +316,10 @@ def test_a_model_whose_files_are_not_those_of_its_configuration_is_named(cluster
     ("failure", "remedy"),
     [
         (("out of memory", True), "set model.lora, or more workers"),
-        (("cannot import name 'Model' from 'trl' (/site/trl.py)",), "pip uninstall trl"),
+        (
+            ("cannot import name 'Model' from 'trl.experimental.ppo' (/ppo.py)",),
+            "pip uninstall trl",
+        ),
     ],
 )
 def test_a_start_that_fails_says_what_to_do(monkeypatch, models, tmp_path, failure, remedy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -218,9 +219,11 @@ def _merged(model: ModelConfig) -> ModelConfig:
 def _remedy(failure: WorkerFailure) -> str:
     if failure.memory:
         return "; set model.lora, or more workers"
-    if "from 'trl'" in failure.message:
+    # Also of its modules, such as 'trl.experimental.ppo'.
+    if "from 'trl" in failure.message:
         return (
-            "; verl imports a class that this version of TRL does not have: remove TRL from verl's "
-            "environment (pip uninstall trl), or create one without it (ajet env create verl)"
+            "; verl imports a class that this version of TRL does not have: remove TRL from the "
+            f"environment of {sys.executable} (-m pip uninstall trl), or create one without it "
+            "(ajet env create verl --force)"
         )
     return ""

@@ -32,5 +32,6 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
                 seals=True,
             ),
             sleep_setting="sleep",
+            memory_setting="memory_fraction",
         ),
     )

@@ -34,5 +34,6 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
                 seals=True,
             ),
             sleep_setting="sleep",
+            memory_setting="gpu_memory_utilization",
         ),
     )
