@@ -416,7 +416,7 @@ class FailureConfig(Message):
     min_entropy: Annotated[float, Field(gt=0)] | None = 0.002
     max_length_growth: Growth | None = 3.0
     max_grad_growth: Growth | None = 30.0
-    max_shortened: Share | None = 0.5
+    max_shortened: Share | None = 0.75
     max_reward_drop: Share | None = 0.75
     pause_on: Annotated[tuple[HealthKind, ...], Field(max_length=len(get_args(HealthKind)))] = (
         "zero_signal",

@@ -256,16 +256,25 @@ def length(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def grad_norm(history: History, limits: FailureConfig) -> Reading | str:
-    """Measure the gradient norm relative to that of the steps before."""
+    """Measure the second highest gradient norm of the last steps, relative to those before.
+
+    A single rare answer can give one step a large gradient. `AlgorithmConfig.max_grad_norm` bounds
+    its effect.
+    """
     assert limits.max_grad_growth is not None
     norms = [norm for norm in series.values(history, "grad_norm") if norm > 0]
     if not history[-1].get("grad_norm"):
         return "the last step had no gradient, or its trainer reports no grad_norm"
-    if len(norms) <= series.ENOUGH:
-        return series.too_few(len(norms), series.ENOUGH + 1)
-    usual = max(median(norms[-1 - series.WINDOW : -1]), median(norms[:-1]))
-    cause = f"the gradient norm is {norms[-1]:.3g}; in the steps before, it was {usual:.3g}"
-    return Reading(norms[-1] / usual / limits.max_grad_growth, cause)
+    before, last = norms[:-_SPAN], norms[-_SPAN:]
+    if len(before) < series.ENOUGH:
+        return series.too_few(len(norms), series.ENOUGH + _SPAN)
+    usual = max(median(before[-series.WINDOW :]), median(before))
+    twice = sorted(last)[-2]
+    cause = (
+        f"the gradient norm was at least {twice:.3g} in two of the last {_SPAN} steps; in the "
+        f"steps before, it was {usual:.3g}"
+    )
+    return Reading(twice / usual / limits.max_grad_growth, cause)
 
 
 def shortened(history: History, limits: FailureConfig) -> Reading | str:
@@ -413,8 +422,9 @@ CHECKS: Sequence[Check] = (
         "grad_norm",
         ("max_grad_growth",),
         grad_norm,
-        "inspect the step's episodes (`ajet inspect`); if it happens again, lower "
+        "inspect the steps' episodes (`ajet inspect`) and their rewards, or lower "
         "algorithm.learning_rate or max_grad_norm",
+        span=_SPAN,
     ),
     Check(
         "shortened",

@@ -144,16 +144,21 @@ def reward_trend(history: Sequence[Mapping[str, float]]) -> Trend | None:
 def solved(history: Sequence[Mapping[str, float]]) -> bool:
     """Return whether the mean reward is the best that was learned, so that little is left to learn.
 
-    Rewards that no step with a signal came near were not learned, however good they are.
+    Rewards that no step with a signal came near were not learned, however good they are. Nor is a
+    model done that from one step to the next always acts the same way, so that it succeeds in all
+    episodes of some tasks, and in none of others.
     """
     taught = [metrics for metrics in history if not metrics.get("no_signal")]
     trend, rewards = reward_trend(taught), values(history, "reward_mean")[-_NOW:]
     if trend is None or not trend.height or 2 * trend.risen < trend.height:
         return False
+    # If the signal faded, batches differ only in their tasks, and the best one had easier tasks. A
+    # broken reward, or sampling that became greedy, ends the signal at once.
+    fading = fmean(ratios(taught, "tasks_equal", "tasks")[-_NOW:] or [0.0]) >= _FADED
     now, near = fmean(rewards), 0.25 * trend.height
+    silent = [metrics for metrics in history[-_NOW:] if metrics.get("no_signal")]
+    if silent and not fading and fmean(values(silent, "reward_std") or [0.0]) > trend.height / 2:
+        return False
     if abs(max(values(taught, "reward_mean")) - now) <= near:
         return True
-    # If the signal faded, batches differ only in their tasks, and the best one had easier tasks. A
-    # broken reward ends the signal at once.
-    fading = fmean(ratios(taught, "tasks_equal", "tasks")[-_NOW:] or [0.0]) >= _FADED
     return fading and abs(trend.best - now) <= near + _NOISE * trend.noise
