@@ -14,6 +14,9 @@ BACKENDS := sglang vllm verl trl
 TOX_AGENTS := $(subst $(space),$(comma),$(patsubst plugins/%,%,$(wildcard plugins/agents_*)) recipe_metagpt)
 TOX_BACKENDS := sglang,verl,trl,vllm,pairs,extras
 TOX_NIGHTLY := pairs-verl,pairs-trl,pairs-torch,resolver
+# mypy takes the tests of one plugin at a time: their modules have the same names.
+TYPED_TESTS := backend_torch demo engine_sglang engine_vllm
+MYPY := $(BIN)/mypy
 # pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
 # interpreters themselves.
 PYENV_PYTHONS = $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.1[123].*/bin/python)
@@ -24,7 +27,7 @@ DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup backends browser demo test unit test-all test-agents test-backends test-nightly
-.PHONY: wheels lint generate type format clean
+.PHONY: wheels lint generate type .types format clean
 
 help:  ## List the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -98,7 +101,14 @@ generate: setup  ## Generate the synchronous client from the asynchronous one, a
 	$(BIN)/python scripts/write_openapi.py
 
 type: setup  ## Check types
-	$(BIN)/mypy
+	@$(MAKE) --no-print-directory .types
+
+# tox runs this with a mypy of its own.
+.types:
+	$(MYPY)
+	@set -e; for plugin in $(TYPED_TESTS); do \
+	  echo "mypy plugins/$$plugin/tests"; $(MYPY) plugins/$$plugin/tests; \
+	done
 
 format: setup  ## Fix style and format
 	$(BIN)/ruff check --fix .

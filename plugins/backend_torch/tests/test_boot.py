@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -162,7 +163,7 @@ def test_another_processor_measures_anew(starts, monkeypatch, tmp_path):
 
 
 def test_the_name_of_a_gpu_is_among_the_conditions(model_dir, starts, monkeypatch):
-    module = SimpleNamespace(
+    module: Any = SimpleNamespace(
         config=transformers.AutoConfig.from_pretrained(model_dir), named_parameters=list
     )
     names = iter(["one GPU", "another GPU"])

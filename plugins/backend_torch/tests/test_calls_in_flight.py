@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_engine import Completion, prompts
-from tiny_models import SIZES, full_logprobs, load
+from test_engine import prompts
+from tiny_models import SIZES, VOCAB, full_logprobs, load
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet_core.interfaces import GenerateRequest, SamplingParams, WeightUpdate
@@ -26,6 +26,7 @@ from ajet_server.workers.codec import BootPlan, ComponentPlan
 from ajet_server.workers.process import WorkerProcess
 from ajet_server.workers.remote import RemoteEngine
 from ajet_testing.ascii_tokenizer import ascii_text, write_ascii_tokenizer
+from ajet_testing.suites.asking import Completion
 
 CALLS = 4
 # No call comes near it while the engine lives.
@@ -165,7 +166,7 @@ async def test_calls_go_on_through_weights_and_a_killed_engine_exactly(versions,
 async def test_a_killed_engine_does_not_break_what_a_grammar_holds(versions, tmp_path):
     """The next one goes on in the middle of the JSON."""
     for path in versions:
-        write_ascii_tokenizer(Path(path), SIZES["vocab_size"])
+        write_ascii_tokenizer(Path(path), VOCAB)
     items = {"enum": ["left", "right"]}
     schema = {
         "type": "array",

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ajet_backend_torch import logits
 from ajet_backend_torch.logits import SelectedLogits
+from ajet_backend_torch.losses import score_tokens
 from test_trainer import batch, make, weights
 from tiny_models import VOCAB, load
 
@@ -96,11 +97,10 @@ def test_no_more_logits_exist_than_those_of_a_chunk(
     models: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    scored = logits.score_tokens
 
     def counted(values: torch.Tensor, *more: Any, **named: Any) -> Any:
         sizes.append(len(values))
-        return scored(values, *more, **named)
+        return score_tokens(values, *more, **named)
 
     path = models("llama")
     monkeypatch.setattr(logits, "CHUNK_LOGITS", THREE_PLACES)

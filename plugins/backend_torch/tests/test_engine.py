@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -423,7 +424,7 @@ async def test_a_failing_loop_fails_all_requests(make_engine, monkeypatch):
     calls = 0
     decode = CachedModel.decode
 
-    def fail(self: CachedModel, *args: object) -> torch.Tensor:
+    def fail(self: CachedModel, *args: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls > 3:
@@ -457,6 +458,7 @@ async def test_logits_that_are_not_finite_fail_the_request_alone(
     )
     assert isinstance(sick, EngineError)
     assert "not finite" in str(sick)
+    assert isinstance(well, Completion)
     assert_exact(load(model_dir), [2] * 5, well)
 
 

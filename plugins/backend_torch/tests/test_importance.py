@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -195,7 +196,7 @@ def test_extreme_differences_stay_finite(cap, algorithm, model_dir, context):
     found = batch(load(model_dir))
     far = [-500.0, -1e30, 0.0, -40.0]
     calls = [replace(call, logprobs=far[: len(call.logprobs)]) for call in found.calls]
-    limits = {} if cap == 2.0 else {"loss_limit": None, "grad_norm_limit": None}
+    limits: dict[str, Any] = {} if cap == 2.0 else {"loss_limit": None, "grad_norm_limit": None}
     algorithm = algorithm.model_copy(update={"importance_cap": cap})
     metrics = (
         make(model_dir, context, algorithm, **limits).step(replace(found, calls=calls)).metrics

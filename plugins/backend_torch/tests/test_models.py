@@ -161,7 +161,7 @@ def test_settings_refuse_what_they_do_not_know():
         with pytest.raises(ValueError, match="device"):
             kind(device="tpu")
         with pytest.raises(ValueError, match="nonsense"):
-            kind(nonsense=1)
+            kind(nonsense=1)  # type: ignore[call-arg]
 
 
 def test_registered_names_lead_to_components():

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ MANY_STEPS = AlgorithmConfig(
 )
 
 
-def with_call(found: TrainBatch, number: int, **changes: object) -> TrainBatch:
+def with_call(found: TrainBatch, number: int, **changes: Any) -> TrainBatch:
     calls = list(found.calls)
     calls[number] = replace(calls[number], **changes)
     return replace(found, calls=calls)
@@ -102,7 +103,7 @@ def test_training_goes_on_bit_by_bit_as_if_the_batch_had_never_been(
     assert same(state(trainer), state(twin))
 
 
-FIRST_CALL = {
+FIRST_CALL: dict[str, tuple[dict[str, Any], str]] = {
     "logprob": ({"logprobs": [-1.0, math.inf, -1.0, -1.0]}, "logprob 1 is inf"),
     "advantage": ({"advantage": math.nan}, "advantage is nan"),
     "too large for float32": ({"advantage": 1e39}, r"advantage is 1e\+39"),
@@ -129,7 +130,7 @@ def test_the_limit_of_the_loss_knows_no_scale(scale, aggregation, model_dir, con
     """What is sound stays sound, whatever rewards and aggregation are; and so does what is not."""
     algorithm = AlgorithmConfig(aggregation=aggregation)
 
-    def scaled(call: TrainCall, **changes: object) -> TrainCall:
+    def scaled(call: TrainCall, **changes: Any) -> TrainCall:
         return replace(call, advantage=call.advantage * scale, **changes)
 
     trainer = make(model_dir, context, algorithm)

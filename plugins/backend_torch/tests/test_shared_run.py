@@ -61,9 +61,11 @@ async def test_episodes_whose_gradients_are_refused_are_quarantined_and_the_othe
                 *(episode(server, CLIENT, "a", reward) for reward in (0.0, 1.0)),
                 *(episode(server, headers, "b", reward) for reward in (0.0, 1e6)),
             )
-            await server.service.board.wait_until(
-                lambda step=step: coordinator.step >= step or bool(coordinator.paused)
-            )
+
+            def trained_or_paused(step: int = step) -> bool:
+                return coordinator.step >= step or bool(coordinator.paused)
+
+            await server.service.board.wait_until(trained_or_paused)
             assert (coordinator.error, coordinator.paused, coordinator.step) == (None, None, step)
             (quarantined,) = await store.batches(after_step=step - 1, refused=True)
             assert set(quarantined.episode_ids) <= set(grants[2:])

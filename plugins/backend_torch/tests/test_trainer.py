@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ajet_backend_torch.settings import TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
 from safetensors.torch import load_file
 from tiny_models import VOCAB, full_logprobs, load
+from transformers import PreTrainedModel
 
 from ajet_core.errors import ConfigError, TrainerError
 from ajet_core.interfaces import WorkerContext
@@ -68,7 +70,8 @@ def batch(
     rng = np.random.default_rng(seed)
     names = list(groups) if groups else ["task"] * len(rewards)
     advantages = group_advantages(rewards, names, method)
-    trees, calls = [], []
+    trees: list[TrainTree] = []
+    calls: list[TrainCall] = []
     for episode, advantage in enumerate(advantages):
         size = int(rng.integers(12, 40))
         ids = rng.integers(VOCAB, size=size).tolist()
@@ -99,7 +102,7 @@ def weights(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
     return {k: v.detach().clone() for k, v in module_of(trainer).state_dict().items()}
 
 
-def module_of(trainer: TorchTrainer) -> torch.nn.Module:
+def module_of(trainer: TorchTrainer) -> PreTrainedModel:
     policy, _ = trainer._started()
     return policy.module
 
@@ -141,11 +144,12 @@ def reference_step(
         "episode_mean": lambda: torch.stack([row.mean() for row in whole]).mean(),
         "episode_sum": lambda: torch.stack([row.sum() for row in whole]).mean(),
     }[a.aggregation]()
+    parameters: list[dict[str, Any]] = [
+        {"params": [p for p in module.parameters() if p.dim() > 1]},
+        {"params": [p for p in module.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+    ]
     optimiser = torch.optim.AdamW(
-        [
-            {"params": [p for p in module.parameters() if p.dim() > 1]},
-            {"params": [p for p in module.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-        ],
+        parameters,
         lr=a.learning_rate,
         betas=a.adam_betas,
         weight_decay=a.weight_decay,

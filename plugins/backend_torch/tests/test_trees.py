@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -85,7 +86,8 @@ def batches(
     dice: random.Random, episodes: int = 2, calls: int = 4, step: int = 6, groups: int = 1
 ) -> dict[Layout, TrainBatch]:
     """The same random calls in every layout; one call in five has no advantage."""
-    trees, first_calls, train_calls = [], [], []
+    trees, first_calls = [], []
+    train_calls: list[TrainCall] = []
     for number, made in enumerate(episodes_of(dice, episodes, calls, step)):
         trie = TokenTrie(str(number))
         for call in made:
@@ -146,7 +148,8 @@ def plain(
 ) -> tuple[float, torch.Tensor, list[list[float]]]:
     """The same, call by call: a plain forward pass, token mean, clip range 0.2."""
     total = sum(len(call.logprobs) for call in batch.calls)
-    losses, logprobs = [], [[] for _ in batch.calls]
+    losses = []
+    logprobs: list[list[float]] = [[] for _ in batch.calls]
     for tree in batch.trees:
         (segment,) = tree.segments
         (span,) = segment.spans
@@ -341,7 +344,7 @@ def test_memory_is_that_of_the_budget_and_not_of_the_context(lengths, trainers):
     trainer = trainers("llama")
     dice = random.Random(0)
     segments: list[TrainSegment] = []
-    calls = []
+    calls: list[TrainCall] = []
     trunk = -1
     for length in lengths:
         for size in (length, 5)[: len(lengths)]:
@@ -447,11 +450,11 @@ def test_a_context_whose_length_changes_its_positions_is_refused(models, context
         trainer.step(of(129))
 
 
-def no_mask(*args: object) -> torch.Tensor:
+def no_mask(*args: Any) -> torch.Tensor:
     return torch.zeros_like(past.past_mask(*args))
 
 
-def no_gradient(ctx: object, whole: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+def no_gradient(ctx: Any, whole: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
     width = sum(block.width for block in ctx.blocks)
     return whole[:, :, width:], None, None, None
 
@@ -467,7 +470,7 @@ def test_the_probe_notices_a_model_that_goes_on_wrongly(broken, model_dir, conte
     assert not make(model_dir, context).policy.trees
 
 
-def two(changes: dict[str, object]) -> TrainBatch:
+def two(changes: dict[str, Any]) -> TrainBatch:
     """Two episodes with a tree each; the second tree's second segment, span or call is changed."""
     calls = [TrainCall(f"c{i}", i, 1.0, 1.0, [-3.0, -3.0], [0, 0]) for i in range(2)]
     trees = []

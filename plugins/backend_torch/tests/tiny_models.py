@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import torch
+from ajet_backend_torch.engine import TorchEngine
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -14,6 +15,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Phi3Config,
+    PreTrainedModel,
     Qwen2Config,
 )
 
@@ -65,7 +67,7 @@ def write_model(path: Path, kind: str = "qwen2", seed: int = 0) -> str:
     return str(path)
 
 
-EngineMaker = Callable[..., object]
+EngineMaker = Callable[..., Awaitable[TorchEngine]]
 
 
 def full_logprobs(
@@ -77,5 +79,5 @@ def full_logprobs(
     return torch.log_softmax(logits / temperature, -1)
 
 
-def load(path: str) -> torch.nn.Module:
+def load(path: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

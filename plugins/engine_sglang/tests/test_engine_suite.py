@@ -26,12 +26,13 @@ class TestSglangEngine(ModelsCase, EngineSuite):
     capabilities = hooks.ajet_register_engines()[0].capabilities
     max_context = CONTEXT
 
+    # To mypy, fixtures of pytest_asyncio are functions, and the suite's, those of pytest, are not.
     @pytest_asyncio.fixture(loop_scope="session")
-    async def engine(self, shared_engine: SglangEngine) -> Engine:
+    async def engine(self, shared_engine: SglangEngine) -> Engine:  # type: ignore[override]
         return shared_engine
 
     @pytest_asyncio.fixture(loop_scope="session")
-    async def own_engine(
+    async def own_engine(  # type: ignore[override]
         self, shared_engine: SglangEngine, tmp_path: Path
     ) -> AsyncIterator[Engine]:
         """Its server is the other's."""

@@ -20,8 +20,9 @@ class TestVllmEngine(ModelsCase, EngineSuite):
     capabilities = hooks.ajet_register_engines()[0].capabilities
     max_context = CONTEXT
 
+    # To mypy, a fixture of pytest_asyncio is a function, and the suite's, one of pytest, is not.
     @pytest_asyncio.fixture(loop_scope="session")
-    async def engine(self, shared_engine: VllmEngine) -> Engine:
+    async def engine(self, shared_engine: VllmEngine) -> Engine:  # type: ignore[override]
         return shared_engine
 
     async def test_this_server_does_all_that_servers_may_be_unable_to(self, engine: Engine) -> None:

@@ -36,8 +36,9 @@ async def two_servers(
 class TestVllmReplicas(ModelsCase, ServedEngineSuite):
     metric = "vllm:generation_tokens_total"
 
+    # To mypy, a fixture of pytest_asyncio is a function, and the suite's, one of pytest, is not.
     @pytest_asyncio.fixture(loop_scope="session")
-    async def engine(self, two_servers: VllmEngine) -> ServedEngine:
+    async def engine(self, two_servers: VllmEngine) -> ServedEngine:  # type: ignore[override]
         return two_servers
 
     def module(self, which: int) -> Any:
