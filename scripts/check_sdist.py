@@ -2,7 +2,7 @@
 
 `check_sdist.py [--python PYTHON] PROJECT DIRECTORY [OPTIONS OF PYTEST]` unpacks the sdist in
 DIRECTORY. The tests run in PYTHON, by default the current interpreter, which must have what they
-need.
+need. DIRECTORY's name must not be that of a module: its parent is on the path of the tests.
 """
 
 from __future__ import annotations
