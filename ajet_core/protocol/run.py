@@ -390,7 +390,7 @@ class FailureConfig(Message):
     :param min_entropy: nats per token.
     :param max_length_growth: tokens per answer, relative to the steps before, as a factor in
         either direction.
-    :param max_grad_growth: gradient norm, relative to the steps before.
+    :param max_grad_growth: second highest gradient norm of 3 steps, relative to those before.
     :param max_shortened: share of a step's updates that are shortened by
         ``algorithm.max_update_kl``.
     :param max_reward_drop: loss of reward, as a share of the best mean reward's distance to the

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from ajet_cli.gpu_check import all_checks, machine, pair
 from ajet_cli.gpu_check.checklist import Checklist, FailedCheckError, Finding, NotApplicableError
 from ajet_cli.gpu_check.report import CheckResult, GpuReport, Verdict
-from ajet_cli.gpu_check.work import ROLLOUTS, Gap, Load, make_batch, sample
+from ajet_cli.gpu_check.work import LOADS, ROLLOUTS, Gap, Load, make_batch, sample
 from ajet_cli.main import cli
 from ajet_core.errors import DeadlineError, EngineError, WorkerError
 from ajet_core.interfaces import EngineCapabilities, StepReport, WeightUpdate, WorkerContext
@@ -327,6 +327,13 @@ def test_what_trains_without_a_policy_gradient_is_not_checked_by_default() -> No
     plugins = default_manager()
     trainers = {trainer.name for trainer, _ in all_checks._pairs(plugins, all_checks.Components())}
     assert not trainers & {"trl_sft", "trl_distillation"}
+
+
+@pytest.mark.torch
+def test_every_size_of_a_model_has_a_load() -> None:
+    from ajet_torch.on_device import SIZES
+
+    assert LOADS.keys() == SIZES.keys()
 
 
 @pytest.mark.processes
