@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +19,18 @@ from ajet_cli.gpu_check.checklist import Checklist, FailedCheckError, Finding, N
 from ajet_cli.gpu_check.report import CheckResult, GpuReport, Verdict
 from ajet_cli.gpu_check.work import LOADS, ROLLOUTS, Gap, Load, make_batch, sample
 from ajet_cli.main import cli
-from ajet_core.errors import DeadlineError, EngineError, WorkerError
-from ajet_core.interfaces import EngineCapabilities, StepReport, WeightUpdate, WorkerContext
+from ajet_core.errors import ConfigError, DeadlineError, EngineError, WorkerError
+from ajet_core.interfaces import (
+    EngineCapabilities,
+    StepReport,
+    TrainerCapabilities,
+    WeightUpdate,
+    WorkerContext,
+)
+from ajet_core.plugin import PluginManager, TrainerSpec, hookimpl
 from ajet_core.protocol import ModelConfig, RolloutConfig, RunConfig
 from ajet_core.timeline import Call, TrainBatch
-from ajet_installation.interpreters import default_manager
+from ajet_testing.plugins import entry_points_of
 from ajet_testing.scripted_engine import ScriptedEngine, ScriptedEngineSettings
 from ajet_testing.servers import write_scripted_model
 
@@ -323,10 +330,30 @@ def test_bad_input(arguments: list[str], words: str) -> None:
     assert words in result.output
 
 
-def test_what_trains_without_a_policy_gradient_is_not_checked_by_default() -> None:
-    plugins = default_manager()
+@hookimpl
+def ajet_register_trainers() -> Sequence[TrainerSpec]:
+    """A trainer without a policy gradient, as one for supervised fine-tuning is."""
+    capabilities = TrainerCapabilities(
+        weight_channels=("digest_file",), algorithm_fields=frozenset({"learning_rate"})
+    )
+    return [TrainerSpec(name="imitating", target="gone:Gone", capabilities=capabilities)]
+
+
+def test_only_trainers_with_a_policy_gradient_are_checked_by_default() -> None:
+    entry_points = [
+        *entry_points_of("scripted", "ajet_testing.hooks"),
+        *entry_points_of("imitating", __name__),
+    ]
+    plugins = PluginManager(entry_points=entry_points)
     trainers = {trainer.name for trainer, _ in all_checks._pairs(plugins, all_checks.Components())}
-    assert not trainers & {"trl_sft", "trl_distillation"}
+    assert trainers == {"scripted"}
+    named = all_checks.Components(trainers=("imitating",))
+    assert {trainer.name for trainer, _ in all_checks._pairs(plugins, named)} == {"imitating"}
+
+
+def test_no_trainer_is_installed() -> None:
+    with pytest.raises(ConfigError, match="pip install"):
+        all_checks._pairs(PluginManager(entry_points=[]), all_checks.Components())
 
 
 @pytest.mark.torch
