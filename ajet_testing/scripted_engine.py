@@ -26,10 +26,10 @@ from ajet_core.interfaces import (
     SealReport,
     WeightUpdate,
     WorkerContext,
-    check_request,
 )
 from ajet_core.protocol import ModelConfig
 from ajet_engines.probe import ProbeWatch
+from ajet_engines.request_checks import check_request
 from ajet_engines.seal import check_seal
 from ajet_testing.faults import Count, Faults, FaultSettings
 from ajet_testing.planted import Planted

@@ -8,6 +8,7 @@ import numpy as np
 
 from ajet_core.errors import TrainerError
 from ajet_core.timeline.batch import TrainBatch, TrainCall, TrainSegment, TrainSpan, TrainTree
+from ajet_core.timeline.sampled_from import SampledFrom
 
 __all__ = ["check_batch"]
 
@@ -29,7 +30,7 @@ def check_batch(
     :raises TrainerError: the batch is malformed; the message says where.
     """
     for number, call in enumerate(batch.calls):
-        problem = _call_problem(call, len(batch.episodes))
+        problem = _call_problem(call, len(batch.episodes), vocab_size)
         if problem:
             raise TrainerError(f"batch {batch.batch_id}, call {number} ({call.call_id}): {problem}")
     trained = [np.zeros(len(call.logprobs), np.int64) for call in batch.calls]
@@ -57,13 +58,29 @@ def check_batch(
             )
 
 
-def _call_problem(call: TrainCall, episodes: int) -> str:
+def _call_problem(call: TrainCall, episodes: int, vocab_size: int) -> str:
     if not 0 <= call.episode < episodes:
         return f"it names episode {call.episode}, but there are only {episodes}"
     if len(call.policy_versions) != len(call.logprobs):
         return f"{len(call.logprobs)} logprobs, but {len(call.policy_versions)} policy_versions"
     if not call.temperature > 0:
         return f"its temperature {call.temperature} is not above 0"
+    if call.sampled_from is not None:
+        return _sampled_from_problem(call.sampled_from, len(call.logprobs), vocab_size)
+    return ""
+
+
+def _sampled_from_problem(sampled_from: SampledFrom, tokens: int, vocab_size: int) -> str:
+    if not tokens == len(sampled_from.logprobs) == len(sampled_from.kept_of):
+        return f"{tokens} logprobs, but sampled_from has another number"
+    if not all(-1 <= number < len(sampled_from.kept) for number in sampled_from.kept_of):
+        return "sampled_from.kept_of names a set that does not exist"
+    for kept in sampled_from.kept:
+        edges = np.frombuffer(kept, "<u4") if len(kept) % 8 == 0 else np.zeros(0, "<u4")
+        if not (len(edges) and (edges[1:] > edges[:-1]).all() and edges[-1] <= vocab_size):
+            return f"sampled_from.kept has an invalid set of the {vocab_size} token ids"
+    if not all(0 <= token_id < vocab_size for token_id, _ in sampled_from.logit_bias):
+        return f"sampled_from.logit_bias has a token outside the vocabulary of {vocab_size}"
     return ""
 
 

@@ -26,7 +26,6 @@ from ajet_core.interfaces.engine import (
 )
 from ajet_core.interfaces.logger import MetricsLogger
 from ajet_core.interfaces.merger import Merger, MergerPromises
-from ajet_core.interfaces.request_checks import check_request
 from ajet_core.interfaces.store import (
     ALL_EPISODES,
     BatchRecord,
@@ -107,5 +106,4 @@ __all__ = [
     "WorldOutcome",
     "WorldPrompt",
     "WorldRecipe",
-    "check_request",
 ]

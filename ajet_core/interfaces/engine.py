@@ -22,6 +22,7 @@ class SamplingParams:
     :param temperature: >= 0; 0 means greedy.
     :param top_p: 0 < top_p <= 1; 1 disables it.
     :param top_k: 0 disables it.
+    :param min_p: smallest probability of a kept token relative to the likeliest one; 0 disables it.
     :param seed: the same seed, prompt and weights give the same tokens.
     :param stop_token_ids: sampling one of them ends the completion; it is part of the sampled ids.
     :param top_logprobs: also return the logprobs of this many most likely tokens per position.
@@ -31,15 +32,17 @@ class SamplingParams:
     :param logit_bias: pairs of a token id and the number added to its logit.
     :param grammar: a Lark grammar in the syntax of ``llguidance``; the completion matches it and
         ends when it is complete. "" allows anything.
+    :param sampled_from: also return what each token was sampled from.
 
-    Top-p, top-k, penalties, bias and grammar change the distribution that tokens are sampled from.
-    Logprobs are always those of the policy at the temperature, which are the ones that are trained.
+    Cuts, penalties, bias and grammar change the distribution that tokens are sampled from. Logprobs
+    are always those of the policy at the temperature.
     """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
@@ -47,11 +50,19 @@ class SamplingParams:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: str = ""
+    sampled_from: bool = False
 
     @property
     def is_penalised(self) -> bool:
         """Whether penalties or a bias change the sampling distribution."""
         return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
+
+    @property
+    def samples_otherwise(self) -> bool:
+        """Whether tokens are sampled, but not from the policy itself."""
+        return self.temperature > 0 and bool(
+            self.top_p < 1 or self.top_k or self.min_p or self.grammar or self.is_penalised
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,9 @@ class GenerateChunk:
     :param policy_version: version of the weights that sampled these tokens.
     :param finish_reason: set in the last chunk, which may have no tokens; all others have some.
     :param top_logprobs: [T][K] pairs of token id and logprob, most likely first, if requested.
+    :param sampled_from: [T] each token's log-probability under the distribution that it was sampled
+        from, and the tokens this kept, as in `ajet_core.timeline.SampledFrom`, b"" for all; only if
+        requested and if it is not the policy's own.
     """
 
     token_ids: list[int]
@@ -101,6 +115,7 @@ class GenerateChunk:
     policy_version: int
     finish_reason: FinishReason | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
+    sampled_from: list[tuple[float, bytes]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +125,12 @@ class EngineCapabilities:
     :param weight_channels: names of the accepted weight channels, best first.
     :param max_top_logprobs: the maximum of `SamplingParams.top_logprobs`.
     :param seed: whether `SamplingParams.seed` is supported.
+    :param min_p: whether `SamplingParams.min_p` is supported.
     :param sleep: whether `sleep` and `wake` free and regain device memory.
     :param penalties: whether the two penalties and `SamplingParams.logit_bias` are supported.
     :param grammar: whether `SamplingParams.grammar` is supported.
     :param exact: whether the engine supports `WorkerContext.exact`.
+    :param sampled_from: whether `SamplingParams.sampled_from` is supported.
     :param seals: whether the engine proves that it serves the published weights, by checksums
         (`ajet_engines.seal`) or a probe (`ajet_engines.probe`); see `Engine.seal`.
     """
@@ -121,10 +138,12 @@ class EngineCapabilities:
     weight_channels: tuple[str, ...]
     max_top_logprobs: int = 0
     seed: bool = False
+    min_p: bool = False
     sleep: bool = False
     penalties: bool = False
     grammar: bool = False
     exact: bool = False
+    sampled_from: bool = False
     seals: bool = False
 
 

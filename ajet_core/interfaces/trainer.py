@@ -27,6 +27,7 @@ class TrainerCapabilities:
         If so, a server that was killed and restarted continues with its old worker.
     :param rehearses: whether the trainer implements `Trainer.rehearse`.
     :param exact: whether the trainer supports `WorkerContext.exact`.
+    :param sampled_from: whether the trainer trains `TrainCall.sampled_from`.
     """
 
     weight_channels: tuple[str, ...]
@@ -36,6 +37,7 @@ class TrainerCapabilities:
     reloads: bool = False
     rehearses: bool = False
     exact: bool = False
+    sampled_from: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,9 @@ class StepReport:
     :param tokens_processed: tokens in forward passes of the policy, without padding; they count
         twice if their old logprobs needed a separate pass.
     :param seconds: wall seconds of the step.
-    :param logprobs: [len(batch.calls)], each [T] the trainer's logprobs of the call's tokens at the
-        sampling temperature, as first computed in this step; an empty list for a call that was not
-        computed. Completely empty if the trainer does not report them.
+    :param logprobs: [len(batch.calls)], each [T] the trainer's logprobs of the call's tokens, to be
+        compared with `TrainCall.behaviour`, as first computed in this step; an empty list for a
+        call that was not computed. Completely empty if the trainer does not report them.
     """
 
     step: int

@@ -24,6 +24,7 @@ from ajet_core.timeline.credit import (
 )
 from ajet_core.timeline.layouts import LAYOUTS, LINEAR_LAYOUTS, Layout, lay_out
 from ajet_core.timeline.message import MessageText, PlacedMessage
+from ajet_core.timeline.sampled_from import SampledFrom
 from ajet_core.timeline.tree import Sampling, TokenNode, TokenTree
 from ajet_core.timeline.trie import MergePolicy, TokenTrie
 
@@ -41,6 +42,7 @@ __all__ = [
     "MessageText",
     "PassShape",
     "PlacedMessage",
+    "SampledFrom",
     "Sampling",
     "TokenNode",
     "TokenTree",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ajet_core.timeline.call import Call
+from ajet_core.timeline.sampled_from import SampledFrom
 
 NO_VERSION = -1
 
@@ -38,6 +39,8 @@ class TrainCall:
     :param logprobs: [T] behaviour logprobs, as `Call.logprobs`.
     :param policy_versions: [T] version of the weights that sampled each token.
     :param agent: name of the agent that made the call, "" if unknown.
+    :param sampled_from: as `Call.sampled_from`. A trainer with the capability `sampled_from` trains
+        this distribution, with its logprobs as the behaviour; others ignore it.
     """
 
     call_id: str
@@ -47,6 +50,12 @@ class TrainCall:
     logprobs: list[float]
     policy_versions: list[int]
     agent: str = ""
+    sampled_from: SampledFrom | None = None
+
+    @property
+    def behaviour(self) -> list[float]:
+        """[T] logprobs under the distribution that the tokens were sampled from, where known."""
+        return self.logprobs if self.sampled_from is None else self.sampled_from.logprobs
 
     @classmethod
     def of(cls, call: Call, episode: int, advantage: float) -> TrainCall:
@@ -59,6 +68,7 @@ class TrainCall:
             logprobs=call.logprobs,
             policy_versions=call.policy_versions,
             agent=call.agent,
+            sampled_from=call.sampled_from,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from ajet_core.timeline.message import MessageText, PlacedMessage
+from ajet_core.timeline.sampled_from import SampledFrom
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +36,8 @@ class Call:
         order.
     :param answer: the answer sent to the client; None if none was sent (an aborted call).
     :param tools: JSON text of the offered tools, "" if there were none.
+    :param sampled_from: the distribution of the sampled tokens; None if it is the policy's own, or
+        was not recorded.
     """
 
     call_id: str
@@ -56,6 +59,7 @@ class Call:
     messages: tuple[PlacedMessage, ...] = field(default=(), repr=False)
     answer: MessageText | None = field(default=None, repr=False)
     tools: str = field(default="", repr=False)
+    sampled_from: SampledFrom | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         sampled = len(self.sampled_ids)
@@ -64,6 +68,8 @@ class Call:
                 f"call {self.call_id} has {sampled} sampled tokens, but {len(self.logprobs)} "
                 f"logprobs and {len(self.policy_versions)} policy versions"
             )
+        if self.sampled_from is not None and len(self.sampled_from.logprobs) != sampled:
+            raise ValueError(f"call {self.call_id}: sampled_from has another number of tokens")
         base = self.base
         if not 0 <= self.shared <= (0 if base is None else base.length):
             raise ValueError(

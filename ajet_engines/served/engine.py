@@ -21,9 +21,9 @@ from ajet_core.interfaces import (
     SettingsT_co,
     WeightUpdate,
     WorkerContext,
-    check_request,
 )
 from ajet_core.protocol.run import ModelConfig
+from ajet_engines.request_checks import check_request
 from ajet_engines.served.fleet import Fleet
 from ajet_engines.served.flight import Flight
 from ajet_engines.served.http import ServerGoneError

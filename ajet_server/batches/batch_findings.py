@@ -74,11 +74,11 @@ def batch_findings(
 
 def sampled_otherwise(call: Call) -> list[str]:
     """Return why a call's tokens were not drawn from the distribution that is trained."""
-    shapes = {
-        "temperature 0": call.temperature == 0,
-        "top_p": call.top_p < 1,
-        "top_k": call.top_k > 0,
-    }
+    if call.temperature == 0:
+        return ["temperature 0"]
+    if call.sampled_from is not None:
+        return []
+    shapes = {"top_p": call.top_p < 1, "top_k": call.top_k > 0}
     shaped = call.metadata.get(SHAPED_BY, "").split(",")
     return [*(name for name, used in shapes.items() if used), *filter(None, shaped)]
 
@@ -98,8 +98,8 @@ def _sampled_otherwise(calls: Sequence[Call]) -> str:
     return (
         f"{part} of the sampled tokens were drawn with {', '.join(causes)}, but are trained "
         "as if they were drawn from the whole distribution, which biases the gradient: leave these "
-        "settings out of the agent's requests in training, and set them only for evaluation "
-        "(evaluation.sampling)"
+        "settings out of the agent's requests in training, or use the engine and the trainer "
+        "'torch', which record and train what tokens were drawn from (but at temperature 0)"
     )
 
 

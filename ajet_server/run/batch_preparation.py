@@ -168,6 +168,9 @@ def _prepare(
         estimator=run.estimator,
         trainer=trainer,
     )
+    if not run.uses_rewards:
+        # Supervised training learns from tokens, whatever they were sampled from.
+        data.findings.pop("sampled_otherwise", None)
     batch = data.batch
     for call in batch.calls:
         if not math.isfinite(call.advantage):

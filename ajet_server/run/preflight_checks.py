@@ -407,7 +407,7 @@ def _gaps(evidence: Evidence) -> list[tuple[int, float]]:
     gaps = []
     for call, logprobs in zip(evidence.batch.calls, evidence.rehearsal.logprobs, strict=False):
         length = by_id[call.call_id].length if call.call_id in by_id else len(call.logprobs)
-        rows = zip(call.logprobs, logprobs, call.policy_versions, strict=False)
+        rows = zip(call.behaviour, logprobs, call.policy_versions, strict=False)
         first = length - len(call.logprobs)
         gaps += [
             (first + number, abs(ours - theirs))

@@ -50,6 +50,7 @@ _FIXED_FOR_A_RUN = ("model", "trainer.name", "merger", "seed", "exact")
 class ResolvedRun:
     """A run whose components exist and are compatible.
 
+    :param capabilities: those of the engine that the run can use.
     :param channel: the weight channel that trainer and engine agreed on.
     :param reloads: whether the trainer can be restored from a checkpoint at any time.
     :param rehearses: whether the trainer can compute a batch without applying it.
@@ -143,7 +144,7 @@ def resolve_run(
         config=config,
         engine=engine_plan,
         trainer=component_plan(plugins, trainer, config.trainer, settings),
-        capabilities=engine.capabilities,
+        capabilities=_usable(engine, trainer),
         channel=channel,
         renderer=make_renderer(
             config.model, directory, words="words" in settings.server.fast_paths
@@ -157,6 +158,12 @@ def resolve_run(
         servers=_model_servers(settings, engine),
         collective_host=settings.workers.collective_host,
     )
+
+
+def _usable(engine: EngineSpec, trainer: TrainerSpec) -> EngineCapabilities:
+    """Return the engine's capabilities, without distributions that the trainer would not train."""
+    both = engine.capabilities.sampled_from and trainer.capabilities.sampled_from
+    return replace(engine.capabilities, sampled_from=both)
 
 
 def _check_sleep(engine: EngineSpec, plan: ComponentPlan) -> None:

@@ -194,7 +194,7 @@ def _of_clients(data: TrainingData, report: StepReport) -> dict[str, dict[str, f
     for call, scored in zip(data.batch.calls, report.logprobs, strict=False):
         one = gaps[data.client_of[call.episode]]
         # Calls that were not computed have no logprobs.
-        sampled = zip(scored, call.logprobs, call.policy_versions, strict=False)
+        sampled = zip(scored, call.behaviour, call.policy_versions, strict=False)
         one.extend(abs(ours - theirs) for ours, theirs, of in sampled if of == version)
     for client, values in gaps.items():
         if values:

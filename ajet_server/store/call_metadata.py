@@ -37,6 +37,6 @@ MALFORMED_CALLS = "malformed_calls"
 """Number of malformed tool calls in the answer; absent if 0, or if no tools were offered."""
 
 SHAPED_BY = "shaped_by"
-"""Comma-separated: what changed the distribution of the answer's tokens (grammar, penalties,
-logit_bias), besides the temperature, top_p and top_k of the record; absent if nothing did.
+"""Comma-separated: what changed the distribution of the answer's tokens (min_p, grammar,
+penalties, logit_bias), besides temperature, top_p and top_k of the record; absent if nothing did.
 """

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
+
+import msgpack
 
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import (
@@ -19,7 +22,7 @@ from ajet_core.interfaces import (
     RunRecord,
     StepRecord,
 )
-from ajet_core.timeline import Call, MessageText, PlacedMessage
+from ajet_core.timeline import Call, MessageText, PlacedMessage, SampledFrom
 
 Row = tuple[Any, ...]
 
@@ -41,7 +44,7 @@ _NO_JOINT = (None,) * len(fields(JointRecord))
 CALL_COLUMNS = (
     "episode, call_id, call_index, agent, base, shared, suffix, sampled, logprobs, "
     "policy_versions, temperature, top_p, top_k, finish_reason, created_at, metadata, messages, "
-    "answer, tools"
+    "answer, tools, sampled_from"
 )
 BATCH_COLUMNS = "batch_id, step, created_at, refused, credit"
 SCORE_COLUMNS = "call, step, advantage, logprobs"
@@ -101,6 +104,26 @@ def unpack_runs(blob: bytes) -> list[int]:
     return values
 
 
+def pack_sampled_from(sampled_from: SampledFrom) -> bytes:
+    """Pack the distributions of a call's tokens, compressed."""
+    plain = [
+        pack_logprobs(sampled_from.logprobs),
+        sampled_from.kept,
+        sampled_from.kept_of,
+        sampled_from.frequency_penalty,
+        sampled_from.presence_penalty,
+        sampled_from.logit_bias,
+    ]
+    return zlib.compress(msgpack.packb(plain), level=1)
+
+
+def unpack_sampled_from(blob: bytes) -> SampledFrom:
+    """Undo `pack_sampled_from`."""
+    logprobs, kept, kept_of, frequency, presence, bias = msgpack.unpackb(zlib.decompress(blob))
+    added = (frequency, presence, tuple((token_id, value) for token_id, value in bias))
+    return SampledFrom(unpack_logprobs(logprobs), kept, kept_of, *added)
+
+
 def _dump(mapping: Mapping[str, object]) -> str:
     return json.dumps(mapping, separators=(",", ":")) if mapping else _EMPTY_JSON
 
@@ -138,6 +161,7 @@ def call_row(call: Call, episode: int, base: int | None) -> Row:
         _dump_messages(call.conversation() if whole else call.messages),
         None if call.answer is None else _dump_list(_text_fields(call.answer)),
         None if same_tools else call.tools,
+        None if call.sampled_from is None else pack_sampled_from(call.sampled_from),
     )
 
 
@@ -167,7 +191,7 @@ def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
     by_id: dict[int, Call] = {}
     for row_id, _, call_id, index, agent, base_id, shared, *rest in rows:
         suffix, sampled, logprobs, versions, temperature, top_p, top_k, reason, at, *more = rest
-        metadata, messages, answer, tools = more
+        metadata, messages, answer, tools, sampled_from = more
         base = None if base_id is None else by_id[base_id]
         if tools is None:
             tools = "" if base is None else base.tools
@@ -191,6 +215,7 @@ def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
             messages=_load_messages(messages),
             answer=None if answer is None else MessageText(*json.loads(answer)),
             tools=tools,
+            sampled_from=None if sampled_from is None else unpack_sampled_from(sampled_from),
         )
     return sorted(by_id.values(), key=lambda call: call.index)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ajet_core.errors import DamagedRecordError, StoreError, StoreFullError
 from ajet_server.embedded.settings import SqliteStoreSettings
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 # Lists of token ids are blobs of little-endian uint32, see `codec`. `calls.base` is the call whose
 # tokens start the prompt: prompt = (prompt + sampled of base)[:shared] + suffix. `calls.tools` is
@@ -91,7 +91,8 @@ CREATE TABLE calls (
     metadata TEXT NOT NULL,
     messages TEXT NOT NULL,
     answer TEXT,
-    tools TEXT
+    tools TEXT,
+    sampled_from BLOB
 );
 CREATE INDEX calls_by_episode ON calls (episode);
 CREATE TABLE steps (

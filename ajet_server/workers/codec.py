@@ -135,12 +135,15 @@ def pack_chunk(chunk: GenerateChunk) -> list[Any]:
         chunk.policy_version,
         chunk.finish_reason,
         chunk.top_logprobs,
+        chunk.sampled_from,
     ]
 
 
 def unpack_chunk(plain: list[Any]) -> GenerateChunk:
     """Undo `pack_chunk`."""
-    token_ids, logprobs, policy_version, finish_reason, top = plain
+    token_ids, logprobs, policy_version, finish_reason, top, sampled_from = plain
     if top is not None:
         top = [[(int(i), float(x)) for i, x in row] for row in top]
-    return GenerateChunk(token_ids, logprobs, policy_version, finish_reason, top)
+    if sampled_from is not None:
+        sampled_from = [(logprob, kept) for logprob, kept in sampled_from]
+    return GenerateChunk(token_ids, logprobs, policy_version, finish_reason, top, sampled_from)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ajet_core.timeline import (
+    SampledFrom,
     TrainBatch,
     TrainCall,
     TrainEpisode,
@@ -69,6 +72,38 @@ def linear_batch(
             trees.append(TrainTree([TrainSegment(-1, ids, spans)]))
     episodes = [TrainEpisode(f"e{i}", names[i], reward) for i, reward in enumerate(rewards)]
     return TrainBatch(f"b{step}", step, episodes, calls, trees, sum(t.tokens for t in trees))
+
+
+def restricted(batch: TrainBatch, vocab_size: int) -> TrainBatch:
+    """Return a linear batch in which two of three calls were not sampled from the policy.
+
+    One had penalties, a bias and kept some tokens, another kept some for its first token only.
+    Their behaviour logprobs are -1.
+    """
+    rng = random.Random(7)  # noqa: S311
+    calls = list(batch.calls)
+    for tree in batch.trees:
+        for span in tree.segments[0].spans:
+            ids = tree.segments[0].token_ids[span.offset : span.offset + span.length]
+            kept = [_runs({*rng.sample(range(vocab_size), 5), token_id}) for token_id in ids]
+            added = {
+                "frequency_penalty": 0.5,
+                "presence_penalty": 0.25,
+                "logit_bias": ((ids[0], -0.5), (rng.randrange(vocab_size), 1.5)),
+            }
+            tokens = [(-1.0, one) for one in kept]
+            whole = SampledFrom.of(tokens, **added)
+            first = SampledFrom.of([(-1.0, one if i == 0 else b"") for i, one in enumerate(kept)])
+            sampled_from = (whole, first, None)[span.call % 3]
+            calls[span.call] = replace(calls[span.call], sampled_from=sampled_from)
+    return replace(batch, calls=calls)
+
+
+def _runs(ids: set[int]) -> bytes:
+    edges = sorted({*ids, *(token_id + 1 for token_id in ids)})
+    # An edge between two kept ids is none.
+    edges = [edge for edge in edges if (edge in ids) != (edge - 1 in ids)]
+    return struct.pack(f"<{len(edges)}I", *edges)
 
 
 def favouring_batch(

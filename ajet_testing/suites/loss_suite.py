@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig
-from ajet_testing.suites.batches import linear_batch
+from ajet_core.timeline import TrainBatch
+from ajet_testing.suites.batches import linear_batch, restricted
 from ajet_testing.suites.reference_loss import AGGREGATED, reference_logprobs, reference_loss
 
 __all__ = ["LOSSES", "LossSuite"]
@@ -40,10 +42,12 @@ class LossSuite:
     :cvar vocab_size: token ids of batches are below it.
     :cvar tolerance: maximum relative difference of losses and gradient norms, and maximum absolute
         difference of logprobs.
+    :cvar sampled_from: whether the trainer has this capability.
     """
 
     vocab_size = 32
     tolerance = 1e-3
+    sampled_from = False
 
     def make_trainer(self, run_dir: Path, algorithm: AlgorithmConfig) -> tuple[Trainer, Path]:
         """Create a trainer started with the algorithm, and return it with its model's directory.
@@ -79,6 +83,40 @@ class LossSuite:
             temperatures=(1.0, 0.7),
             rows=2,
         )
+        self._compare(tmp_path, trainer, model, batch, algorithm)
+
+    @pytest.mark.parametrize("special", ["token_mean", "truncated"])
+    def test_tokens_are_trained_as_they_were_sampled(self, tmp_path: Path, special: str) -> None:
+        """`TrainCall.sampled_from` is what the loss is computed of."""
+        if not self.sampled_from:
+            pytest.skip("the trainer trains tokens as if they were sampled from the policy")
+        algorithm = LOSSES[special]
+        trainer, model = self.make_trainer(tmp_path / "run", algorithm)
+        batch = restricted(
+            linear_batch(
+                self.vocab_size,
+                rewards=(1.0, 0.0, 0.5, 0.2),
+                groups="aabb",
+                temperatures=(1.0, 0.7),
+                rows=2,
+            ),
+            self.vocab_size,
+        )
+        # Close to what the policy gives them, so that not all of them are clipped.
+        scored = reference_loss(model, batch, algorithm).logprobs
+        noise = random.Random(1)  # noqa: S311
+        for call, logprobs in zip(batch.calls, scored, strict=True):
+            call.behaviour[:] = [value + noise.gauss(0, 0.1) for value in logprobs]
+        self._compare(tmp_path, trainer, model, batch, algorithm)
+
+    def _compare(
+        self,
+        tmp_path: Path,
+        trainer: Trainer,
+        model: Path,
+        batch: TrainBatch,
+        algorithm: AlgorithmConfig,
+    ) -> None:
         expected = reference_loss(model, batch, algorithm)
         report = trainer.step(batch)
         figures = [report.metrics[name] for name in ("loss", "grad_norm")]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet_core.protocol.run import AlgorithmConfig
-from ajet_core.timeline import TrainBatch
+from ajet_core.timeline import TrainBatch, TrainCall, TrainSpan
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,7 @@ def reference_loss(
         before = [torch.tensor(row) for row in old.logprobs]
     terms = []
     for call, policy, fixed in zip(batch.calls, logprobs, before, strict=True):
-        behaviour = torch.tensor(call.logprobs)
+        behaviour = torch.tensor(call.behaviour)
         truncated = algorithm.importance == "truncated"
         ratio = (policy - (fixed if truncated else behaviour)).exp()
         bounded = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
@@ -84,11 +85,41 @@ def _loaded(directory: Path) -> torch.nn.Module:
     return module.eval()
 
 
-def _logprobs(module: torch.nn.Module, ids: list[int], temperature: float) -> torch.Tensor:
+def _logprobs(
+    module: torch.nn.Module, ids: list[int], temperature: float, changes: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return [len(ids) - 1, vocabulary]; `changes` of the same shape are added to the logits."""
     import torch
 
     logits = module(torch.tensor([ids]), use_cache=False).logits[0, :-1].float()
+    if changes is not None:
+        logits = logits + changes
     return torch.log_softmax(logits / temperature, -1)
+
+
+def _changes(call: TrainCall, ids: list[int], span: TrainSpan, size: int) -> torch.Tensor | None:
+    """Return what `TrainCall.sampled_from` does to the logits before each token of `ids`."""
+    import torch
+
+    if (sampled_from := call.sampled_from) is None:
+        return None
+    changes = torch.zeros(len(ids) - 1, size)
+    for number in range(span.length):
+        row = changes[span.offset + number - 1]
+        for token_id, added in sampled_from.logit_bias:
+            row[token_id] += added
+        before = ids[span.offset : span.offset + number]
+        for token_id in set(before):
+            row[token_id] -= sampled_from.frequency_penalty * before.count(token_id)
+            row[token_id] -= sampled_from.presence_penalty
+        kept = sampled_from.kept_of[span.start + number]
+        if kept >= 0:
+            edges = struct.unpack(f"<{len(sampled_from.kept[kept]) // 4}I", sampled_from.kept[kept])
+            hidden = torch.ones(size, dtype=torch.bool)
+            for first, stop in zip(edges[::2], edges[1::2], strict=True):
+                hidden[first:stop] = False
+            row[hidden] = -torch.inf
+    return changes
 
 
 def _call_logprobs(module: torch.nn.Module, batch: TrainBatch) -> list[torch.Tensor]:
@@ -99,7 +130,9 @@ def _call_logprobs(module: torch.nn.Module, batch: TrainBatch) -> list[torch.Ten
     for tree in batch.trees:
         (segment,) = tree.segments
         for span in segment.spans:
-            rows = _logprobs(module, segment.token_ids, batch.calls[span.call].temperature)
+            call, ids_of_path = batch.calls[span.call], segment.token_ids
+            changes = _changes(call, ids_of_path, span, module.config.vocab_size)  # type: ignore[union-attr, arg-type]
+            rows = _logprobs(module, ids_of_path, call.temperature, changes)
             places = range(span.offset, span.offset + span.length)
             ids = torch.tensor([segment.token_ids[place] for place in places])
             chosen = rows[[place - 1 for place in places]].gather(1, ids[:, None])[:, 0]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 from ajet_core.interfaces import EpisodeRecord, JointRecord
-from ajet_core.timeline import Call, MessageText, PlacedMessage
+from ajet_core.timeline import Call, MessageText, PlacedMessage, SampledFrom
 from ajet_core.timeline.radix import common_prefix
 
 
@@ -64,7 +65,14 @@ def make_call(
         top_p=0.95,
         top_k=40,
         metadata={"tool": "search"} if index % 2 else {},
+        sampled_from=_sampled_from(count) if index % 2 else None,
     )
+
+
+def _sampled_from(count: int) -> SampledFrom:
+    sets = [b"", struct.pack("<4I", 1, 2, 7, 4000), struct.pack("<2I", 0, 2**32 - 1)]
+    tokens = [(-0.05 * i, sets[i % 3]) for i in range(count)]
+    return SampledFrom.of(tokens, presence_penalty=0.5, logit_bias=((3, -1.5), (4, 2.0)))
 
 
 def conversation(turns: int, *, episode_id: str = "episode", hints: bool = True) -> list[Call]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import struct
+from typing import Any
 
 import pytest
 
@@ -141,6 +144,55 @@ class ShapingSuite(EngineCase):
         assert set(answer.ids) <= {42, 43}
         self.assert_exact(0, prompt, answer)
 
+    @pytest.mark.parametrize(
+        "otherwise",
+        [
+            {"top_k": 6},
+            {"top_p": 0.8},
+            {"min_p": 0.2},
+            {"top_k": 8, "frequency_penalty": 1.5, "presence_penalty": 0.5},
+            {"logit_bias": ((42, 3.0), (43, -100.0))},
+        ],
+        ids="-".join,
+    )
+    async def test_what_tokens_were_sampled_from_is_returned(
+        self, engine: Engine, otherwise: dict[str, Any]
+    ) -> None:
+        """The kept tokens hold the sampled one, and its logprob is that among them."""
+        self.needs("sampled_from")
+        if "min_p" in otherwise:
+            self.needs("min_p")
+        elif not otherwise.keys() <= {"top_k", "top_p"}:
+            self.needs("penalties")
+        await self.serve(engine, 0)
+        prompt = self.prompts(1, seed=36)[0]
+        options = {"temperature": 0.7, "max_tokens": 20, **otherwise}
+        quiet = await ask(engine, prompt, **options)
+        assert all(chunk.sampled_from is None for chunk in quiet.chunks)
+        plain = await ask(engine, prompt, sampled_from=True)
+        assert all(chunk.sampled_from is None for chunk in plain.chunks)
+        answer = await ask(engine, prompt, sampled_from=True, **options)
+        self.assert_exact(0, prompt, answer, 0.7)
+        returned = [one for chunk in answer.chunks for one in chunk.sampled_from or ()]
+        rows = self.expected_logprobs(0, prompt + answer.ids, 1.0)[len(prompt) - 1 :]
+        assert len(returned) == len(answer.ids)
+        for number, ((logprob, kept), row) in enumerate(zip(returned, rows, strict=True)):
+            weights = _weights(row, answer.ids[:number], 0.7, otherwise)
+            ids = _kept(kept, self.vocab_size)
+            assert answer.ids[number] in ids
+            assert len(ids) <= otherwise.get("top_k", self.vocab_size)
+            held = sum(weights[token] for token in ids)
+            least = otherwise.get("top_p", 0.0)
+            assert held >= least - self.tolerance
+            if least:
+                assert held - min(weights[token] for token in ids) < least + self.tolerance
+            smallest = min(weights[token] for token in ids)
+            assert smallest >= otherwise.get("min_p", 0.0) * max(weights) - self.tolerance
+            left = max((weights[t] for t in range(self.vocab_size) if t not in ids), default=0.0)
+            assert otherwise.get("min_p") or left <= smallest + self.tolerance
+            expected = math.log(weights[answer.ids[number]] / held)
+            assert abs(logprob - expected) <= 10 * self.tolerance
+
     @pytest.mark.parametrize("stream", [False, True])
     async def test_a_grammar_is_kept_while_weights_change(
         self, engine: Engine, stream: bool
@@ -215,3 +267,29 @@ class ShapingSuite(EngineCase):
             async for _ in engine.generate(make_request([1], **sampling)):  # type: ignore[arg-type]
                 pass
         assert (await ask(engine, [1])).ids
+
+
+def _kept(kept: bytes, vocab_size: int) -> set[int]:
+    if not kept:
+        return set(range(vocab_size))
+    edges = struct.unpack(f"<{len(kept) // 4}I", kept)
+    return {
+        token
+        for first, stop in zip(edges[::2], edges[1::2], strict=True)
+        for token in range(first, stop)
+    }
+
+
+def _weights(
+    row: list[float], before: list[int], temperature: float, otherwise: dict[str, Any]
+) -> list[float]:
+    """Return [vocabulary] probabilities, with penalties and bias, before any cut."""
+    logits = list(row)
+    for token, added in otherwise.get("logit_bias", ()):
+        logits[token] += added
+    for token in set(before):
+        logits[token] -= otherwise.get("presence_penalty", 0.0)
+        logits[token] -= otherwise.get("frequency_penalty", 0.0) * before.count(token)
+    highest = max(logits)
+    weights = [math.exp((logit - highest) / temperature) for logit in logits]
+    return [weight / math.fsum(weights) for weight in weights]

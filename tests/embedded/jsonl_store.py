@@ -24,7 +24,7 @@ from ajet_core.interfaces import (
     StepRecord,
     WorkerContext,
 )
-from ajet_core.timeline import Call, MessageText, PlacedMessage
+from ajet_core.timeline import Call, MessageText, PlacedMessage, SampledFrom
 
 RECORDS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -195,6 +195,9 @@ def _to_plain(record: Record, known: Mapping[str, Call]) -> dict[str, Any]:
         plain |= {"base": None, "shared": 0, "suffix_ids": record.prompt_ids}
     plain["messages"] = [asdict(message) for message in messages]
     plain["answer"] = None if record.answer is None else asdict(record.answer)
+    if record.sampled_from is not None:
+        kept = [one.hex() for one in record.sampled_from.kept]
+        plain["sampled_from"] = {**asdict(record.sampled_from), "kept": kept}
     return {"": "Call", **plain}
 
 
@@ -210,4 +213,10 @@ def _from_plain(plain: dict[str, Any], known: Mapping[str, Call]) -> Any:
             PlacedMessage(m["start"], m["end"], MessageText(**m["text"])) for m in plain["messages"]
         )
         plain["answer"] = MessageText(**plain["answer"]) if plain["answer"] else None
+        if plain["sampled_from"] is not None:
+            plain["sampled_from"]["kept"] = [
+                bytes.fromhex(o) for o in plain["sampled_from"]["kept"]
+            ]
+            bias = tuple((token, added) for token, added in plain["sampled_from"]["logit_bias"])
+            plain["sampled_from"] = SampledFrom(**plain["sampled_from"] | {"logit_bias": bias})
     return kind(**plain)

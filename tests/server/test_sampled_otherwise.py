@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.timeline import Call, TrainBatch, TrainCall, TrainEpisode
+from ajet_core.protocol.run import EvaluationSampling
+from ajet_core.timeline import Call, SampledFrom, TrainBatch, TrainCall, TrainEpisode
 from ajet_server.batches.batch_findings import batch_findings, sampled_otherwise
+from ajet_server.gateway.formats.chat import read_chat_request
+from ajet_server.gateway.formats.completing import evaluated
 from ajet_server.store.call_metadata import SHAPED_BY
 from ajet_testing.suites.samples import make_call, make_episode
 from ajet_testing.tokenizers import renderer_for
-from tests.server.dialects.scripted import ABLE, USER, Gateway, ScriptedEngine
+from tests.server.dialects.scripted import ABLE, KEPT, USER, Gateway, ScriptedEngine, body
 
 
 def records() -> list[EpisodeRecord]:
@@ -66,15 +69,65 @@ def test_calls_that_nobody_saw_do_not_count() -> None:
         ({"frequency_penalty": 0.5}, ["penalties"]),
         ({"logit_bias": {"5": 2.0}, "presence_penalty": 0.1}, ["penalties", "logit_bias"]),
         ({"response_format": {"type": "json_object"}}, ["grammar"]),
-        ({"top_p": 0.5, "temperature": 0.0}, ["temperature 0", "top_p"]),
+        ({"min_p": 0.1}, ["min_p"]),
+        ({"top_p": 0.5, "temperature": 0.0}, ["temperature 0"]),
     ],
 )
 async def test_a_call_is_recorded_with_what_shaped_it(
     fields: dict[str, Any], names: list[str]
 ) -> None:
     renderer = renderer_for("qwen3")
-    able = replace(ABLE, penalties=True, grammar=True)
+    able = replace(ABLE, min_p=True, penalties=True, grammar=True)
     one = Gateway(ScriptedEngine([renderer.encode("hello")]), renderer, capabilities=able)
     await one.complete(USER, **fields)
     (recorded,) = one.calls
     assert sampled_otherwise(recorded) == names
+
+
+REPORTS = replace(ABLE, penalties=True, sampled_from=True)
+
+
+async def recorded(fields: dict[str, Any], *, is_evaluation: bool = False) -> tuple[Call, bool]:
+    """A call that a stop string cut, and whether the engine was to say what it sampled from."""
+    renderer = renderer_for("qwen3")
+    engine = ScriptedEngine([renderer.encode("hello world, and goodbye")], per_chunk=3)
+    one = Gateway(engine, renderer, capabilities=REPORTS)
+    request = read_chat_request(body(USER, stop=[","], **fields))
+    if is_evaluation:
+        request = evaluated(request, EvaluationSampling(temperature=0.5))
+    await one.service.complete(one.session, request, one.record)
+    (call_of_episode,) = one.calls
+    return call_of_episode, engine.requests[0].sampling.sampled_from
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_p": 0.9}, {"top_p": 0.9, "presence_penalty": 0.5, "logit_bias": {"5": 2.0}}]
+)
+async def test_what_tokens_were_sampled_from_is_recorded(fields: dict[str, Any]) -> None:
+    made, asked = await recorded(fields)
+    assert asked
+    assert sampled_otherwise(made) == []
+    assert finding(replace(made, episode_id="a")) is None
+    size = len(made.sampled_ids)
+    assert made.sampled_from == SampledFrom(
+        [-0.25 - i for i in range(size)],
+        [KEPT],
+        [0] * size,
+        presence_penalty=fields.get("presence_penalty", 0.0),
+        logit_bias=((5, 2.0),) if "logit_bias" in fields else (),
+    )
+    assert TrainCall.of(made, 0, 1.0).behaviour == made.sampled_from.logprobs
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.3}, {"temperature": 0.0, "top_p": 0.9}])
+async def test_usual_and_greedy_calls_are_recorded_without(fields: dict[str, Any]) -> None:
+    made, asked = await recorded(fields)
+    assert not asked
+    assert made.sampled_from is None
+
+
+async def test_evaluation_calls_are_recorded_without() -> None:
+    made, asked = await recorded({"top_p": 0.9}, is_evaluation=True)
+    assert not asked
+    assert made.sampled_from is None
+    assert made.temperature == 0.5

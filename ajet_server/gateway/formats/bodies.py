@@ -52,6 +52,7 @@ _MAX_BIAS = 100
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
+MinP = Annotated[float, Field(ge=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Tokens = Annotated[int, Field(ge=1)]

@@ -16,6 +16,7 @@ from ajet_core.errors import AjetError, RequestError, UnsupportedError
 from ajet_server.gateway.formats.bodies import (
     Body,
     LogitBias,
+    MinP,
     Neutral,
     Penalty,
     Seed,
@@ -257,7 +258,6 @@ _REFUSED: Neutral = {
     "guided_json": (),
     "guided_regex": (),
     "ignore_eos": (False,),
-    "min_p": (0,),
     "min_tokens": (0,),
     "modalities": ([], ["text"]),
     "prediction": (),
@@ -286,6 +286,7 @@ class _ChatBody(Body):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
+    min_p: MinP | None = None
     seed: Seed | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
@@ -336,6 +337,7 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
         temperature=1.0 if parsed.temperature is None else parsed.temperature,
         top_p=parsed.top_p or 1.0,
         top_k=max(0, parsed.top_k or 0),
+        min_p=parsed.min_p or 0.0,
         seed=parsed.seed,
         frequency_penalty=parsed.frequency_penalty or 0.0,
         presence_penalty=parsed.presence_penalty or 0.0,

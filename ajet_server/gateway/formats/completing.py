@@ -58,6 +58,7 @@ def evaluated(request: ModelRequest, sampling: EvaluationSampling) -> ModelReque
         top_p=request.top_p if top_p is None else top_p,
         top_k=request.top_k if top_k is None else top_k,
         most_tokens=sampling.max_tokens,
+        is_evaluation=True,
     )
 
 
@@ -243,8 +244,14 @@ class CompletionService:
                 f"{self._capabilities.max_top_logprobs} tokens",
                 param="top_logprobs",
             )
-        for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
-            if getattr(request, name) and not self._capabilities.penalties:
+        can = self._capabilities
+        for name, able in (
+            ("min_p", can.min_p),
+            ("frequency_penalty", can.penalties),
+            ("presence_penalty", can.penalties),
+            ("logit_bias", can.penalties),
+        ):
+            if getattr(request, name) and not able:
                 raise UnsupportedError(
                     f"{name} is not supported by this server's engine: leave it out", param=name
                 )
@@ -301,6 +308,7 @@ class CompletionService:
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,
+            min_p=request.min_p,
             seed=seed,
             stop_token_ids=self._renderer.stop_token_ids,
             top_logprobs=request.top_logprobs,
@@ -309,6 +317,8 @@ class CompletionService:
             logit_bias=request.logit_bias,
             grammar=exchange.grammar,
         )
+        if self._capabilities.sampled_from and not request.is_evaluation:
+            sampling = replace(sampling, sampled_from=sampling.samples_otherwise)
         generate = GenerateRequest(
             request_id=exchange.call_id(choice),
             prompt_ids=exchange.prompt.ids,

@@ -12,6 +12,7 @@ from ajet_core.errors import AjetError, RequestError, UnsupportedError
 from ajet_server.gateway.formats.bodies import (
     Body,
     LogitBias,
+    MinP,
     Neutral,
     Penalty,
     Seed,
@@ -61,6 +62,7 @@ class CompletionsBody(Body):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
+    min_p: MinP | None = None
     seed: Seed | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
@@ -99,6 +101,7 @@ def read_completions_request(body: bytes) -> tuple[ModelRequest, CompletionsBody
         temperature=1.0 if parsed.temperature is None else parsed.temperature,
         top_p=parsed.top_p or 1.0,
         top_k=max(0, parsed.top_k or 0),
+        min_p=parsed.min_p or 0.0,
         seed=parsed.seed,
         frequency_penalty=parsed.frequency_penalty or 0.0,
         presence_penalty=parsed.presence_penalty or 0.0,

@@ -33,6 +33,7 @@ class Generation:
     :ivar logprobs: [T] logprobs of the sampled tokens.
     :ivar policy_versions: [T] versions of the weights that sampled the tokens.
     :ivar top_logprobs: [T][K] (token id, logprob) pairs if requested, else empty.
+    :ivar sampled_from: [T] as in `GenerateChunk`, if requested, else empty.
     :ivar finish_reason: None while the engine is sampling.
     :ivar stopped_by_text: whether a stop string ended the completion.
     """
@@ -44,6 +45,7 @@ class Generation:
     logprobs: list[float] = field(default_factory=list)
     policy_versions: list[int] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    sampled_from: list[tuple[float, bytes]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stopped_by_text: bool = False
 
@@ -57,6 +59,8 @@ class Generation:
         self.policy_versions += [chunk.policy_version] * count
         if chunk.top_logprobs is not None:
             self.top_logprobs += chunk.top_logprobs[:count]
+        if chunk.sampled_from is not None:
+            self.sampled_from += chunk.sampled_from[:count]
         if self.stopped_by_text:
             self.finish_reason = "stop"
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ajet_core.timeline import Call
+from ajet_core.timeline import Call, SampledFrom
 from ajet_server.gateway.formats.answer import Answer
 from ajet_server.gateway.formats.exchange import Exchange
 from ajet_server.gateway.formats.generation import Generation
@@ -85,6 +85,7 @@ class CallRecorder:
                 messages=prompt.placed[prefix.messages :],
                 answer=None if answer is None else message_text(answer.message),
                 tools=prompt.tools,
+                sampled_from=_sampled_from(generation),
             )
 
         await session.index.commit(prompt, make, exchange.record)
@@ -110,8 +111,21 @@ class CallRecorder:
 def _shaped_by(exchange: Exchange) -> str:
     request = exchange.request
     shapes = {
+        "min_p": bool(request.min_p),
         "grammar": bool(exchange.grammar),
         "penalties": bool(request.frequency_penalty or request.presence_penalty),
         "logit_bias": bool(request.logit_bias),
     }
     return ",".join(name for name, used in shapes.items() if used)
+
+
+def _sampled_from(generation: Generation) -> SampledFrom | None:
+    if not generation.sampled_from:
+        return None
+    sampling = generation.request.sampling
+    return SampledFrom.of(
+        generation.sampled_from,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=sampling.logit_bias,
+    )

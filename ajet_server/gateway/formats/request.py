@@ -84,6 +84,7 @@ class ModelRequest:
     :param stop: stop strings; the answer ends before the first of them.
     :param top_logprobs: number of most likely tokens to list at each position, with `logprobs`.
     :param metadata: metadata to store with its calls.
+    :param is_evaluation: whether its calls are never trained.
     :param ignored: names of keys in the body that have no effect.
     """
 
@@ -100,6 +101,7 @@ class ModelRequest:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -111,4 +113,5 @@ class ModelRequest:
     top_logprobs: int = 0
     return_token_ids: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
+    is_evaluation: bool = False
     ignored: tuple[str, ...] = ()

@@ -114,7 +114,10 @@ async def sampled(engine: TorchEngine, requests: list[GenerateRequest]) -> list[
         chunks = [chunk async for chunk in engine.generate(request)]
         ids = [token for chunk in chunks for token in chunk.token_ids]
         logprobs = [value for chunk in chunks for value in chunk.logprobs]
-        return replace(chunks[-1], token_ids=ids, logprobs=logprobs)
+        sampled_from = [one for chunk in chunks for one in chunk.sampled_from or ()]
+        return replace(
+            chunks[-1], token_ids=ids, logprobs=logprobs, sampled_from=sampled_from or None
+        )
 
     return list(await asyncio.gather(*(one(request) for request in requests)))
 

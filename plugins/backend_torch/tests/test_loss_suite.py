@@ -17,6 +17,7 @@ from ajet_testing.suites.loss_suite import LossSuite
 
 class TestTorchLoss(LossSuite):
     vocab_size = VOCAB
+    sampled_from = True
     mistake: dict[str, Any] = {}  # noqa: RUF012
 
     @pytest.fixture(autouse=True)

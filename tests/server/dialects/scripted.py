@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ MOVE: dict[str, Any] = {
 }
 ABLE = EngineCapabilities(("x",), max_top_logprobs=5, seed=True)
 CALL_TEXT = '<tool_call>\n{"name": "move", "arguments": {"direction": "up"}}\n</tool_call>'
+KEPT = struct.pack("<2I", 0, 900)
 USER = {"role": "user", "content": "Where is the goal?"}
 
 
@@ -84,6 +86,9 @@ class ScriptedEngine:
                     finish_reason=self.finish if last else None,  # type: ignore[arg-type]
                     top_logprobs=[[(i, -0.5), (0, float("-inf"))] for i in ids]
                     if self.top
+                    else None,
+                    sampled_from=[(-0.25 - start - i, KEPT) for i in range(len(ids))]
+                    if request.sampling.sampled_from
                     else None,
                 )
         finally:

@@ -196,7 +196,6 @@ def test_tool_choice_none_offers_no_tools():
         ("modalities", ["text", "audio"]),
         ("prediction", {"type": "content", "content": "x"}),
         ("web_search_options", {}),
-        ("min_p", 0.1),
         ("repetition_penalty", 1.1),
         ("guided_json", {}),
         ("chat_template_kwargs", {"enable_thinking": False}),

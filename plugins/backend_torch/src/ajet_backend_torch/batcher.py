@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ajet_backend_torch.forward import CachedModel
 from ajet_backend_torch.requests import ActiveRequest, Post
-from ajet_backend_torch.sampling import RowSampling, Sampled, sample
+from ajet_backend_torch.sampling import RowSampling, Sampled, kept_sets, sample
 from ajet_backend_torch.slots import SlotTable
 from ajet_core.errors import AjetError, EngineError
 from ajet_core.interfaces import EngineStats, FinishReason
@@ -47,6 +47,7 @@ class Batcher:
         self._streams: set[int] = set()
         self._tops: set[int] = set()
         self._shaped: set[int] = set()
+        self._reported: set[int] = set()
         self._to_prefill: list[int] = []
         self._requests = 0
         self._prompt_tokens = 0
@@ -151,6 +152,8 @@ class Batcher:
                 self._tops.add(slot)
             if request.shaping is not None:
                 self._shaped.add(slot)
+            if request.reports:
+                self._reported.add(slot)
         self._waiting = left
 
     def _prefill(self) -> None:
@@ -201,6 +204,8 @@ class Batcher:
         self._sampled_tokens += len(rows)
         if self._tops:
             self._keep_top(rows, sampled)
+        if sampled.reported is not None:
+            self._report(rows, sampled.ids, sampled.reported)
         for lane, shaping in self._shapings(rows):
             shaping.take(int(ids[lane]))
         stopped = table.stop[rows, ids]
@@ -227,6 +232,8 @@ class Batcher:
 
     def _row_sampling(self, rows: NDArray[np.int64], device: torch.device) -> RowSampling:
         plain = self._plain_sampling(rows, device)
+        if lanes := self._lanes(rows, self._reported):
+            plain = replace(plain, reported_rows=torch.tensor(lanes, device=device))
         shapings = self._shapings(rows)
         if not shapings:
             return plain
@@ -253,11 +260,12 @@ class Batcher:
             cut_rows=torch.from_numpy(cut).to(device),
             top_p=torch.from_numpy(table.top_p[rows][cut]).to(device),
             top_k=torch.from_numpy(top_k).to(device),
+            min_p=torch.from_numpy(table.min_p[rows][cut]).to(device),
             cut_width=int(top_k.max()),
         )
 
     def _keep_top(self, rows: NDArray[np.int64], sampled: Sampled) -> None:
-        lanes = [lane for lane, slot in enumerate(rows.tolist()) if slot in self._tops]
+        lanes = self._lanes(rows, self._tops)
         if not lanes:
             return
         wanted = [self._running[int(rows[lane])] for lane in lanes]
@@ -266,6 +274,19 @@ class Batcher:
         for request, row_ids, row_values in zip(wanted, ids.tolist(), values.tolist(), strict=True):
             count = request.request.sampling.top_logprobs
             request.top_logprobs.append(list(zip(row_ids[:count], row_values[:count], strict=True)))
+
+    def _report(self, rows: NDArray[np.int64], ids: torch.Tensor, reported: torch.Tensor) -> None:
+        """Keep what tokens were sampled from, see `Sampled.reported`."""
+        lanes = self._lanes(rows, self._reported)
+        chosen = reported.gather(1, ids[lanes][:, None])[:, 0].tolist()
+        for lane, one in zip(lanes, zip(chosen, kept_sets(reported), strict=True), strict=True):
+            self._running[int(rows[lane])].sampled_from.append(one)
+
+    def _lanes(self, rows: NDArray[np.int64], slots: set[int]) -> list[int]:
+        """Return the indices in `rows` of these slots."""
+        if not slots:
+            return []
+        return [lane for lane, slot in enumerate(rows.tolist()) if slot in slots]
 
     def _send(self, slot: int, finish_reason: FinishReason | None) -> None:
         request = self._running[slot]
@@ -296,6 +317,7 @@ class Batcher:
         self._streams.discard(slot)
         self._tops.discard(slot)
         self._shaped.discard(slot)
+        self._reported.discard(slot)
         if slot in self._to_prefill:
             self._to_prefill.remove(slot)
         self._table.release(slot)

@@ -183,9 +183,9 @@ class _Timer:
             )
             for i in range(rows)
         ]
-        tokens = CallTokens.of(calls)
-        weights = tokens.per_token([1.0] * rows)
         trees = [TrainTree([*heads, *tails])] if heads else [TrainTree([tail]) for tail in tails]
+        tokens = CallTokens.of(calls, trees)
+        weights = tokens.per_token([1.0] * rows)
         packed = [PackedTree.of(tree, tokens.first, [True] * rows) for tree in trees]
         passes = []
         if heads:

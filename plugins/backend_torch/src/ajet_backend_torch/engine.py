@@ -33,12 +33,12 @@ from ajet_core.interfaces import (
     SealReport,
     WeightUpdate,
     WorkerContext,
-    check_request,
 )
 from ajet_core.protocol import ModelConfig
 from ajet_engines.collective import file_tensors
 from ajet_engines.in_server.ajet_checksums import checksum
 from ajet_engines.probe import ProbeWatch
+from ajet_engines.request_checks import check_request
 from ajet_engines.seal import check_seal
 from ajet_engines.shaping import Shapings
 from ajet_torch.memory import free_memory, headline, is_out_of_memory
@@ -140,7 +140,7 @@ class TorchEngine(Engine[TorchEngineSettings]):
         loop = self._running_loop()
         assert self._shapings is not None, "the engine was started"
         info = EngineInfo(self._capacity, self._vocab_size)
-        check_request(request, info, MAX_TOP_LOGPROBS, penalties=True, grammar=True)
+        check_request(request, info, MAX_TOP_LOGPROBS, min_p=True, penalties=True, grammar=True)
         active = ActiveRequest(
             request=request,
             prompt=np.array(request.prompt_ids, np.int32),

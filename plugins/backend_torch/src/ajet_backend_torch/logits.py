@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ajet_backend_torch.losses import TokenScores, score_tokens
 from ajet_backend_torch.packing import PassTensors
+from ajet_backend_torch.restrictions import Restrictions
 from ajet_core.errors import ModelDirectoryError
 from ajet_torch.models import vocabulary_size
 
@@ -56,6 +57,7 @@ class Selection:
                 tensors.place_temperature,
                 tensors.of_place,
                 entropy_gradient=entropy_gradient,
+                restrictions=tensors.restrictions,
             )
         assert self.leaf is not None
         head = self.head
@@ -65,6 +67,7 @@ class Selection:
             targets: torch.Tensor,
             temperature: torch.Tensor,
             of_place: torch.Tensor,
+            restrictions: Restrictions | None,
         ) -> tuple[torch.Tensor, torch.Tensor]:
             scored = score_tokens(
                 head(states[None])[0],
@@ -72,6 +75,7 @@ class Selection:
                 temperature,
                 of_place,
                 entropy_gradient=entropy_gradient,
+                restrictions=restrictions,
             )
             return scored.logprobs, scored.entropy
 
@@ -86,6 +90,7 @@ class Selection:
                 tensors.targets[inside],
                 tensors.place_temperature[places],
                 of_place[inside] - places.start,
+                None if tensors.restrictions is None else tensors.restrictions.of(places),
             )
             results = (
                 checkpoint(score, *part, use_reentrant=False, preserve_rng_state=False)

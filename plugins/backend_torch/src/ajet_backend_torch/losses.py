@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ajet_backend_torch.restrictions import Restrictions
+
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this, so that exp does not overflow; no clip range is as wide."""
 
@@ -29,6 +31,7 @@ def score_tokens(
     of_place: torch.Tensor | None = None,
     *,
     entropy_gradient: bool = False,
+    restrictions: Restrictions | None = None,
 ) -> TokenScores:
     """Compute logprobs and entropies from the logits of U places.
 
@@ -38,8 +41,12 @@ def score_tokens(
     :param of_place: [N] int64, the place of each target; None if N equals U and target i is at
         place i.
     :param entropy_gradient: whether the entropy is differentiated.
+    :param restrictions: what the tokens were sampled from, if not from the policy.
     """
-    everything = torch.log_softmax(logits.float() / temperature[:, None], -1)
+    drawn_from = logits.float()
+    if restrictions is not None:
+        drawn_from = restrictions(drawn_from)
+    everything = torch.log_softmax(drawn_from / temperature[:, None], -1)
     entropy = _entropy(everything if entropy_gradient else everything.detach())
     if of_place is None:
         return TokenScores(everything.gather(1, targets[:, None])[:, 0], entropy)

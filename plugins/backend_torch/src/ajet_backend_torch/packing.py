@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ajet_backend_torch.past import to_device
+from ajet_backend_torch.restrictions import Restrictions, SampledTokens
 from ajet_core.timeline import TrainCall, TrainTree
 from ajet_training.schedule import Pass, PassRow
 
@@ -23,10 +24,11 @@ class CallTokens:
     """Properties of the S sampled tokens of a batch, in the order of the calls.
 
     :param first: [calls + 1] index of each call's first token.
-    :param behaviour: [S] logprob under the weights that sampled.
+    :param behaviour: [S] logprob under the distribution that it was sampled from.
     :param temperature: [S] sampling temperature.
     :param advantage: [S] advantage of the token's call.
     :param versions: [S] policy version that sampled the token.
+    :param sampled: what the tokens were sampled from.
     """
 
     first: Ints
@@ -34,16 +36,19 @@ class CallTokens:
     temperature: Floats
     advantage: Floats
     versions: Ints
+    sampled: SampledTokens
 
     @classmethod
-    def of(cls, calls: Sequence[TrainCall]) -> CallTokens:
+    def of(cls, calls: Sequence[TrainCall], trees: Sequence[TrainTree]) -> CallTokens:
         sizes = np.array([len(call.logprobs) for call in calls], np.int64)
+        first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         return cls(
-            first=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
-            behaviour=np.array([v for call in calls for v in call.logprobs], np.float32),
+            first=first,
+            behaviour=np.array([v for call in calls for v in call.behaviour], np.float32),
             temperature=np.repeat(np.array([c.temperature for c in calls], np.float32), sizes),
             advantage=np.repeat(np.array([c.advantage for c in calls], np.float32), sizes),
             versions=np.array([v for call in calls for v in call.policy_versions], np.int64),
+            sampled=SampledTokens(calls, trees, first),
         )
 
     def per_token(self, values: Sequence[float]) -> Floats:
@@ -124,6 +129,7 @@ class PassTensors:
     :param advantage: [N] float32.
     :param weight: [N] float32, the token's share of the loss.
     :param slots: [N] int64, indices of the tokens in `CallTokens`.
+    :param restrictions: of the places; None if all tokens were sampled from the policy.
     """
 
     ids: torch.Tensor
@@ -137,6 +143,7 @@ class PassTensors:
     advantage: torch.Tensor
     weight: torch.Tensor
     slots: torch.Tensor
+    restrictions: Restrictions | None
 
 
 def pack(
@@ -160,7 +167,11 @@ def pack(
         )
     every = _concatenated(targets_of_rows)
     temperature = tokens.temperature[every.slots]
-    places, of_place, place_temperature = _distinct(every.places, temperature)
+    alone = np.where(tokens.sampled.restricted[every.slots], every.slots, -1)
+    places, of_place, place_temperature = _distinct(every.places, temperature, alone)
+    restrictions = tokens.sampled.at(
+        of_place if len(of_place) else np.arange(len(every.slots)), every.slots
+    )
     past = np.array([row.past for row in part.rows], np.int64)
     versions = tokens.versions[every.slots]
     ints = [ids.reshape(-1), past, places, every.ids, versions, of_place, every.slots]
@@ -185,19 +196,23 @@ def pack(
         advantage=moved_floats[2],
         weight=moved_floats[3],
         slots=moved[6],
+        restrictions=restrictions,
     )
 
 
-def _distinct(places: Ints, temperature: Floats) -> tuple[Ints, Ints, Floats]:
+def _distinct(places: Ints, temperature: Floats, alone: Ints) -> tuple[Ints, Ints, Floats]:
     """Return the distinct places, the index of each given place among them, and temperatures.
 
     Calls that share a context predict from the same place. The second result is empty if no place
     repeats.
+
+    :param alone: [N] a number of its own for each token that shares its place with no other, -1 for
+        other tokens.
     """
     if len(np.unique(places)) == len(places):
         return places, np.zeros(0, np.int64), temperature
-    pairs = np.stack([places, temperature.view(np.int32)])
-    unique, inverse = np.unique(pairs, axis=1, return_inverse=True)
+    keys = np.stack([places, temperature.view(np.int32), alone])
+    unique, inverse = np.unique(keys, axis=1, return_inverse=True)
     return (
         np.ascontiguousarray(unique[0]),
         inverse.reshape(-1).astype(np.int64),

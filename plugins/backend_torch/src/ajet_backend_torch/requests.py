@@ -29,7 +29,8 @@ class ActiveRequest:
     :param sent: number of sampled tokens that were sent to the caller.
     :param versions: (number of previously sampled tokens, policy version), in order.
     :param shaping: changes to the distribution that tokens are drawn from, if any.
-    :param top_logprobs: one list for each sampled token that is not sent yet, if requested.
+    :param top_logprobs: one list for each sampled token that is not sent yet, if requested;
+        `sampled_from` likewise.
     """
 
     request: GenerateRequest
@@ -40,6 +41,13 @@ class ActiveRequest:
     sent: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    sampled_from: list[tuple[float, bytes]] = field(default_factory=list)
+
+    @property
+    def reports(self) -> bool:
+        """Whether to report what its tokens are sampled from."""
+        sampling = self.request.sampling
+        return sampling.sampled_from and sampling.samples_otherwise
 
     def note_version(self, sampled: int, version: int) -> None:
         """Record that tokens from index `sampled` on are sampled by `version`."""
@@ -68,20 +76,21 @@ class ActiveRequest:
             stop = total if is_last else self.versions[index + 1][0]
             if start >= stop and not (is_last and finish_reason):
                 continue
-            top = None
-            if self.request.sampling.top_logprobs:
-                top = self.top_logprobs[start - self.sent : stop - self.sent]
+            unsent = slice(start - self.sent, stop - self.sent)
+            wants_top = self.request.sampling.top_logprobs > 0
             chunks.append(
                 GenerateChunk(
                     token_ids=tokens[start:stop].tolist(),
                     logprobs=logprobs[start:stop].tolist(),
                     policy_version=version,
                     finish_reason=finish_reason if is_last else None,
-                    top_logprobs=top,
+                    top_logprobs=self.top_logprobs[unsent] if wants_top else None,
+                    sampled_from=self.sampled_from[unsent] if self.reports else None,
                 )
             )
         self.sent = total
         self.top_logprobs.clear()
+        self.sampled_from.clear()
         return chunks
 
 

@@ -57,6 +57,7 @@ class SlotTable:
         self.greedy = np.zeros(slots, np.bool_)
         self.top_p = np.ones(slots, np.float32)
         self.top_k = np.full(slots, vocab_size, np.int64)
+        self.min_p = np.zeros(slots, np.float32)
         self.cut = np.zeros(slots, np.bool_)
         self.seeded = np.zeros(slots, np.bool_)
         self._special = np.zeros(slots, np.bool_)
@@ -123,8 +124,9 @@ class SlotTable:
         self.temperature[slot] = sampling.temperature or 1.0
         self.top_p[slot] = sampling.top_p
         self.top_k[slot] = min(sampling.top_k or self.vocab_size, self.vocab_size)
+        self.min_p[slot] = sampling.min_p
         self.cut[slot] = (
-            sampling.top_p < 1 or 0 < sampling.top_k < self.vocab_size
+            sampling.top_p < 1 or 0 < sampling.top_k < self.vocab_size or sampling.min_p > 0
         ) and sampling.temperature > 0
         self.seeded[slot] = sampling.seed is not None
         if sampling.seed is not None:

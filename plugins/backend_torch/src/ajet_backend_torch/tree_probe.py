@@ -79,7 +79,7 @@ def _run(
     divide: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logprobs of all trained tokens, and all gradients as one vector."""
-    tokens = CallTokens.of(calls)
+    tokens = CallTokens.of(calls, trees)
     everything = [True] * len(calls)
     weights = tokens.per_token([1.0] * len(calls))
     plan = schedule(trees, BUDGET, divide=divide)

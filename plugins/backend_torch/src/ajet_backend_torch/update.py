@@ -73,7 +73,7 @@ class BatchUpdate:
         self._algorithm = algorithm
         self.batch = batch
         self._trains = [trains(call, algorithm) for call in batch.calls]
-        self._tokens = CallTokens.of(batch.calls)
+        self._tokens = CallTokens.of(batch.calls, batch.trees)
         self._spans = [
             [span for segment in tree.segments for span in segment.spans if self._trains[span.call]]
             for tree in batch.trees

@@ -5,19 +5,22 @@ from __future__ import annotations
 from ajet_core.errors import ContextLengthError, RequestError, UnsupportedError
 from ajet_core.interfaces.engine import EngineInfo, GenerateRequest
 
+__all__ = ["check_request"]
+
 
 def check_request(
     request: GenerateRequest,
     info: EngineInfo,
     max_top_logprobs: int,
     *,
+    min_p: bool = False,
     penalties: bool = False,
     grammar: bool = False,
 ) -> None:
     """Refuse a request that is invalid or does not fit the model.
 
-    :param max_top_logprobs: as `EngineCapabilities.max_top_logprobs`; likewise `penalties` and
-        `grammar`.
+    :param max_top_logprobs: as `EngineCapabilities.max_top_logprobs`; likewise `min_p`,
+        `penalties` and `grammar`.
     :raises ContextLengthError: the prompt leaves no room for a token.
     :raises UnsupportedError: the request needs a feature that the engine does not have.
     :raises RequestError: a token id or parameter is out of range.
@@ -53,6 +56,8 @@ def check_request(
         raise UnsupportedError(
             "the engine does not support penalties or logit_bias", param="logit_bias"
         )
+    if sampling.min_p and not min_p:
+        raise UnsupportedError("the engine does not support min_p", param="min_p")
     if sampling.grammar and not grammar:
         raise UnsupportedError("the engine does not support grammars", param="grammar")
     if not all(0 <= token < info.vocab_size for token, _ in sampling.logit_bias):
@@ -65,6 +70,7 @@ def check_request(
         ("temperature", 0 <= sampling.temperature < float("inf"), "finite and at least 0"),
         ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
         ("top_k", sampling.top_k >= 0, "at least 0"),
+        ("min_p", 0 <= sampling.min_p <= 1, "at least 0 and at most 1"),
         ("top_logprobs", sampling.top_logprobs >= 0, "at least 0"),
     ):
         if not valid:
