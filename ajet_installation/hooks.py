@@ -184,4 +184,9 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             target="ajet_cli.commands.replay:replay",
             summary="Train recorded steps again, as they were or with changed settings.",
         ),
+        CommandSpec(
+            name="sft",
+            target="ajet_cli.commands.sft:sft",
+            summary="Fine-tune a model on conversations, or on a run's best episodes.",
+        ),
     )

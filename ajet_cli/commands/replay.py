@@ -15,13 +15,13 @@ from typing import Any
 
 import click
 
+from ajet_cli.lone_trainer import LoneTrainer, TrainerSetup
 from ajet_cli.replay.comparison import Reproduction, StepChange
 from ajet_cli.replay.packing import MODEL, pack_store, unpacked, write_pack
 from ajet_cli.replay.recorded import Preparation, RecordedRun
 from ajet_cli.replay.rescoring import Rescored, load_reward
 from ajet_cli.replay.rescoring import rescore as rescore_step
 from ajet_cli.replay.retraining import changed_config, reach, rerun_step, retrain_step
-from ajet_cli.replay.trainer import ReplayTrainer, TrainerSetup
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import ModelDirectoryError, RequestError
 from ajet_core.protocol import RunConfig
@@ -101,7 +101,7 @@ class _Session:
         return Preparation.of(config, self.cli.plugins, self.run.run_dir)
 
     @asynccontextmanager
-    async def trainer(self, config: RunConfig, name: str) -> AsyncIterator[ReplayTrainer]:
+    async def trainer(self, config: RunConfig, name: str) -> AsyncIterator[LoneTrainer]:
         directory = self.scratch / name
         directory.mkdir()
         try:
@@ -112,10 +112,10 @@ class _Session:
                 "new directory with --model",
                 param=error.param,
             ) from error
-        async with ReplayTrainer.running(setup, directory / "logs" / "trainer.log") as trainer:
+        async with LoneTrainer.running(setup, directory / "logs" / "trainer.log") as trainer:
             yield trainer
 
-    async def reached(self, trainer: ReplayTrainer, preparation: Preparation, step: int) -> None:
+    async def reached(self, trainer: LoneTrainer, preparation: Preparation, step: int) -> None:
         async for reproduced in reach(self.run, trainer, preparation, step):
             click.echo(f"trained step {reproduced.step} to reach step {step}", err=True)
             if not reproduced.identical:

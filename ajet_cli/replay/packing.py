@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ajet_cli.lone_trainer import LoneTrainer
 from ajet_cli.replay.recorded import RecordedRun, RecordedStep
-from ajet_cli.replay.trainer import ReplayTrainer
 from ajet_core import __version__
 from ajet_core.errors import RequestError, UnreadableFileError
 from ajet_core.interfaces import SampleStore
@@ -35,7 +35,7 @@ _FORMAT = 1
 async def write_pack(
     run: RecordedRun,
     recorded: RecordedStep,
-    trainer: ReplayTrainer,
+    trainer: LoneTrainer,
     plugins: PluginManager,
     out: Path,
 ) -> None:

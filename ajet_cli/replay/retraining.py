@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ajet_cli.lone_trainer import LoneTrainer
 from ajet_cli.replay.comparison import (
     EpisodeChange,
     Reproduction,
@@ -22,7 +23,6 @@ from ajet_cli.replay.comparison import (
     reproduction,
 )
 from ajet_cli.replay.recorded import Preparation, RecordedRun, RecordedStep
-from ajet_cli.replay.trainer import ReplayTrainer
 from ajet_core.errors import AjetError, ConfigError, RequestError
 from ajet_core.interfaces import CallScore, StepReport
 from ajet_core.protocol import RunConfig
@@ -32,19 +32,21 @@ CHANGEABLE = ("algorithm.", "timelines.", "trainer.settings.")
 """The settings that decide how a recorded batch is trained."""
 
 
-def changed_config(config: RunConfig, changes: Sequence[str]) -> RunConfig:
+def changed_config(
+    config: RunConfig, changes: Sequence[str], changeable: tuple[str, ...] = CHANGEABLE
+) -> RunConfig:
     """Return a configuration with ``PATH=VALUE`` applied, such as ``algorithm.clip_high=0.28``.
 
+    :param changeable: the beginnings of settings that can be changed.
     :raises ConfigError: a change cannot be read, has no effect on training, or is invalid.
     """
     plain: dict[str, Any] = config.model_dump(mode="json")
     for change in changes:
         path, equals, text = change.partition("=")
-        if not (equals and path.startswith(CHANGEABLE)):
+        if not (equals and path.startswith(changeable)):
             raise ConfigError(
                 f"--set {change}: expected PATH=VALUE with a path that begins with "
-                f"{', '.join(CHANGEABLE)}; other settings do not change how a recorded batch is "
-                "trained",
+                f"{', '.join(changeable)}; other settings have no effect on how it is trained",
                 param=path,
             )
         *sections, name = path.split(".")
@@ -71,7 +73,7 @@ def _value(text: str) -> object:
 
 
 async def reach(
-    run: RecordedRun, trainer: ReplayTrainer, preparation: Preparation, step: int
+    run: RecordedRun, trainer: LoneTrainer, preparation: Preparation, step: int
 ) -> AsyncIterator[Reproduction]:
     """Bring a trainer to the weights before a step; yield how each step trained for it compares.
 
@@ -86,7 +88,7 @@ async def reach(
 
 
 async def rerun_step(
-    recorded: RecordedStep, trainer: ReplayTrainer, preparation: Preparation
+    recorded: RecordedStep, trainer: LoneTrainer, preparation: Preparation
 ) -> tuple[Reproduction, TrainBatch, StepReport]:
     """Train a step as it was trained, and compare it with its record."""
     data = preparation.data(recorded, trainer.info)
@@ -109,8 +111,8 @@ def scores_of(recorded: RecordedStep) -> Mapping[str, CallScore]:
 
 async def retrain_step(
     recorded: RecordedStep,
-    usual: tuple[ReplayTrainer, Preparation],
-    changed: tuple[ReplayTrainer, Preparation],
+    usual: tuple[LoneTrainer, Preparation],
+    changed: tuple[LoneTrainer, Preparation],
     scratch: Path,
 ) -> StepChange:
     """Train a step as it was and with other settings, from the same weights.
@@ -164,7 +166,7 @@ def _differs(report: StepReport, other: StepReport) -> bool:
     return not (report.metrics.get("no_signal") and other.metrics.get("no_signal"))
 
 
-async def _logprobs(trainer: ReplayTrainer, batch: TrainBatch) -> list[list[float]] | None:
+async def _logprobs(trainer: LoneTrainer, batch: TrainBatch) -> list[list[float]] | None:
     """Return the logprobs of a batch under the present weights, None if it cannot be computed."""
     try:
         return (await trainer.rehearse(batch)).logprobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,19 @@ class LossSuite:
         for call, logprobs in zip(batch.calls, scored, strict=True):
             call.behaviour[:] = [value + noise.gauss(0, 0.1) for value in logprobs]
         self._compare(tmp_path, trainer, model, batch, algorithm)
+
+    def test_tokens_of_no_policy_have_the_gradient_of_their_likelihood(
+        self, tmp_path: Path
+    ) -> None:
+        """So `ajet sft` trains: with a low behaviour logprob, the cap 1, and equal advantages."""
+        algorithm = AlgorithmConfig(importance="truncated", importance_cap=1.0, **_STEP)
+        trainer, model = self.make_trainer(tmp_path / "run", algorithm)
+        batch = linear_batch(self.vocab_size, rows=2)
+        calls = [
+            replace(call, advantage=1.0, logprobs=[-60.0] * len(call.logprobs))
+            for call in batch.calls
+        ]
+        self._compare(tmp_path, trainer, model, replace(batch, calls=calls), algorithm)
 
     def _compare(
         self,

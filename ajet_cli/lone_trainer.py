@@ -71,7 +71,7 @@ class TrainerSetup:
         channel = "in_process" if "in_process" in offered else "safetensors_dir"
         if channel not in offered:
             raise ConfigError(
-                f"the steps of trainer {trainer.name!r} cannot be replayed: it publishes weights "
+                f"trainer {trainer.name!r} cannot be used without an engine: it publishes weights "
                 f"only on {', '.join(offered)}",
                 param="trainer.name",
             )
@@ -79,7 +79,7 @@ class TrainerSetup:
         return cls(trainer, plan, interpreters.get("trainer"), channel, seconds)
 
 
-class ReplayTrainer:
+class LoneTrainer:
     """A running trainer; create it with `running`."""
 
     def __init__(self, setup: TrainerSetup, log: Path) -> None:
@@ -95,7 +95,7 @@ class ReplayTrainer:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, setup: TrainerSetup, log: Path) -> AsyncIterator[ReplayTrainer]:
+    async def running(cls, setup: TrainerSetup, log: Path) -> AsyncIterator[LoneTrainer]:
         """Run a trainer within the context; `begin` has to be called first.
 
         :param log: receives the output of its process.
@@ -131,10 +131,14 @@ class ReplayTrainer:
         self.info = report.trainer
         await self._trainer.publish(setup.channel, step)
 
-    async def step(self, batch: TrainBatch) -> StepReport:
-        """Train on a batch, and publish the weights."""
+    async def step(self, batch: TrainBatch, *, publish: bool = True) -> StepReport:
+        """Train on a batch.
+
+        :param publish: whether to publish the weights then, so that policy versions are counted.
+        """
         report = await self._trainer.step(batch)
-        await self._trainer.publish(self._setup.channel, batch.step)
+        if publish:
+            await self._trainer.publish(self._setup.channel, batch.step)
         return report
 
     async def rehearse(self, batch: TrainBatch) -> StepReport:
@@ -144,6 +148,10 @@ class ReplayTrainer:
     async def save(self, directory: Path) -> None:
         """Write a checkpoint."""
         await self._trainer.save(directory)
+
+    async def export(self, directory: Path) -> None:
+        """Write the model as a Hugging Face directory."""
+        await self._trainer.export(directory)
 
     async def _close(self) -> None:
         if self._process is not None:

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning with the trainers of runs."""

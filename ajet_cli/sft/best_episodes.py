@@ -1,0 +1,71 @@
+"""The best episodes of a recorded run, as examples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from ajet_cli.sft.conversations import UNKNOWN_LOGPROB
+from ajet_core.errors import RequestError
+from ajet_core.interfaces import EpisodeQuery, SampleStore
+from ajet_core.protocol import RunConfig
+from ajet_core.timeline import Call
+from ajet_server.run.run_setup import stored_config
+from ajet_server.store.store_reader import StoreReader
+
+
+async def config_of(run_dir: Path, store: SampleStore) -> RunConfig:
+    """Return the configuration of a run.
+
+    :raises StoreError: the store does not exist or cannot be read.
+    :raises RequestError: no run was started in the directory.
+    """
+    async with StoreReader(store, run_dir) as reader:
+        record = await reader.run()
+    if record is None:
+        raise RequestError(f"{run_dir} has no run: give the run directory of a server")
+    return stored_config(record)
+
+
+async def best_episodes(
+    run_dir: Path, store: SampleStore, share: float, least: float
+) -> list[list[Call]]:
+    """Return the calls of a run's best training episodes, the newest first among equal rewards.
+
+    :param share: of all ended training episodes, 0 < share <= 1.
+    :param least: the lowest reward of an episode that is taken.
+    :raises StoreError: the store does not exist or cannot be read.
+    :raises RequestError: no episode is good enough.
+    """
+    async with StoreReader(store, run_dir):
+        query = EpisodeQuery(kind="train", state="ended", newest_first=True)
+        records = [record async for record in store.episodes(query)]
+        rewards = [(record.reward or 0.0, record.episode_id) for record in records]
+        ranked = sorted(rewards, key=lambda one: -one[0])
+        best = ranked[: math.ceil(share * len(ranked))]
+        ids = [episode_id for reward, episode_id in best if reward >= least]
+        calls = await store.calls(ids) if ids else {}
+    examples = [
+        [_to_learn(call) for call in calls[one] if call.finish_reason != "abort"] for one in ids
+    ]
+    examples = [example for example in examples if example]
+    if not examples:
+        highest = f"; the highest reward is {ranked[0][0]:g}" if ranked else ""
+        raise RequestError(
+            f"none of the {len(records)} training episodes of {run_dir} can be learnt from"
+            f"{highest}: lower --min-reward or raise --best"
+        )
+    return examples
+
+
+def _to_learn(call: Call) -> Call:
+    """Return a call as text to learn, whatever it was sampled from."""
+    size = len(call.sampled_ids)
+    return replace(
+        call,
+        logprobs=[UNKNOWN_LOGPROB] * size,
+        policy_versions=[0] * size,
+        temperature=1.0,
+        sampled_from=None,
+    )
