@@ -236,6 +236,13 @@ def entropy(history: History, limits: FailureConfig) -> Reading | str:
     over = series.solved(history) and fmean(equal or [0.0]) >= _MOST
     if least is not None and len(values) >= _SPAN and not over:
         level = least / max(median(values[-_SPAN:]), least / 100)
+    change = series.change(values)
+    if growth is not None and change is not None and not over:
+        # Entropy falls as the model learns, but not as fast as when sampling becomes greedy.
+        fallen = change.fall(growth**2, _NO_ENTROPY)
+        if fallen >= max(level, 1.0):
+            cause = f"{cause}; before, it was {change.before:.3g}"
+        level = max(level, fallen)
     return _or_growth(Reading(level, cause), values, growth, _SMALL_ENTROPY)
 
 
@@ -320,6 +327,7 @@ _SMALL_GAP = 0.01
 _SMALL_KL = 0.1
 _NO_KL = 0.001
 _SMALL_ENTROPY = 0.2
+_NO_ENTROPY = 0.001
 # The share of tasks with equal rewards from which on they count as solved.
 _MOST = 0.5
 # Every answer has at least one token: its end token.

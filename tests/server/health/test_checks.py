@@ -82,6 +82,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("entropy", {"sampled_entropy": [0.7, 0.8, 0.9]}, "is 0.9 nats per token; before, it was 0.2"),
     ("entropy", {"sampled_entropy": [2.1]}, "is 2.1 nats per token; before, it was 0.2"),
     ("entropy", {"sampled_entropy": [1e-3, 1e-3, 1e-3]}, "is 0.001 nats per token"),
+    (
+        "entropy",
+        {"sampled_entropy": [0.01, 0.01, 0.02]},
+        "is 0.02 nats per token; before, it was 0.2",
+    ),
     ("length", {"tokens_per_call": [80, 90, 90]}, "have 90 tokens on average; before, they had 20"),
     ("length", {"tokens_per_call": [2, 2, 2]}, "have 2 tokens on average; before, they had 20"),
     ("grad_norm", {"grad_norm": [10, 0.3, 12]}, "at least 10 in two of the last 3 steps"),
@@ -107,6 +112,7 @@ def test_each_fault_is_found_by_its_check(kind: str, changes: dict[str, Any], wo
         # One batch is chance, and a single value may be anything.
         ("zero_signal", {"no_signal": [1, 1, 1, 0, 1, 1, 1, 1]}),
         ("entropy", {"sampled_entropy": [0.2, 0.9, 0.2]}),
+        ("entropy", {"sampled_entropy": [0.05, 0.05, 0.05]}),
         # The batches of a world in which failing episodes are longer than others.
         ("entropy", {"sampled_entropy": [0.1] * 9 + [0.33, 0.31, 0.32]}),
         ("kl", {"kl": [0.2, 2.5, 0.2]}),
