@@ -28,6 +28,7 @@ from ajet_core.protocol import RunConfig
 
 if TYPE_CHECKING:
     from agentjet.agents import (
+        Curriculum,
         agent_name,
         load_judge,
         passthrough,
@@ -41,6 +42,7 @@ __all__ = [
     "AjetError",
     "AsyncSwarm",
     "AsyncSwarmClient",
+    "Curriculum",
     "Episode",
     "EpisodeOutcome",
     "RunConfig",

@@ -405,7 +405,13 @@ class SwarmService:
         counts = self.store.group_counts(stored, kind=request.kind, client_id=client_id)
         return GroupCountsAnswer(
             groups={
-                stored[group]: GroupCounts(open=c.open, ended=c.ended, aborted=c.aborted)
+                stored[group]: GroupCounts(
+                    open=c.open,
+                    ended=c.ended,
+                    aborted=c.aborted,
+                    reward_mean=c.reward_mean,
+                    reward_std=c.reward_std,
+                )
                 for group, c in counts.items()
             }
         )

@@ -16,6 +16,7 @@ train(solve, tasks, epochs=3)
 """
 
 from agentjet.agents.adapters import Adapters, current_agent, installed_adapters
+from agentjet.agents.curriculum import Curriculum
 from agentjet.agents.decorator import trainable
 from agentjet.agents.overriding import derived_classes, override_method
 from agentjet.agents.programs import AsyncTrainable, EpisodeRun, SyncTrainable, Trainable
@@ -29,6 +30,7 @@ from agentjet.agents.training import train, train_async
 __all__ = [
     "Adapters",
     "AsyncTrainable",
+    "Curriculum",
     "EpisodeRun",
     "Route",
     "RoutedTransports",

@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentjet.agents.curriculum import Curriculum, Spreads
 from agentjet.agents.programs import Trainable
 from agentjet.client import Resumption, Task
 from ajet_core.errors import RequestError
@@ -44,6 +45,8 @@ def plan(
     resume: bool,
     size: int | None,
     shuffle: int | None,
+    curriculum: Curriculum | None = None,
+    spreads: Spreads | None = None,
 ) -> Asking:
     """Number the epochs, starting with `first`, and plan their episodes.
 
@@ -53,6 +56,8 @@ def plan(
     If a group is complete in the open batch, further episodes of it wait until that batch is
     trained, and the batch may lack just those episodes.
 
+    :param curriculum: chooses the tasks of the only epoch.
+    :param spreads: of the epochs before; those that it lacks are added.
     :raises RequestError: two tasks have the same id, or an argument is out of range.
     """
     for name, value in (("epochs", epochs), ("first_epoch", 1 if first is None else first)):
@@ -64,6 +69,12 @@ def plan(
         first = 1
     elif first is None:
         first = yield from _unused(tasks, epochs)
+    if curriculum is not None and spreads is not None:
+        yield from _add_epochs(spreads, tasks, first)
+        chosen = curriculum.choose(tasks, first, spreads.by_task)
+        return EpochPlan(
+            tasks=[_in_epoch(task, first) for task in chosen], size=its_size, last=first
+        )
     wanted: list[Task] = []
     for epoch in range(first, first + epochs):
         order = list(tasks)
@@ -75,6 +86,17 @@ def plan(
 
 def _in_epoch(task: Task, epoch: int) -> Task:
     return replace(task, group=f"{task.group or task.id}@{epoch}")
+
+
+def _add_epochs(
+    spreads: Spreads, tasks: Sequence[Task], until: int
+) -> Generator[list[Task], Resumption, None]:
+    """Add the epochs before `until`."""
+    while spreads.epochs + 1 < until:
+        epoch = spreads.epochs + 1
+        groups = {task.id: str(_in_epoch(task, epoch).group) for task in tasks}
+        known = (yield [Task(group, group=group) for group in groups.values()]).reward_std
+        spreads.add({name: known[group] for name, group in groups.items() if group in known})
 
 
 def _unused(tasks: Sequence[Task], epochs: int) -> Generator[list[Task], Resumption, int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from agentjet.agents.curriculum import Curriculum, Spreads
 from agentjet.agents.decorator import trainable
 from agentjet.agents.epochs import Asking, EpochPlan, plan
 from agentjet.agents.programs import AsyncClient, AsyncTrainable, Client, SyncTrainable, Trainable
@@ -48,6 +49,7 @@ def train(
     resume: bool = False,
     first_epoch: int | None = None,
     shuffle: int | None = None,
+    curriculum: Curriculum | None = None,
     progress: bool | None = None,
     on_result: OnResult | None = None,
 ) -> Report:
@@ -79,6 +81,8 @@ def train(
         loop that calls this for each epoch. Default: 1 with `resume`, else the number after the
         epochs of these tasks in which episodes have ended.
     :param shuffle: seed of the order of the tasks in each epoch; None keeps them in order.
+    :param curriculum: chooses the tasks of each epoch by their difficulty; each epoch then ends
+        before the next one begins.
     :param progress: whether to show progress on the terminal; by default if there is one.
     :param on_result: called after each episode that ended or was given up.
     :raises RequestError: two tasks have the same id, or an argument is out of range.
@@ -105,6 +109,7 @@ def train(
                     resume=resume,
                     first_epoch=first_epoch,
                     shuffle=shuffle,
+                    curriculum=curriculum,
                     progress=progress,
                     on_result=on_result,
                 ),
@@ -115,33 +120,42 @@ def train(
         raise TypeError("a function that is not async requires SwarmClient or Swarm")
     with _closing(server) as connected:
         status = _start(connected, config)
-        asking = plan(
-            its,
-            tasks,
-            status,
-            epochs=epochs,
-            first=first_epoch,
-            resume=resume,
-            size=episodes_per_task,
-            shuffle=shuffle,
-        )
-        todo = _planned(connected, asking)
-        left = connected.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
-        with ProgressDisplay(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
-            report: Report = connected.run_episodes_until_all_complete(
-                todo.tasks,
-                its.agent,
-                episodes_per_task=todo.size,
-                concurrency=concurrency,
-                retries=retries,
-                episode_timeout=episode_timeout,
+        reports: list[Report] = []
+        spreads = Spreads()
+        for count in _parts(epochs, curriculum):
+            asking = plan(
+                its,
+                tasks,
+                status,
+                epochs=count,
+                first=first_epoch,
                 resume=resume,
-                on_result=shown.note,
+                size=episodes_per_task,
+                shuffle=shuffle,
+                curriculum=curriculum,
+                spreads=spreads,
             )
+            todo = _planned(connected, asking)
+            first_epoch = todo.last + 1
+            left = connected.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
+            total = _total(todo, left)
+            with ProgressDisplay(total, todo.last, show=progress, also=on_result) as shown:
+                reports.append(
+                    connected.run_episodes_until_all_complete(
+                        todo.tasks,
+                        its.agent,
+                        episodes_per_task=todo.size,
+                        concurrency=concurrency,
+                        retries=retries,
+                        episode_timeout=episode_timeout,
+                        resume=resume,
+                        on_result=shown.note,
+                    )
+                )
         if isinstance(connected, SwarmClient):
             with suppress(AjetError):
                 _tell_what_is_left(connected.status())
-        return report
+        return _joined(reports)
 
 
 async def train_async(
@@ -158,6 +172,7 @@ async def train_async(
     resume: bool = False,
     first_epoch: int | None = None,
     shuffle: int | None = None,
+    curriculum: Curriculum | None = None,
     progress: bool | None = None,
     on_result: OnResult | None = None,
 ) -> Report:
@@ -174,36 +189,60 @@ async def train_async(
     connected = AsyncSwarmClient() if server is None else server
     try:
         status = await _start_async(connected, config)
-        asking = plan(
-            its,
-            tasks,
-            status,
-            epochs=epochs,
-            first=first_epoch,
-            resume=resume,
-            size=episodes_per_task,
-            shuffle=shuffle,
-        )
-        todo = await _planned_async(connected, asking)
-        left = await connected.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
-        with ProgressDisplay(_total(todo, left), todo.last, show=progress, also=on_result) as shown:
-            report: Report = await connected.run_episodes_until_all_complete(
-                todo.tasks,
-                its.agent,
-                episodes_per_task=todo.size,
-                concurrency=concurrency,
-                retries=retries,
-                episode_timeout=episode_timeout,
+        reports: list[Report] = []
+        spreads = Spreads()
+        for count in _parts(epochs, curriculum):
+            asking = plan(
+                its,
+                tasks,
+                status,
+                epochs=count,
+                first=first_epoch,
                 resume=resume,
-                on_result=shown.note,
+                size=episodes_per_task,
+                shuffle=shuffle,
+                curriculum=curriculum,
+                spreads=spreads,
             )
+            todo = await _planned_async(connected, asking)
+            first_epoch = todo.last + 1
+            left = (
+                await connected.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
+            )
+            total = _total(todo, left)
+            with ProgressDisplay(total, todo.last, show=progress, also=on_result) as shown:
+                reports.append(
+                    await connected.run_episodes_until_all_complete(
+                        todo.tasks,
+                        its.agent,
+                        episodes_per_task=todo.size,
+                        concurrency=concurrency,
+                        retries=retries,
+                        episode_timeout=episode_timeout,
+                        resume=resume,
+                        on_result=shown.note,
+                    )
+                )
         if isinstance(connected, AsyncSwarmClient):
             with suppress(AjetError):
                 _tell_what_is_left(await connected.status())
-        return report
+        return _joined(reports)
     finally:
         if own:
             await connected.close()
+
+
+def _parts(epochs: int, curriculum: Curriculum | None) -> list[int]:
+    """Return the numbers of epochs that are planned at once: with a curriculum one at a time."""
+    return [epochs] if curriculum is None or epochs < 1 else [1] * epochs
+
+
+def _joined(reports: Sequence[Report]) -> Report:
+    return RunnerReport(
+        outcomes=[one for report in reports for one in report.outcomes],
+        failures=[one for report in reports for one in report.failures],
+        elapsed=sum(report.elapsed for report in reports),
+    )
 
 
 def _refuse_loop() -> None:

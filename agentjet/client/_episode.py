@@ -211,10 +211,12 @@ class Resumption:
 
     :param finished: tasks all of whose episodes have ended.
     :param remaining: the other tasks, each with the number of episodes that it still lacks.
+    :param reward_std: standard deviations of the rewards of ended episodes, by group.
     """
 
     finished: Sequence[Task]
     remaining: Sequence[tuple[Task, int]]
+    reward_std: Mapping[str, float] = field(default_factory=dict)
 
 
 def abort_reason(error: BaseException, episode: Rollout) -> str:
@@ -273,7 +275,8 @@ def resumption(
             remaining.append((task, lacking))
         else:
             finished.append(task)
-    return Resumption(finished=finished, remaining=remaining)
+    spreads = {g: c.reward_std for g, c in counts.items() if c.reward_std is not None}
+    return Resumption(finished=finished, remaining=remaining, reward_std=spreads)
 
 
 def traceback_text(error: BaseException, episode: Rollout | None) -> str:

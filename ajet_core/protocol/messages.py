@@ -170,12 +170,14 @@ class GroupCountsRequest(Message):
 class GroupCounts(Message):
     """The episodes of a group that this client claimed in this run, whenever that was.
 
-    :param ended: with a reward.
+    :param ended: with a reward; `reward_mean` and `reward_std` are over these, None without any.
     """
 
     open: int
     ended: int
     aborted: int
+    reward_mean: float | None = None
+    reward_std: float | None = None
 
 
 class GroupCountsAnswer(Message):

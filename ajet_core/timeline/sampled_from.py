@@ -29,8 +29,6 @@ class SampledFrom:
     @classmethod
     def of(cls, tokens: Sequence[tuple[float, bytes]], **added: object) -> SampledFrom:
         """Create it from `GenerateChunk.sampled_from` of T tokens, and what was added."""
-        numbers: dict[bytes, int] = {b"": -1}
-        for _, kept in tokens:
-            numbers.setdefault(kept, len(numbers) - 1)
-        logprobs = [logprob for logprob, _ in tokens]
-        return cls(logprobs, list(numbers)[1:], [numbers[kept] for _, kept in tokens], **added)  # type: ignore[arg-type]
+        kept = list(dict.fromkeys([b"", *(kept for _, kept in tokens)]))
+        numbers = {one: number for number, one in enumerate(kept, -1)}
+        return cls([lp for lp, _ in tokens], kept[1:], [numbers[one] for _, one in tokens], **added)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -44,17 +45,40 @@ _OUTCOME = (
 )
 """The fields of an episode that are written when it is prepared and when it is over."""
 
-# The index of a state in the counts of a group: open, ended, aborted.
-_PLACES = {"open": 0, "prepared": 0, "ended": 1, "aborted": 2}
+# The field of `GroupCount` that counts the episodes of a state.
+_COUNTED_AS = {"open": "open", "prepared": "open", "ended": "ended", "aborted": "aborted"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupCount:
-    """The number of a group's episodes by state."""
+    """The number of a group's episodes by state.
+
+    :param reward_sum: of the ended ones; `square_sum` of the squares of their rewards.
+    """
 
     open: int = 0
     ended: int = 0
     aborted: int = 0
+    reward_sum: float = 0.0
+    square_sum: float = 0.0
+
+    @property
+    def reward_mean(self) -> float | None:
+        """The mean reward of the ended episodes, None without any."""
+        return self.reward_sum / self.ended if self.ended else None
+
+    @property
+    def reward_std(self) -> float | None:
+        """The standard deviation of their rewards, None without any."""
+        if not self.ended:
+            return None
+        variance = self.square_sum / self.ended - (self.reward_sum / self.ended) ** 2
+        return math.sqrt(max(0.0, variance))
+
+
+_NO_EPISODES = GroupCount()
+# The sum of the squares of larger rewards could overflow.
+_LARGEST_REWARD = 1e120
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +122,8 @@ class RunStore:
         self._joint: dict[str, str] = {}
         # Episodes that are not over, and train episodes without a batch, in the order of claims.
         self._loose: dict[str, EpisodeRecord] = {}
-        # Numbers of open, ended and aborted episodes, by client, kind and group.
-        self._groups: dict[tuple[str, EpisodeKind, str], list[int]] = {}
+        # By client, kind and group.
+        self._groups: dict[tuple[str, EpisodeKind, str], GroupCount] = {}
         self._totals = dict.fromkeys(
             [
                 "episodes",
@@ -345,7 +369,8 @@ class RunStore:
     ) -> dict[str, GroupCount]:
         """Count a client's episodes by group; prepared ones count as open."""
         return {
-            group: GroupCount(*self._groups.get((client_id, kind, group), ())) for group in groups
+            group: replace(self._groups.get((client_id, kind, group), _NO_EPISODES))
+            for group in groups
         }
 
     async def evaluation_counts(self, *, pass_reward: float) -> list[EvaluationCount]:
@@ -499,13 +524,18 @@ class RunStore:
 
     def _count(self, episode: EpisodeRecord, by: int) -> None:
         """Add `by` to the counts of an episode's state."""
-        place = _PLACES.get(episode.state)
-        if place is None:
+        name = _COUNTED_AS.get(episode.state)
+        if name is None:
             # The record is damaged: count it nowhere.
             return
         key = (episode.client_id, episode.kind, episode.group)
-        self._groups.setdefault(key, [0, 0, 0])[place] += by
-        if place:
+        count = self._groups.setdefault(key, GroupCount())
+        setattr(count, name, getattr(count, name) + by)
+        if name == "ended":
+            reward = min(max(episode.reward or 0.0, -_LARGEST_REWARD), _LARGEST_REWARD)
+            count.reward_sum += by * reward
+            count.square_sum += by * reward**2
+        if name != "open":
             self._totals[f"episodes_{episode.state}"] += by
             if episode.joint is not None:
                 self._totals[f"joint_{episode.state}"] += by

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
@@ -357,6 +358,10 @@ _COUNTS = """
 SELECT iif(state = 'prepared', 'open', state), count(*) FROM episodes
 WHERE group_name = ? AND kind = ? AND client_id = ? GROUP BY 1
 """
+_REWARDS = """
+SELECT reward FROM episodes
+WHERE group_name = ? AND kind = ? AND client_id = ? AND state = 'ended'
+"""
 _EVALUATIONS = f"""
 SELECT client_id, tag, claim_version, task_id, sum(state = 'ended'),
 sum(state = 'ended' AND reward >= ?), sum(state = 'ended' AND mixed),
@@ -383,7 +388,14 @@ async def check_against_queries(store: RunStore, database: sqlite3.Connection) -
             for kind in ("train", "eval"):
                 counted = dict(database.execute(_COUNTS, (group, kind, client)).fetchall())
                 told = store.group_counts([group], kind=kind, client_id=client)
-                assert told == {group: GroupCount(**counted)}
+                rewards = [value for (value,) in database.execute(_REWARDS, (group, kind, client))]
+                if rewards:
+                    assert told[group].reward_mean == pytest.approx(fmean(rewards))
+                    assert told[group].reward_std == pytest.approx(pstdev(rewards), abs=1e-6)
+                else:
+                    assert told[group].reward_mean is told[group].reward_std is None
+                plain = replace(told[group], reward_sum=0.0, square_sum=0.0)
+                assert {group: plain} == {group: GroupCount(**counted)}
     rows = [EvaluationCount(*row) for row in database.execute(_EVALUATIONS, (0.5,))]
     told_evaluations = await store.evaluation_counts(pass_reward=0.5)
     assert [replace(e, reward_sum=0.0) for e in told_evaluations] == [
