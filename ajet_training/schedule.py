@@ -294,7 +294,16 @@ def _fits(below: Sequence[_Lane], room: int, budget: int) -> bool:
 
 
 def _chunks(lanes: Sequence[_Lane], room: int, budget: int) -> list[list[_Lane]]:
-    """Group candidates into passes of at most `room` tokens; a single candidate may exceed it."""
+    """Group candidates into passes of at most `room` tokens; a single candidate may exceed it.
+
+    Those that nothing continues from have passes of their own if the rows would copy much past,
+    because a trainer may compute many of them in one row.
+    """
+    if sum(lane.past for lane in lanes) > budget:
+        ends = [lane for lane in lanes if lane.total == lane.left]
+        if 0 < len(ends) < len(lanes):
+            others = [lane for lane in lanes if lane.total > lane.left]
+            return [*_chunks(ends, room, budget), *_chunks(others, room, budget)]
     chunks: list[list[_Lane]] = []
     real = heaviest = past = 0
     # Sort equal lengths by parent, so that rows with the same past are adjacent.

@@ -170,6 +170,16 @@ def test_siblings_share_a_pass_and_their_past():
     assert found.passes[1].blocks[0].rows == (0,)
 
 
+def test_leaves_after_a_long_past_have_a_pass_of_their_own():
+    branches = [(0, 5)] * 6
+    below = [(3, 4)]
+    short, long = tree((-1, 10), *branches, *below), tree((-1, 40), *branches, *below)
+    assert shapes(schedule([short], 100)) == [(1, 10, 0), (6, 5, 10), (1, 3, 15)]
+    found = schedule([long], 100)
+    assert shapes(found) == [(1, 40, 0), (5, 4, 40), (1, 5, 40), (1, 3, 45)]
+    assert [part.inner for part in found.passes] == [True, False, True, False]
+
+
 def test_children_of_different_rows_share_a_pass():
     found = schedule([tree((-1, 50), (0, 11)), tree((-1, 48), (0, 11), (0, 11))], 1000)
     assert shapes(found) == [(2, 50, 0), (3, 10, 50)]

@@ -211,6 +211,41 @@ def test_every_layout_trains_as_plain_passes_over_each_call(kind, trainers, seed
         assert_same(accumulated(trainer, AlgorithmConfig(), found[layout]), expected)
 
 
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("branches", [2, 13])
+def test_branches_of_a_long_context_are_computed_in_few_rows(kind, branches, trainers, monkeypatch):
+    trainer = trainers(kind)
+    trainer.policy.token_budget = 10_000
+    dice = random.Random(branches)
+    context = dice.choices(range(1, VOCAB), k=150)
+    calls = []
+    for number in range(branches):
+        answer = [number + 1, *dice.choices(range(1, VOCAB), k=dice.randint(2, 5))]
+        behaviour, versions = [-4.0] * len(answer), [0] * len(answer)
+        calls.append(
+            Call(str(number), "0", number, context, answer, behaviour, versions, 0.8, "stop")
+        )
+    trie = TokenTrie("0")
+    for call in calls:
+        trie.add(call)
+    train = [TrainCall.of(call, 0, dice.uniform(-2, 2)) for call in calls]
+    rows, size = [TrainEpisode("0", "g", 0.0)], sum(call.length for call in calls)
+    tree, separate = (
+        TrainBatch("b", 1, rows, train, lay_out(layout, [trie.tree()], [0]), size)
+        for layout in ("tree", "separate")
+    )
+    folded = []
+    count_of = forest_module.folding
+
+    def folding(part: Any) -> int:
+        folded.append((part.shape.rows, count_of(part)))
+        return folded[-1][1]
+
+    monkeypatch.setattr(forest_module, "folding", folding)
+    assert_same(accumulated(trainer, AlgorithmConfig(), tree), plain(trainer, separate))
+    assert (branches, {2: 2, 13: 7}[branches]) in folded
+
+
 def test_calls_that_sampled_the_same_each_add_their_loss(trainers):
     trainer = trainers("qwen2")
     calls = [

@@ -11,7 +11,15 @@ import torch
 from ajet_backend_torch.logits import SelectedLogits, Selection
 from ajet_backend_torch.losses import TokenScores
 from ajet_backend_torch.packing import PassTensors
-from ajet_backend_torch.past import PassCache, StoredPass, past_blocks, past_mask
+from ajet_backend_torch.past import (
+    PassCache,
+    StoredPass,
+    folded,
+    folded_mask,
+    folding,
+    past_blocks,
+    past_mask,
+)
 from ajet_training.schedule import Pass
 
 LossOf = Callable[[int, PassTensors, TokenScores], torch.Tensor]
@@ -159,14 +167,18 @@ class Forest:
         if not part.inner and not part.blocks:
             return self._logits({"input_ids": tensors.ids}, places), None
         cache = PassCache(past_blocks(part, stored, self._device))
+        ids, positions, mask = tensors.ids, tensors.positions, None
+        # Without a past, the model's own causal attention is exact and faster than any mask.
+        if (count := folding(part)) > 1:
+            ids, positions = folded(ids, count), folded(positions, count)
+            mask = folded_mask(part, count, self._dtype, self._device)
+        elif part.blocks:
+            mask = past_mask(passes, part, self._dtype, self._device)
         inputs = {
-            "input_ids": tensors.ids,
-            "position_ids": tensors.positions,
+            "input_ids": ids,
+            "position_ids": positions,
             "past_key_values": cache,
-            # Without a past, the model's own causal attention is exact and faster than any mask.
-            "attention_mask": past_mask(passes, part, self._dtype, self._device)
-            if part.blocks
-            else None,
+            "attention_mask": mask,
         }
         return self._logits(inputs, places), cache
 

@@ -11,6 +11,8 @@ from transformers.cache_utils import Cache
 
 from ajet_training.schedule import Pass
 
+FOLDED_SHARE = 4
+"""Rows are folded up to this part of the length of their past."""
 MASK_ALIGNMENT = 16
 """CUDA's memory-efficient attention copies a mask whose rows do not start at multiples of this."""
 
@@ -202,6 +204,43 @@ def past_mask(
     aligned = -(-size // MASK_ALIGNMENT) * MASK_ALIGNMENT
     mask = torch.zeros(len(hidden), 1, shape.width, aligned, dtype=dtype, device=device)[..., :size]
     return mask.masked_fill_(hidden[:, None], torch.finfo(dtype).min)
+
+
+def folding(part: Pass) -> int:
+    """Return how many rows of a pass are computed as one.
+
+    Rows that continue from the same tokens need only one copy of their keys and values, if they
+    follow each other in one row with a mask that hides them from each other. The attention of a
+    token then has to skip the others, so they must be few compared with the past. Passes that
+    others continue from keep their rows.
+    """
+    shape = part.shape
+    if part.inner or not part.blocks or any(len(block.rows) > 1 for block in part.blocks):
+        return 1
+    most = max(1, shape.past // (FOLDED_SHARE * shape.width))
+    groups = -(-shape.rows // most)
+    return -(-shape.rows // groups)
+
+
+def folded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return [R, L] as [ceil(R / count), count * L], padded with zeros."""
+    groups = -(-len(rows) // count)
+    missing = groups * count - len(rows)
+    if missing:
+        rows = torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
+    return rows.reshape(groups, -1)
+
+
+def folded_mask(part: Pass, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the additive mask [1, 1, count * L, past + count * L] of rows that are folded."""
+    width, past = part.shape.width, part.shape.past
+    new = torch.arange(count * width, device=device)
+    hidden = (new > new[:, None]) | (new // width != new[:, None] // width)
+    size = past + count * width
+    aligned = -(-size // MASK_ALIGNMENT) * MASK_ALIGNMENT
+    mask = torch.zeros(1, 1, count * width, aligned, dtype=dtype, device=device)[..., :size]
+    mask[0, 0, :, past:].masked_fill_(hidden, torch.finfo(dtype).min)
+    return mask
 
 
 def past_blocks(
