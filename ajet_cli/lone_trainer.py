@@ -107,6 +107,10 @@ class LoneTrainer:
         finally:
             await trainer._close()
 
+    def use(self, setup: TrainerSetup) -> None:
+        """Train with another configuration from the next `begin` on."""
+        self._setup = setup
+
     async def begin(self, checkpoint: Path | None, step: int) -> None:
         """Continue from a checkpoint, or from the model if there is none.
 

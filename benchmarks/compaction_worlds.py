@@ -32,12 +32,12 @@ MOVES_PER_CONTEXT = 2
 """So many moves fit into the context of the agent that summarises."""
 ASKS_FOR_NOTE = "note"
 NOTE_TOKENS = 24
-KEPT_SHARE = 0.6
+KEPT_SHARE = 0.7
 """How often the novice notes where the goal is, and not any place."""
-GOOD_MOVE_SHARE = 0.3
+GOOD_MOVE_SHARE = 0.4
 RECIPE = WorldRecipe(
-    steps=40,
-    algorithm=TINY_GRPO.model_copy(update={"learning_rate": 5e-4}),
+    steps=60,
+    algorithm=TINY_GRPO.model_copy(update={"learning_rate": 1e-3}),
     batch=BatchConfig(tasks=8, episodes_per_task=8),
     warmup_steps=300,
 )

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from ajet_cli.replay.packing import MODEL, pack_store, unpacked, write_pack
 from ajet_cli.replay.recorded import Preparation, RecordedRun
 from ajet_cli.replay.rescoring import Rescored, load_reward
 from ajet_cli.replay.rescoring import rescore as rescore_step
-from ajet_cli.replay.retraining import changed_config, reach, rerun_step, retrain_step
+from ajet_cli.replay.retraining import Replayer, changed_config, retrain_step
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import ModelDirectoryError, RequestError
 from ajet_core.protocol import RunConfig
@@ -101,22 +101,33 @@ class _Session:
         return Preparation.of(config, self.cli.plugins, self.run.run_dir)
 
     @asynccontextmanager
-    async def trainer(self, config: RunConfig, name: str) -> AsyncIterator[LoneTrainer]:
+    async def replayer(self, name: str, changes: Sequence[str] = ()) -> AsyncIterator[Replayer]:
+        """Run a trainer within the context.
+
+        :param name: of its directory.
+        """
         directory = self.scratch / name
         directory.mkdir()
+
+        def plan(config: RunConfig) -> tuple[TrainerSetup, Preparation]:
+            return self._setup(config, directory), self.preparation(config)
+
+        setup, _ = plan(changed_config(self.run.config, changes))
+        async with LoneTrainer.running(setup, directory / "logs" / "trainer.log") as trainer:
+            yield Replayer(self.run, trainer, plan, directory / "checkpoint", changes)
+
+    def _setup(self, config: RunConfig, directory: Path) -> TrainerSetup:
         try:
-            setup = TrainerSetup.of(config, self.cli.settings(), self.cli.plugins, directory)
+            return TrainerSetup.of(config, self.cli.settings(), self.cli.plugins, directory)
         except ModelDirectoryError as error:
             raise ModelDirectoryError(
                 f"the model of the run cannot be used: {error.message}. Put it back, or give its "
                 "new directory with --model",
                 param=error.param,
             ) from error
-        async with LoneTrainer.running(setup, directory / "logs" / "trainer.log") as trainer:
-            yield trainer
 
-    async def reached(self, trainer: LoneTrainer, preparation: Preparation, step: int) -> None:
-        async for reproduced in reach(self.run, trainer, preparation, step):
+    async def reached(self, replayer: Replayer, step: int) -> None:
+        async for reproduced in replayer.reach(step):
             click.echo(f"trained step {reproduced.step} to reach step {step}", err=True)
             if not reproduced.identical:
                 click.echo(
@@ -168,17 +179,16 @@ def rerun(
 
     async def work() -> bool:
         same = True
-        async with _opened(cli, run, model) as session:
-            config = session.run.config
-            preparation = session.preparation(config)
-            async with session.trainer(config, "usual") as trainer:
-                chosen = steps.of(session.run)
-                await session.reached(trainer, preparation, chosen[0])
-                for number in chosen:
-                    recorded = await session.run.step(number)
-                    reproduced, _, _ = await rerun_step(recorded, trainer, preparation)
-                    same = same and reproduced.identical
-                    _show(reproduced, as_json, _reproduction_lines)
+        async with (
+            _opened(cli, run, model) as session,
+            session.replayer("usual") as replayer,
+        ):
+            chosen = steps.of(session.run)
+            await session.reached(replayer, chosen[0])
+            for number in chosen:
+                reproduced, _, _ = await replayer.rerun(await session.run.step(number))
+                same = same and reproduced.identical
+                _show(reproduced, as_json, _reproduction_lines)
         return same
 
     if not asyncio.run(work()):
@@ -215,24 +225,17 @@ def retrain(
     """
 
     async def work() -> None:
-        async with _opened(cli, run, model) as session:
-            config = session.run.config
-            other = changed_config(config, changes)
-            usual, changed = session.preparation(config), session.preparation(other)
-            async with (
-                session.trainer(config, "usual") as trainer,
-                session.trainer(other, "changed") as other_trainer,
-            ):
-                chosen = steps.of(session.run)
-                await session.reached(trainer, usual, chosen[0])
-                for number in chosen:
-                    change = await retrain_step(
-                        await session.run.step(number),
-                        (trainer, usual),
-                        (other_trainer, changed),
-                        session.scratch,
-                    )
-                    _show(change, as_json, _change_lines)
+        async with (
+            _opened(cli, run, model) as session,
+            session.replayer("usual") as usual,
+            session.replayer("changed", changes) as changed,
+        ):
+            chosen = steps.of(session.run)
+            await session.reached(usual, chosen[0])
+            for number in chosen:
+                recorded = await session.run.step(number)
+                change = await retrain_step(recorded, usual, changed, session.scratch)
+                _show(change, as_json, _change_lines)
 
     asyncio.run(work())
 
@@ -255,9 +258,9 @@ def rescore(cli: CliState, *, run: Path, steps: _StepRange, reward: str, as_json
 
     async def work() -> None:
         async with _opened(cli, run, None) as session:
-            preparation = session.preparation(session.run.config)
             for number in steps.of(session.run):
                 recorded = await session.run.step(number)
+                preparation = session.preparation(session.run.config_of(number))
                 _show(rescore_step(recorded, preparation, function), as_json, _rescored_lines)
 
     asyncio.run(work())
@@ -288,14 +291,12 @@ def export(
 
     async def work() -> None:
         async with _opened(cli, run, model) as session:
-            config = session.run.config
-            preparation = session.preparation(config)
             (number,) = _StepRange(step, step).of(session.run)
             recorded = await session.run.step(number)
-            async with session.trainer(config, "usual") as trainer:
-                await session.reached(trainer, preparation, number)
+            async with session.replayer("usual") as replayer:
+                await session.reached(replayer, number)
                 try:
-                    await write_pack(session.run, recorded, trainer, cli.plugins, out)
+                    await write_pack(session.run, recorded, replayer.trainer, cli.plugins, out)
                 except OSError as error:
                     raise RequestError(f"cannot write {out}: {error}") from error
 

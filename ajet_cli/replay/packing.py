@@ -66,8 +66,8 @@ async def write_pack(
 async def _write_store(
     run: RecordedRun, recorded: RecordedStep, plugins: PluginManager, directory: Path
 ) -> None:
-    model = run.config.model.model_copy(update={"path": MODEL})
-    config = run.config.model_copy(update={"model": model})
+    then = run.config_of(recorded.number)
+    config = then.model_copy(update={"model": then.model.model_copy(update={"path": MODEL})})
     store = pack_store(directory, plugins)
     note_store(_STORE, directory)
     await store.open()
@@ -80,7 +80,7 @@ async def _write_store(
             await store.append(episode.record)
         await store.append(replace(recorded.batch, aborted_ids=[], credit={}))
         scores = [score for episode in recorded.episodes for score in episode.scores.values()]
-        await store.append(replace(recorded.record, scores=scores))
+        await store.append(replace(recorded.record, scores=scores, config_json=""))
     finally:
         await store.close()
 

@@ -96,7 +96,7 @@ class Preparation:
 class RecordedRun:
     """A stored run, opened for reading; its server may be running.
 
-    :ivar config: the configuration with which it is recorded.
+    :ivar config: its latest configuration.
     """
 
     def __init__(self, run_dir: Path, reader: StoreReader, store: SampleStore) -> None:
@@ -168,6 +168,14 @@ class RecordedRun:
             raise RequestError(f"the batch of step {number} is missing in {self.run_dir}")
         episodes = [await self._reader.load(one) for one in batch.episode_ids]
         return RecordedStep(record, replace(batch, step=number), episodes)
+
+    def config_of(self, step: int) -> RunConfig:
+        """Return the configuration with which a step was trained, with the model of `config`."""
+        for record in reversed(self._steps):
+            if record.step <= step and record.config_json:
+                config = stored_config(replace(self.record, config_json=record.config_json))
+                return config.model_copy(update={"model": self.config.model})
+        return self.config
 
     def checkpoint_before(self, step: int) -> Checkpoint | None:
         """Return the last intact checkpoint from which `step` can be reached, if there is one."""

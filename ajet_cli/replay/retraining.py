@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tomllib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from ajet_cli.lone_trainer import LoneTrainer
+from ajet_cli.lone_trainer import LoneTrainer, TrainerSetup
 from ajet_cli.replay.comparison import (
     EpisodeChange,
     Reproduction,
@@ -72,36 +72,81 @@ def _value(text: str) -> object:
         return text
 
 
-async def reach(
-    run: RecordedRun, trainer: LoneTrainer, preparation: Preparation, step: int
-) -> AsyncIterator[Reproduction]:
-    """Bring a trainer to the weights before a step; yield how each step trained for it compares.
+class Replayer:
+    """A trainer that trains each step with the configuration that the run had then.
 
-    :raises RequestError: an earlier step is missing.
+    :param plan: returns how a configuration is trained.
+    :param scratch: a directory for a checkpoint.
+    :param changes: settings that replace those of the run, see `changed_config`.
+    :ivar preparation: of the present configuration.
     """
-    checkpoint = run.checkpoint_before(step)
-    start = 0 if checkpoint is None else checkpoint.step
-    await trainer.begin(None if checkpoint is None else checkpoint.directory, start)
-    for number in range(start + 1, step):
-        reproduced, _, _ = await rerun_step(await run.step(number), trainer, preparation)
-        yield reproduced
 
+    preparation: Preparation
 
-async def rerun_step(
-    recorded: RecordedStep, trainer: LoneTrainer, preparation: Preparation
-) -> tuple[Reproduction, TrainBatch, StepReport]:
-    """Train a step as it was trained, and compare it with its record."""
-    data = preparation.data(recorded, trainer.info)
-    report = await trainer.step(data.batch)
-    compared = reproduction(
-        recorded.number,
-        scores_of(recorded),
-        recorded.record.metrics,
-        data.batch.calls,
-        report,
-        prepared=data.metrics(),
-    )
-    return compared, data.batch, report
+    def __init__(
+        self,
+        run: RecordedRun,
+        trainer: LoneTrainer,
+        plan: Callable[[RunConfig], tuple[TrainerSetup, Preparation]],
+        scratch: Path,
+        changes: Sequence[str] = (),
+    ) -> None:
+        self.trainer = trainer
+        self._run = run
+        self._plan = plan
+        self._scratch = scratch
+        self._changes = changes
+        self._config: RunConfig | None = None
+
+    async def begin(self, checkpoint: Path | None, step: int) -> None:
+        """Continue from a checkpoint of a step, or from the model if there is none."""
+        self._choose(step + 1)
+        await self.trainer.begin(checkpoint, step)
+
+    async def reach(self, step: int) -> AsyncIterator[Reproduction]:
+        """Bring the trainer to the weights before a step; yield each step that is trained for it.
+
+        :raises RequestError: an earlier step is missing.
+        """
+        checkpoint = self._run.checkpoint_before(step)
+        start = 0 if checkpoint is None else checkpoint.step
+        await self.begin(None if checkpoint is None else checkpoint.directory, start)
+        for number in range(start + 1, step):
+            reproduced, _, _ = await self.rerun(await self._run.step(number))
+            yield reproduced
+
+    async def configure(self, number: int) -> None:
+        """Use the configuration of a step, with the present weights."""
+        if not self._choose(number):
+            return
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        await self.trainer.save(self._scratch)
+        await self.trainer.begin(self._scratch, number - 1)
+
+    async def rerun(self, recorded: RecordedStep) -> tuple[Reproduction, TrainBatch, StepReport]:
+        """Train a step as it was trained, and compare it with its record."""
+        await self.configure(recorded.number)
+        data = self.preparation.data(recorded, self.trainer.info)
+        report = await self.trainer.step(data.batch)
+        compared = reproduction(
+            recorded.number,
+            scores_of(recorded),
+            recorded.record.metrics,
+            data.batch.calls,
+            report,
+            prepared=data.metrics(),
+        )
+        return compared, data.batch, report
+
+    def _choose(self, number: int) -> bool:
+        """Use the configuration of a step from the next `begin` on; return whether it differs."""
+        config = changed_config(self._run.config_of(number), self._changes)
+        if config == self._config:
+            return False
+        setup, self.preparation = self._plan(config)
+        self.trainer.use(setup)
+        self._config = config
+        return True
 
 
 def scores_of(recorded: RecordedStep) -> Mapping[str, CallScore]:
@@ -110,17 +155,14 @@ def scores_of(recorded: RecordedStep) -> Mapping[str, CallScore]:
 
 
 async def retrain_step(
-    recorded: RecordedStep,
-    usual: tuple[LoneTrainer, Preparation],
-    changed: tuple[LoneTrainer, Preparation],
-    scratch: Path,
+    recorded: RecordedStep, usual: Replayer, changed: Replayer, scratch: Path
 ) -> StepChange:
     """Train a step as it was and with other settings, from the same weights.
 
     Afterwards the first trainer has the weights after the step as recorded.
 
-    :param usual: the trainer with the weights before the step.
-    :param changed: the other trainer; it starts from the weights of the first.
+    :param usual: has the weights before the step.
+    :param changed: starts from the weights of the first.
     :param scratch: a directory for checkpoints.
     :raises RequestError: the changed settings cannot train the batch.
     """
@@ -128,27 +170,28 @@ async def retrain_step(
     before, first, second = (scratch / name for name in ("before", "usual", "changed"))
     for directory in (before, first, second):
         shutil.rmtree(directory, ignore_errors=True)
-    await usual[0].save(before)
-    await changed[0].begin(before, number - 1)
-    reproduced, batch, report = await rerun_step(recorded, *usual)
-    other_batch = changed[1].data(recorded, changed[0].info).batch
+    await usual.configure(number)
+    await usual.trainer.save(before)
+    await changed.begin(before, number - 1)
+    reproduced, batch, report = await usual.rerun(recorded)
+    other_batch = changed.preparation.data(recorded, changed.trainer.info).batch
     try:
-        other = await changed[0].step(other_batch)
+        other = await changed.trainer.step(other_batch)
     except AjetError as error:
         raise RequestError(
             f"step {number} cannot be trained with the changed settings: {error.message}"
         ) from error
-    await usual[0].save(first)
-    await changed[0].save(second)
+    await usual.trainer.save(first)
+    await changed.trainer.save(second)
     betas = (
-        usual[1].config.algorithm.adam_betas[0],
-        changed[1].config.algorithm.adam_betas[0],
+        usual.preparation.config.algorithm.adam_betas[0],
+        changed.preparation.config.algorithm.adam_betas[0],
     )
     updates = (
         compare_updates(before, first, second, betas) if _differs(report, other) else Updates()
     )
-    after = await _logprobs(usual[0], batch)
-    other_after = await _logprobs(changed[0], batch)
+    after = await _logprobs(usual.trainer, batch)
+    other_after = await _logprobs(changed.trainer, batch)
     return StepChange(
         step=number,
         reproduced=reproduced,

@@ -119,6 +119,7 @@ class StepRecord:
     """One finished training step.
 
     :param scores: training results of its calls; `SampleStore.steps` omits them.
+    :param config_json: the run's configuration; "" if it is that of the step before.
     """
 
     step: int
@@ -126,6 +127,7 @@ class StepRecord:
     metrics: dict[str, float]
     finished_at: float
     scores: Sequence[CallScore] = ()
+    config_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +201,7 @@ ALL_EPISODES = EpisodeQuery()
 
 
 class SampleStore(Generic[SettingsT_co], ABC):
-    """Durable records of a run.
-
-    A store only keeps records. The server derives everything else from them: which claims were
-    granted, how many episodes a group has, which outcome counts.
+    """Durable records of a run, from which the server derives everything else.
 
     Each fact is in one record. `Call` and `RunRecord` are independent. An `EpisodeRecord` has the
     claim and the outcome of an episode. A `BatchRecord` lists its episodes, from which the store

@@ -502,7 +502,7 @@ class RunLoop:
             # Pause first: a server that is killed in between must not continue without notice.
             await self.rollouts.pause_itself(grave)
         # Store the step before it is announced.
-        await self._book.enter(stepped, record)
+        await self._book.enter(stepped, record, self.run.config)
         return stepped
 
     async def _stepped(self, stepped: Stepped, record: BatchRecord) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from ajet_core.interfaces import BatchRecord, StepRecord
-from ajet_core.protocol import StepSummary
+from ajet_core.protocol import RunConfig, StepSummary
 from ajet_server.batches.batch_findings import BatchFault
 from ajet_server.run.run_parts import RunParts
 from ajet_server.run.step import Stepped
@@ -23,14 +23,18 @@ class StepBook:
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
         self._faults: frozenset[BatchFault] = frozenset()
+        self._config_json = ""
         self.last: StepSummary | None = None
 
-    async def enter(self, stepped: Stepped, record: BatchRecord) -> None:
-        """Store a step; it is durable when this returns."""
+    async def enter(self, stepped: Stepped, record: BatchRecord, config: RunConfig) -> None:
+        """Store a step that was trained with `config`; it is durable when this returns."""
         summary, parts = stepped.summary, self._parts
         metrics, now = dict(summary.metrics), parts.wall_clock()
-        step = StepRecord(summary.step, record.batch_id, metrics, now, stepped.scores)
+        config_json = config.model_dump_json()
+        changed = "" if config_json == self._config_json else config_json
+        step = StepRecord(summary.step, record.batch_id, metrics, now, stepped.scores, changed)
         await parts.store.add_step(step)
+        self._config_json = config_json
         self.last = summary
 
     def forget_after(self, step: int) -> None:

@@ -48,7 +48,7 @@ CALL_COLUMNS = (
 )
 BATCH_COLUMNS = "batch_id, step, created_at, refused, credit"
 SCORE_COLUMNS = "call, step, advantage, logprobs"
-STEP_COLUMNS = "step, batch_id, metrics, finished_at"
+STEP_COLUMNS = "step, batch_id, metrics, finished_at, config_json"
 RUN_COLUMNS = "run_id, config_json, created_at, active, paused, back_to, retrains"
 
 _EMPTY_JSON = "{}"
@@ -292,13 +292,13 @@ def batch_from_row(row: Row, episode_ids: list[str], aborted_ids: list[str]) -> 
 
 def step_row(step: StepRecord) -> Row:
     """Return the row of `step`, in the order of `STEP_COLUMNS`."""
-    return (step.step, step.batch_id, _dump(step.metrics), step.finished_at)
+    return (step.step, step.batch_id, _dump(step.metrics), step.finished_at, step.config_json)
 
 
 def step_from_row(row: Row) -> StepRecord:
     """Undo `step_row`."""
-    step, batch_id, metrics, finished_at = row
-    return StepRecord(step, batch_id, _load(metrics), finished_at)
+    step, batch_id, metrics, finished_at, config_json = row
+    return StepRecord(step, batch_id, _load(metrics), finished_at, config_json=config_json)
 
 
 def run_row(run: RunRecord) -> Row:

@@ -99,7 +99,8 @@ CREATE TABLE steps (
     step INTEGER PRIMARY KEY,
     batch_id TEXT NOT NULL,
     metrics TEXT NOT NULL,
-    finished_at REAL NOT NULL
+    finished_at REAL NOT NULL,
+    config_json TEXT NOT NULL
 );
 CREATE TABLE scores (
     call INTEGER NOT NULL REFERENCES calls (id),

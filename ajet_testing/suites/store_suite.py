@@ -354,10 +354,10 @@ class SampleStoreSuite:
     async def test_a_step_is_replaced_when_it_is_trained_again(self, store: SampleStore) -> None:
         await store.append(StepRecord(2, "b2", {"loss": 0.5}, 5.0))
         await store.append(StepRecord(1, "b1", {"loss": 1.0, "kl": 0.25}, 4.0))
-        await store.append(StepRecord(2, "b2", {"loss": 0.25}, 6.0))
+        await store.append(StepRecord(2, "b2", {"loss": 0.25}, 6.0, config_json="{}"))
         assert await store.steps() == [
             StepRecord(1, "b1", {"loss": 1.0, "kl": 0.25}, 4.0),
-            StepRecord(2, "b2", {"loss": 0.25}, 6.0),
+            StepRecord(2, "b2", {"loss": 0.25}, 6.0, config_json="{}"),
         ]
 
     async def test_scores_come_back_with_the_episode_they_are_of(self, store: SampleStore) -> None:

@@ -21,13 +21,13 @@ STEPS = 3
 Sample = tuple[str, str, float | None, list[tuple[list[int], list[int], list[float]]]]
 
 
-async def start(server: Running) -> None:
+async def start(server: Running, **algorithm: Any) -> None:
     body = {
         **server.config(),
         "engine": {"name": "torch", "settings": {"device": "cpu"}},
         "trainer": {"name": "torch", "settings": {"device": "cpu"}},
         "batch": {"tasks": len(TASKS), "episodes_per_task": 2},
-        "algorithm": {"learning_rate": 1e-2, "minibatches": 2},
+        "algorithm": {"learning_rate": 1e-2, "minibatches": 2, **algorithm},
         "checkpoint_every": 2,
         "seed": 5,
         "exact": True,

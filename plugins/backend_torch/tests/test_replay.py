@@ -18,6 +18,7 @@ from test_exact_run import STEPS, TASKS, batch, start, until_step
 
 from ajet_cli.main import cli
 from ajet_testing.real_trainer import servers_with
+from ajet_testing.servers import CONTROL
 
 EPISODES = 2 * len(TASKS)
 
@@ -66,6 +67,39 @@ def test_all_steps_are_trained_again_to_the_same_bits(run_dir: Path) -> None:
     assert result.exit_code == 0, result.output
     assert [row["identical"] for row in rows(result)] == [True] * STEPS
     assert files(run_dir) == before
+
+
+@pytest.mark.timeout(300)
+def test_each_step_is_trained_with_the_settings_of_its_time(tmp_path: Path) -> None:
+    async def record() -> None:
+        servers, order = servers_with("torch", tmp_path), random.Random(0)
+        async with servers.running() as server:
+            for step, rate in enumerate((1e-2, 1e-2, 1e-3), 1):
+                if step != 2:
+                    await start(server, learning_rate=rate)
+                await batch(server, order)
+                await until_step(server, step)
+                if step == 2:
+                    stop = {"wait_seconds": 60.0}
+                    answer = await server.http.post("/v1/run/stop", headers=CONTROL, json=stop)
+                    answer.raise_for_status()
+
+    asyncio.run(record())
+    run_dir = tmp_path / "run"
+    with sqlite3.connect(run_dir / "samples.sqlite3") as store:
+        configs = [text for (text,) in store.execute("SELECT config_json FROM steps ORDER BY step")]
+    rates = [json.loads(text)["algorithm"]["learning_rate"] if text else None for text in configs]
+    assert rates == [1e-2, None, 1e-3]
+    # From the model, across the change, and from the checkpoint before it.
+    shutil.rmtree(run_dir / "checkpoints" / "step-000002")
+    result = replay("rerun", run_dir, "--steps", "1:3", "--json")
+    assert result.exit_code == 0, result.output
+    assert [row["identical"] for row in rows(result)] == [True] * 3
+    result = replay(
+        "retrain", run_dir, "--steps", "2:3", "--set", "algorithm.clip_high=0.3", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    assert all(not row["reproduced"]["metrics"] for row in rows(result))
 
 
 @pytest.mark.timeout(300)

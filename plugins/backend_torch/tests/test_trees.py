@@ -235,7 +235,7 @@ def test_branches_of_a_long_context_are_computed_in_few_rows(kind, branches, tra
         for layout in ("tree", "separate")
     )
     folded = []
-    count_of = forest_module.folding
+    count_of = past.folding
 
     def folding(part: Any) -> int:
         folded.append((part.shape.rows, count_of(part)))
