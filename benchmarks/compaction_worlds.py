@@ -37,7 +37,7 @@ KEPT_SHARE = 0.7
 GOOD_MOVE_SHARE = 0.4
 RECIPE = WorldRecipe(
     steps=60,
-    algorithm=TINY_GRPO.model_copy(update={"learning_rate": 1e-3}),
+    algorithm=TINY_GRPO.model_copy(update={"learning_rate": 5e-4}),
     batch=BatchConfig(tasks=8, episodes_per_task=8),
     warmup_steps=300,
 )
