@@ -58,13 +58,13 @@ def check_finite(batch: TrainBatch) -> None:
     for call in batch.calls:
         # Numbers too large for float32 become infinite here, as they would later.
         with np.errstate(over="ignore"):
-            numbers = np.array([call.advantage, *call.logprobs], np.float32)
+            numbers = np.array([call.advantage, *call.logprobs, *call.behaviour], np.float32)
         wrong = np.flatnonzero(~np.isfinite(numbers))
         if not wrong.size:
             continue
         first = int(wrong[0])
         what = (
-            f"logprob {first - 1} is {call.logprobs[first - 1]}"
+            f"logprob {(first - 1) % len(call.logprobs)} is {numbers[first]}"
             if first
             else f"advantage is {call.advantage}"
         )

@@ -24,8 +24,9 @@ class Curriculum:
     Tasks are drawn without replacement, with weights that follow from the standard deviation of the
     rewards that their last episodes got. Tasks that were never rolled out come first.
 
-    The rewards are those that the server stored. A curriculum therefore continues with another
-    process, and goes back with the run when it goes back to a checkpoint.
+    The rewards are those that the server has stored, so another process continues where the last
+    one stopped. When the run has gone back to a checkpoint, the rewards of what was forgotten do
+    not count for a process that is started then.
 
     :param share: of the tasks that each epoch takes, 0 < share <= 1.
     :param least: the weight of a task whose rewards were all equal, relative to the task whose
@@ -63,7 +64,7 @@ class Curriculum:
             return wait / (self.least + (spreads[task.id] / most if most else 0.0))
 
         ranked = sorted(((rank(task), draws.random(), task) for task in tasks), key=lambda r: r[:2])
-        return [task for *_, task in ranked[: math.ceil(self.share * len(tasks))]]
+        return [task for *_, task in ranked[: max(1, round(self.share * len(tasks)))]]
 
 
 class Spreads:
@@ -77,9 +78,14 @@ class Spreads:
         self.by_task: dict[str, float] = {}
         self.epochs = 0
 
-    def add(self, by_task: Mapping[str, float]) -> None:
-        """Include the next epoch."""
+    def add(self, by_task: Mapping[str, float | None]) -> None:
+        """Include the next epoch.
+
+        :param by_task: of the tasks that were rolled out; None if too few episodes have a reward,
+            because the program failed. Such a task keeps its spread, and begins with 0.
+        """
         self.epochs += 1
         for task_id, spread in by_task.items():
-            before = self.by_task.get(task_id, spread)
-            self.by_task[task_id] = _NEWEST * spread + (1 - _NEWEST) * before
+            before = self.by_task.get(task_id, spread or 0.0)
+            new = before if spread is None else spread
+            self.by_task[task_id] = _NEWEST * new + (1 - _NEWEST) * before

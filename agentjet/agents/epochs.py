@@ -70,6 +70,12 @@ def plan(
     elif first is None:
         first = yield from _unused(tasks, epochs)
     if curriculum is not None and spreads is not None:
+        if its_size < 2:
+            raise RequestError(
+                "a curriculum needs episodes_per_task of at least 2: it draws tasks by how much "
+                "the rewards of their episodes differ",
+                param="episodes_per_task",
+            )
         yield from _add_epochs(spreads, tasks, first)
         chosen = curriculum.choose(tasks, first, spreads.by_task)
         return EpochPlan(

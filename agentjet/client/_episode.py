@@ -211,12 +211,13 @@ class Resumption:
 
     :param finished: tasks all of whose episodes have ended.
     :param remaining: the other tasks, each with the number of episodes that it still lacks.
-    :param reward_std: standard deviations of the rewards of ended episodes, by group.
+    :param reward_std: by group with an episode that ended or was aborted, the standard deviation of
+        rewards; None if fewer than two have one.
     """
 
     finished: Sequence[Task]
     remaining: Sequence[tuple[Task, int]]
-    reward_std: Mapping[str, float] = field(default_factory=dict)
+    reward_std: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def abort_reason(error: BaseException, episode: Rollout) -> str:
@@ -275,7 +276,11 @@ def resumption(
             remaining.append((task, lacking))
         else:
             finished.append(task)
-    spreads = {g: c.reward_std for g, c in counts.items() if c.reward_std is not None}
+    spreads = {
+        group: its.reward_std if its.ended > 1 else None
+        for group, its in counts.items()
+        if its.ended or its.aborted
+    }
     return Resumption(finished=finished, remaining=remaining, reward_std=spreads)
 
 

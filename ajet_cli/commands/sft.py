@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +17,10 @@ import click
 
 from ajet_cli.lone_trainer import LoneTrainer, TrainerSetup
 from ajet_cli.replay.retraining import changed_config
-from ajet_cli.sft.best_episodes import best_episodes, config_of
+from ajet_cli.sft.best_episodes import BestChoice, best_episodes, config_of
 from ajet_cli.sft.conversations import read_conversations
 from ajet_cli.sft.training import (
+    FIXED,
     Example,
     SftPlan,
     SftRun,
@@ -40,6 +42,8 @@ from ajet_server.store.chosen_store import store_of_run
 
 CHANGEABLE = ("model.", "algorithm.", "timelines.", "trainer.settings.")
 _LEARNING_RATE = 1e-5
+# The files of a training that has not begun.
+_NOTHING_TRAINED = {"lock", "episodes.json"}
 
 
 @click.command()
@@ -111,23 +115,31 @@ def sft(cli: CliState, /, *, source: Path, out: Path, as_json: bool, **options: 
     def show(step: SftStep) -> None:
         click.echo(json.dumps(as_row(step)) if as_json else _line(step))
 
-    asyncio.run(_train(cli, _plan(cli, source, options), out, show))
+    with _unfinished(out) as directory:
+        plan = _plan(cli, source, options, directory)
+        asyncio.run(_train(cli, plan, out, directory, show))
     click.echo(f"wrote {out}", err=as_json)
 
 
-async def _train(cli: CliState, plan: SftPlan, out: Path, show: Callable[[SftStep], None]) -> None:
-    with _unfinished(out) as directory:
-        setup = TrainerSetup.of(plan.config, cli.settings(), cli.plugins, directory)
-        context = WorkerContext(run_dir=directory, seed=plan.config.seed)
-        merger = make_merger(plan.config.merger, cli.plugins, context)
-        async with LoneTrainer.running(setup, directory / "logs" / "trainer.log") as trainer:
-            async for step in SftRun(plan, merger, trainer, directory).steps():
-                show(step)
-            exported = directory / "model"
-            shutil.rmtree(exported, ignore_errors=True)
-            await trainer.export(exported)
+async def _train(
+    cli: CliState, plan: SftPlan, out: Path, directory: Path, show: Callable[[SftStep], None]
+) -> None:
+    setup = TrainerSetup.of(plan.config, cli.settings(), cli.plugins, directory)
+    context = WorkerContext(run_dir=directory, seed=plan.config.seed)
+    merger = make_merger(plan.config.merger, cli.plugins, context)
+    async with LoneTrainer.running(setup, directory / "logs" / "trainer.log") as trainer:
+        async for step in SftRun(plan, merger, trainer, directory).steps():
+            show(step)
+        exported = directory / "model"
+        shutil.rmtree(exported, ignore_errors=True)
+        await trainer.export(exported)
+    try:
         exported.rename(out)
-        shutil.rmtree(directory)
+    except OSError as error:
+        raise RequestError(
+            f"cannot write {out}: {error.strerror}; the trained model is in {exported}"
+        ) from error
+    shutil.rmtree(directory)
 
 
 @contextmanager
@@ -143,9 +155,14 @@ def _unfinished(out: Path) -> Iterator[Path]:
         yield directory
     finally:
         os.close(descriptor)
+        if directory.is_dir() and {path.name for path in directory.iterdir()} <= {
+            "lock",
+            "episodes.json",
+        }:
+            shutil.rmtree(directory)
 
 
-def _plan(cli: CliState, source: Path, options: dict[str, Any]) -> SftPlan:
+def _plan(cli: CliState, source: Path, options: dict[str, Any], directory: Path) -> SftPlan:
     """Read everything, and check the settings.
 
     :raises AjetError: something is missing or invalid.
@@ -155,8 +172,8 @@ def _plan(cli: CliState, source: Path, options: dict[str, Any]) -> SftPlan:
     if source.is_dir():
         recorded = asyncio.run(config_of(source, _store(cli, source)))
         model = _config(options["model"] or Path(recorded.model.path), options, of_model)
-        choice = options["best"], options["min_reward"]
-        best = asyncio.run(best_episodes(source, _store(cli, source), *choice))
+        choice = BestChoice(options["best"], options["min_reward"], directory / "episodes.json")
+        best = asyncio.run(best_episodes(source, _store(cli, source), choice))
         examples = _short(source, best, model)
     elif options["model"] is None:
         raise RequestError("a dataset needs the option --model")
@@ -177,6 +194,12 @@ def _plan(cli: CliState, source: Path, options: dict[str, Any]) -> SftPlan:
     )
     changes = list(options["changes"])
     names = {change.partition("=")[0] for change in changes}
+    for name in FIXED:
+        if f"algorithm.{name}" in names:
+            raise ConfigError(
+                f"--set algorithm.{name}: it has no meaning for given answers",
+                param=f"algorithm.{name}",
+            )
     if "algorithm.schedule" in names and "algorithm.schedule_steps" not in names:
         changes.append(f"algorithm.schedule_steps={plan.steps}")
     config = _config(Path(model.model.path), options, changes)
@@ -232,9 +255,10 @@ def _read(cli: CliState, path: Path, reader: str | None, config: RunConfig) -> l
 
 
 def _line(step: SftStep) -> str:
+    loss = "not reported" if math.isnan(step.loss) else f"{step.loss:.4f}"
     rate = "" if step.learning_rate is None else f", learning rate {step.learning_rate:.3g}"
     held_out = "" if step.held_out_loss is None else f", held out {step.held_out_loss:.4f}"
     return (
-        f"step {step.step} of {step.steps}: loss {step.loss:.4f}{held_out} nats per token, "
+        f"step {step.step} of {step.steps}: loss {loss}{held_out} nats per token, "
         f"{step.tokens} tokens in {step.seconds:.1f} s{rate}"
     )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.timeline import Call, TrainSegment, lay_out
 from ajet_server.observe.run_merger import RunMerger
-from ajet_server.observe.timeline_view import clean, merge_episode
+from ajet_server.observe.timeline_view import behaviour_logprobs, clean, merge_episode
 from ajet_server.store.store_reader import StoredEpisode
 
 Kind = Literal["text", "int", "float", "texts", "floats", "ids", "ints", "mask"]
@@ -110,7 +110,7 @@ def _timeline_row(
         )
         mask[at] = [1] * span.length
         per_token["call"][at] = [place[span.call]] * span.length
-        per_token["logprobs"][at] = _finite(call.logprobs[of])
+        per_token["logprobs"][at] = _finite(behaviour_logprobs(call)[of])
         per_token["policy_versions"][at] = call.policy_versions[of]
         if trainer:
             per_token["trainer_logprobs"][at] = _finite(trainer[of])
@@ -146,7 +146,7 @@ def _call_row(stored: StoredEpisode, call: Call, texts: TokenTexts | None) -> Ro
         "top_k": call.top_k,
         "prompt_ids": prompt,
         "sampled_ids": call.sampled_ids,
-        "logprobs": _finite(call.logprobs),
+        "logprobs": _finite(behaviour_logprobs(call)),
         "trainer_logprobs": _finite(score.logprobs) if score is not None else [],
         "advantage": _finite([score.advantage])[0] if score is not None else None,
         "policy_versions": call.policy_versions,

@@ -38,27 +38,39 @@ def read_conversations(rows: Iterable[Any], renderer: ChatRenderer) -> Iterator[
 def _calls(name: str, row: Any, renderer: ChatRenderer) -> list[Call]:
     if not isinstance(row, Mapping):
         raise RequestError(f"it is not an object: {_FORMS}")
-    if row.get("messages") is None:
-        prompt, completion = row.get("prompt"), row.get("completion")
-        if isinstance(prompt, str) and isinstance(completion, str):
-            answer = [*renderer.encode(completion), *renderer.stop_token_ids[:1]]
-            return [_call(name, [], renderer.encode(prompt), answer)]
-        if not (isinstance(prompt, list) and isinstance(completion, list)):
-            raise RequestError(_FORMS)
-        # The answers in the prompt are given, not learnt.
-        given = [{**_object(message), "weight": 0} for message in prompt]
-        bodies = [*given, *completion]
-    else:
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if row.get("messages") is not None:
         bodies = row["messages"]
-        if not isinstance(bodies, list):
-            raise RequestError(_FORMS)
-    bodies = [_plain(_object(message)) for message in bodies]
-    request = read_chat_request(
-        json.dumps({"messages": bodies, "tools": row.get("tools") or []}).encode()
-    )
+    elif isinstance(prompt, str) and isinstance(completion, str):
+        if not prompt:
+            raise RequestError("prompt is empty: the first token of a text cannot be trained")
+        answer = [*renderer.encode(completion), *renderer.stop_token_ids[:1]]
+        return [_call(name, [], renderer.encode(prompt), answer)]
+    elif isinstance(prompt, list) and isinstance(completion, list):
+        # The answers in the prompt are given, not trained.
+        bodies = [*({**_object(message), "weight": 0} for message in prompt), *completion]
+    else:
+        raise RequestError(_FORMS)
+    if not isinstance(bodies, list):
+        raise RequestError(_FORMS)
+    return _conversation(name, bodies, row.get("tools") or [], renderer)
+
+
+def _conversation(
+    name: str, messages: Sequence[Any], tools: Any, renderer: ChatRenderer
+) -> list[Call]:
+    bodies = [_plain(_object(message)) for message in messages]
+    try:
+        text = json.dumps({"messages": bodies, "tools": tools})
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"it cannot be written as JSON: {error}") from error
+    request = read_chat_request(text.encode())
     calls: list[Call] = []
     for place, (body, message) in enumerate(zip(bodies, request.messages, strict=True)):
-        if message.role != "assistant" or body.get("weight", 1) == 0:
+        weight = body.get("weight", 1)
+        if weight not in {0, 1}:
+            raise RequestError(f"messages[{place}].weight is {weight!r}; it must be 0 or 1")
+        if message.role != "assistant" or not weight:
             continue
         before = request.messages[:place]
         if not before:
@@ -70,9 +82,14 @@ def _calls(name: str, row: Any, renderer: ChatRenderer) -> list[Call]:
                 f"messages[{place}]: the template does not write this answer after the prompt that "
                 "asks for it, so a model could not learn to give it; check model.renderer"
             )
-        calls.append(_call(name, calls, prompt, _until_stop(written[len(prompt) :], renderer)))
+        answer = written[len(prompt) :]
+        if sum(token_id in renderer.stop_token_ids for token_id in answer) > 1:
+            raise RequestError(
+                f"messages[{place}]: the answer contains the text of a token that ends answers"
+            )
+        calls.append(_call(name, calls, prompt, _until_stop(answer, renderer)))
     if not calls:
-        raise RequestError("it has no message of the role assistant that could be learnt")
+        raise RequestError("it has no message of the role assistant that is to be trained")
     return calls
 
 

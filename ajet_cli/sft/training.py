@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_cli.lone_trainer import LoneTrainer
-from ajet_core.errors import RequestError, UnreadableFileError
+from ajet_core.errors import ConfigError, RequestError, UnreadableFileError
 from ajet_core.files import read_json, write_whole
 from ajet_core.interfaces import (
     AdvantageEstimator,
@@ -34,6 +34,15 @@ from ajet_core.timeline import Call, TrainBatch, TrainEpisode
 from ajet_server.batches.training_data import training_data
 
 Example = Sequence[Call]
+
+FIXED: dict[str, Any] = {
+    "importance": "truncated",
+    "importance_cap": 1.0,
+    "minibatches": 1,
+    "epochs": 1,
+    "max_update_kl": 0.0,
+}
+"""Settings of `AlgorithmConfig` with which a step follows the likelihood."""
 
 _STATE = "sft.json"
 
@@ -117,15 +126,15 @@ def sft_config(config: RunConfig, honoured: frozenset[str]) -> RunConfig:
     """Return a configuration whose trainer maximises the likelihood of what it gets.
 
     :param honoured: as `TrainerCapabilities.algorithm_fields`.
+    :raises ConfigError: the trainer would clip the gradient of all tokens.
     """
-    wanted: dict[str, Any] = {
-        "importance": "truncated",
-        "importance_cap": 1.0,
-        "minibatches": 1,
-        "epochs": 1,
-        "max_update_kl": 0.0,
-    }
-    changes = {name: value for name, value in wanted.items() if name in honoured}
+    if "clip_high" in honoured and "importance" not in honoured:
+        raise ConfigError(
+            f"trainer {config.trainer.name!r} cannot train given answers: it compares tokens with "
+            "the probability that they were sampled with (it honours no algorithm.importance)",
+            param="trainer.name",
+        )
+    changes = {name: value for name, value in FIXED.items() if name in honoured}
     algorithm = config.algorithm.model_copy(update=changes)
     return config.model_copy(update={"algorithm": algorithm})
 
@@ -143,6 +152,7 @@ class SftRun:
         self._merger = merger
         self._trainer = trainer
         self._directory = directory
+        self._fingerprint = plan.fingerprint()
 
     async def steps(self) -> AsyncIterator[SftStep]:
         """Train the steps that are left.
@@ -181,7 +191,7 @@ class SftRun:
             report = await self._trainer.rehearse(batch)
             total += loss_of(report) * report.tokens_trained
             tokens += report.tokens_trained
-        return total / tokens
+        return total / tokens if tokens else math.nan
 
     def _data(self, name: str, step: int, examples: Sequence[Example]) -> TrainBatch:
         records = [_record(example[0].episode_id) for example in examples]
@@ -214,7 +224,7 @@ class SftRun:
             return 0
         except UnreadableFileError as error:
             raise RequestError(f"{error.message}: remove {self._directory}") from error
-        if state.get("fingerprint") != self._plan.fingerprint():
+        if state.get("fingerprint") != self._fingerprint:
             raise RequestError(
                 f"{self._directory} is of a training with other data or settings, which was ended "
                 "before its model was written: remove it, or repeat the command as it was"
@@ -228,7 +238,7 @@ class SftRun:
         checkpoint = self._checkpoint(step)
         shutil.rmtree(checkpoint, ignore_errors=True)
         await self._trainer.save(checkpoint)
-        state = {"fingerprint": self._plan.fingerprint(), "step": step}
+        state = {"fingerprint": self._fingerprint, "step": step}
         write_whole(self._directory / _STATE, json.dumps(state).encode())
         for other in self._directory.glob("step-*"):
             if other != checkpoint:
@@ -236,11 +246,12 @@ class SftRun:
 
 
 def loss_of(report: StepReport) -> float:
-    """Return the mean negative log-likelihood of a token before a step, in nats."""
+    """Return the mean negative log-likelihood of a token before a step, in nats.
+
+    NaN if the trainer reports no logprobs.
+    """
     logprobs = [value for row in report.logprobs for value in row]
-    if logprobs:
-        return -math.fsum(logprobs) / len(logprobs)
-    return report.metrics["loss"]
+    return -math.fsum(logprobs) / len(logprobs) if logprobs else math.nan
 
 
 def without_long(examples: Sequence[Example], most: int | None) -> list[Example]:

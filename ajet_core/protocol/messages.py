@@ -170,7 +170,8 @@ class GroupCountsRequest(Message):
 class GroupCounts(Message):
     """The episodes of a group that this client claimed in this run, whenever that was.
 
-    :param ended: with a reward; `reward_mean` and `reward_std` are over these, None without any.
+    :param ended: with a reward; `reward_mean` and `reward_std` are over those that are not in a
+        refused batch, None without any.
     """
 
     open: int

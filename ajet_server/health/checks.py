@@ -239,9 +239,10 @@ def entropy(history: History, limits: FailureConfig) -> Reading | str:
     change = series.change(values)
     if growth is not None and change is not None and not over:
         # Entropy falls as the model learns, but not as fast as when sampling becomes greedy.
-        fallen = change.fall(growth**2, _NO_ENTROPY)
+        usual = max(change.before, change.recent)
+        fallen = usual / max(change.now, _NO_ENTROPY) / growth**2
         if fallen >= max(level, 1.0):
-            cause = f"{cause}; before, it was {change.before:.3g}"
+            cause = f"{cause}; before, it was {usual:.3g}"
         level = max(level, fallen)
     return _or_growth(Reading(level, cause), values, growth, _SMALL_ENTROPY)
 

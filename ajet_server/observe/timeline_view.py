@@ -132,6 +132,14 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def behaviour_logprobs(call: Call) -> list[float]:
+    """Return [T] what the trainer's logprobs are compared with.
+
+    That is the distribution that the tokens were sampled from, where it was recorded.
+    """
+    return call.logprobs if call.sampled_from is None else call.sampled_from.logprobs
+
+
 def _call(call: Call, end: int, score: CallScore | None, reward: float | None) -> TimelineCall:
     return TimelineCall(
         call_id=call.call_id,
@@ -142,7 +150,7 @@ def _call(call: Call, end: int, score: CallScore | None, reward: float | None) -
         end=end,
         parent_call_id=call.parent_call_id,
         prompt_tokens=call.prompt_length,
-        logprobs=[_finite(value) for value in call.logprobs],
+        logprobs=[_finite(value) for value in behaviour_logprobs(call)],
         trainer_logprobs=[] if score is None else [_finite(value) for value in score.logprobs],
         policy_versions=call.policy_versions,
         advantage=None if score is None else _finite(score.advantage),

@@ -51,29 +51,43 @@ _COUNTED_AS = {"open": "open", "prepared": "open", "ended": "ended", "aborted": 
 
 @dataclass(slots=True)
 class GroupCount:
-    """The number of a group's episodes by state.
+    """The number of a group's episodes by state, and sums over rewards.
 
-    :param reward_sum: of the ended ones; `square_sum` of the squares of their rewards.
+    :param rewarded: the ended episodes that are not in a refused batch.
+    :param first: the reward of one of them; the sums are over differences to it, so that rewards
+        that are all equal have a deviation of 0.
+    :param square_sum: of the squares of the differences.
     """
 
     open: int = 0
     ended: int = 0
     aborted: int = 0
-    reward_sum: float = 0.0
+    rewarded: int = 0
+    first: float = 0.0
+    difference_sum: float = 0.0
     square_sum: float = 0.0
 
     @property
     def reward_mean(self) -> float | None:
-        """The mean reward of the ended episodes, None without any."""
-        return self.reward_sum / self.ended if self.ended else None
+        """The mean reward of the rewarded episodes, None without any."""
+        return self.first + self.difference_sum / self.rewarded if self.rewarded else None
 
     @property
     def reward_std(self) -> float | None:
         """The standard deviation of their rewards, None without any."""
-        if not self.ended:
+        if not self.rewarded:
             return None
-        variance = self.square_sum / self.ended - (self.reward_sum / self.ended) ** 2
-        return math.sqrt(max(0.0, variance))
+        mean = self.difference_sum / self.rewarded
+        return math.sqrt(max(0.0, self.square_sum / self.rewarded - mean**2))
+
+    def add_reward(self, reward: float, by: int) -> None:
+        """Add a reward, or remove one with `by` -1."""
+        reward = min(max(reward, -_LARGEST_REWARD), _LARGEST_REWARD)
+        if not self.rewarded:
+            self.first, self.difference_sum, self.square_sum = reward, 0.0, 0.0
+        self.rewarded += by
+        self.difference_sum += by * (reward - self.first)
+        self.square_sum += by * (reward - self.first) ** 2
 
 
 _NO_EPISODES = GroupCount()
@@ -149,6 +163,8 @@ class RunStore:
         try:
             async for episode in self._store.episodes():
                 self._enter(episode)
+            for batch in await self._store.batches(after_step=0, refused=True):
+                await self._ignore_rewards(batch.episode_ids)
         except BaseException:
             await self._store.close()
             raise
@@ -282,6 +298,7 @@ class RunStore:
         async with self._batching:
             stored = await self._waiting_batch(batch)
             await self._store.append(replace(stored, refused=reason))
+            await self._ignore_rewards(stored.episode_ids)
 
     async def split_batch(self, batch: BatchRecord, quarantined: BatchRecord) -> None:
         """Move episodes of a batch to a new refused batch, all or nothing.
@@ -301,6 +318,7 @@ class RunStore:
             moved = set(quarantined.episode_ids)
             kept = [episode_id for episode_id in stored.episode_ids if episode_id not in moved]
             await self._store.append(replace(stored, episode_ids=kept), quarantined)
+            await self._ignore_rewards(quarantined.episode_ids)
 
     async def divide_batch(self, batch: BatchRecord, parts: Sequence[Sequence[str]]) -> None:
         """Divide a batch into one for each part, all or nothing.
@@ -497,6 +515,8 @@ class RunStore:
                 lost.append(discard)
             await self._store.append(RewindRecord(step), *lost)
             self._batched(discard)
+            for batch in lost:
+                await self._ignore_rewards(batch.episode_ids)
 
     async def _waiting_batch(self, batch: BatchRecord) -> BatchRecord:
         """Return a batch that is to be trained, as stored."""
@@ -532,15 +552,24 @@ class RunStore:
         count = self._groups.setdefault(key, GroupCount())
         setattr(count, name, getattr(count, name) + by)
         if name == "ended":
-            reward = min(max(episode.reward or 0.0, -_LARGEST_REWARD), _LARGEST_REWARD)
-            count.reward_sum += by * reward
-            count.square_sum += by * reward**2
+            count.add_reward(episode.reward or 0.0, by)
         if name != "open":
             self._totals[f"episodes_{episode.state}"] += by
             if episode.joint is not None:
                 self._totals[f"joint_{episode.state}"] += by
         if f"aborted_{episode.cause}" in self._totals:
             self._totals[f"aborted_{episode.cause}"] += by
+
+    async def _ignore_rewards(self, episode_ids: Iterable[str]) -> None:
+        """Take the rewards of episodes in a refused batch out of those of their groups."""
+        for episode_id in episode_ids:
+            try:
+                episode = await self._store.get_episode(episode_id)
+            except DamagedRecordError:
+                continue
+            if episode is not None and episode.state == "ended":
+                key = (episode.client_id, episode.kind, episode.group)
+                self._groups[key].add_reward(episode.reward or 0.0, -1)
 
     def _drop_if_done(self, episode: EpisodeRecord) -> None:
         """Forget an evaluation episode that is over."""

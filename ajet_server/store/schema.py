@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import struct
+import zlib
 from pathlib import Path
+
+import msgpack
 
 from ajet_core.errors import DamagedRecordError, StoreError, StoreFullError
 from ajet_server.embedded.settings import SqliteStoreSettings
@@ -145,7 +148,16 @@ def ends_transaction(error: sqlite3.Error) -> bool:
     return error_code(error) in _FATAL_CODES
 
 
-UNDECODABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, struct.error)
+UNDECODABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    msgpack.UnpackException,
+)
 """The errors that decoding a damaged row can raise."""
 
 

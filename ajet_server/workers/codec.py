@@ -127,6 +127,15 @@ def unpack_request(plain: list[Any]) -> GenerateRequest:
     )
 
 
+def _pack_sampled_from(sampled_from: list[tuple[float, bytes]]) -> list[Any]:
+    """Convert it to logprobs, the distinct sets, and the number of each token's set."""
+    numbers: dict[bytes, int] = {}
+    for _, kept in sampled_from:
+        numbers.setdefault(kept, len(numbers))
+    logprobs = [logprob for logprob, _ in sampled_from]
+    return [logprobs, list(numbers), [numbers[kept] for _, kept in sampled_from]]
+
+
 def pack_chunk(chunk: GenerateChunk) -> list[Any]:
     """Convert a chunk to a flat array."""
     return [
@@ -135,7 +144,7 @@ def pack_chunk(chunk: GenerateChunk) -> list[Any]:
         chunk.policy_version,
         chunk.finish_reason,
         chunk.top_logprobs,
-        chunk.sampled_from,
+        None if chunk.sampled_from is None else _pack_sampled_from(chunk.sampled_from),
     ]
 
 
@@ -145,5 +154,7 @@ def unpack_chunk(plain: list[Any]) -> GenerateChunk:
     if top is not None:
         top = [[(int(i), float(x)) for i, x in row] for row in top]
     if sampled_from is not None:
-        sampled_from = [(logprob, kept) for logprob, kept in sampled_from]
+        logprobs_of, sets, numbers = sampled_from
+        kept = [sets[number] for number in numbers]
+        sampled_from = list(zip(logprobs_of, kept, strict=True))
     return GenerateChunk(token_ids, logprobs, policy_version, finish_reason, top, sampled_from)

@@ -325,9 +325,9 @@ class WorkerHost:
 
     def _flush_chunks(self) -> None:
         """Send the output of all running calls in this loop iteration as one frame."""
-        if self._chunks:
-            self._writer.write(frames.pack([frames.CHUNKS, self._chunks]))
-            self._chunks = []
+        chunks, self._chunks = self._chunks, []
+        if chunks:
+            self._writer.write(frames.pack([frames.CHUNKS, chunks]))
 
     async def _sleep(self, engine: Engine, _: None) -> None:
         # Set the flag even if sleeping is interrupted or fails halfway.

@@ -61,6 +61,15 @@ def test_newer_rewards_count_more() -> None:
     assert spreads.by_task == {"a": pytest.approx(0.2)}
 
 
+def test_tasks_whose_program_fails_do_not_come_first_again() -> None:
+    spreads = Spreads()
+    spreads.add({"a": None, "b": 0.5, "c": 0.25, "d": 0.25})
+    spreads.add({"c": None})
+    assert spreads.by_task == {"a": 0.0, "b": 0.5, "c": 0.25, "d": 0.25}
+    counts = drawn(Curriculum(share=0.25, least=0.1), spreads.by_task)
+    assert counts["a"] < 0.2 * counts["b"]
+
+
 @pytest.mark.parametrize("arguments", [{"share": 0}, {"share": 1.5}, {"least": 0.0}])
 def test_arguments_out_of_range(arguments: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=next(iter(arguments))):
@@ -128,3 +137,25 @@ async def test_an_async_loop_resumes(swarms: Any) -> None:
         again = await train_async(rewarding(), TASKS, epochs=6, resume=True, **options)
     assert len(again.outcomes) == 4
     assert {group.partition("@")[2] for group in groups(swarm)} == set("123456")
+
+
+@pytest.mark.processes
+def test_failures_and_single_episodes(swarms: Any) -> None:
+    swarms()
+
+    turns = count()
+
+    def fail(task: str, _: Any) -> float:
+        if task.startswith("easy"):
+            raise ValueError("no reward")
+        return float(next(turns) % 2)
+
+    solve = trainable(plain.play, reward=fail)
+    choice = Curriculum(share=0.375, seed=2)
+    report = train(solve, TASKS, epochs=6, retries=0, progress=False, curriculum=choice)
+    failed = Counter(failure.task.id for failure in report.failures)
+    # Each was tried once before any came again.
+    assert max(failed.values()) <= 6
+    assert len({result.task.id for result in report.outcomes}) == 5
+    with pytest.raises(RequestError, match="at least 2"):
+        train(solve, TASKS, episodes_per_task=1, progress=False, curriculum=choice)

@@ -361,6 +361,7 @@ WHERE group_name = ? AND kind = ? AND client_id = ? GROUP BY 1
 _REWARDS = """
 SELECT reward FROM episodes
 WHERE group_name = ? AND kind = ? AND client_id = ? AND state = 'ended'
+AND (batch_id IS NULL OR batch_id NOT IN (SELECT batch_id FROM batches WHERE refused != ''))
 """
 _EVALUATIONS = f"""
 SELECT client_id, tag, claim_version, task_id, sum(state = 'ended'),
@@ -394,7 +395,9 @@ async def check_against_queries(store: RunStore, database: sqlite3.Connection) -
                     assert told[group].reward_std == pytest.approx(pstdev(rewards), abs=1e-6)
                 else:
                     assert told[group].reward_mean is told[group].reward_std is None
-                plain = replace(told[group], reward_sum=0.0, square_sum=0.0)
+                plain = replace(
+                    told[group], rewarded=0, first=0.0, difference_sum=0.0, square_sum=0.0
+                )
                 assert {group: plain} == {group: GroupCount(**counted)}
     rows = [EvaluationCount(*row) for row in database.execute(_EVALUATIONS, (0.5,))]
     told_evaluations = await store.evaluation_counts(pass_reward=0.5)

@@ -15,6 +15,7 @@ from ajet_cli.inspect.samples import RowsOf, row_type, rows
 from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.interfaces import CallScore
 from ajet_core.timeline import Call
+from ajet_server.observe.timeline_view import behaviour_logprobs
 from ajet_server.store.store_reader import StoredEpisode
 from ajet_testing.suites.samples import make_call, make_episode
 from tests.inspect.recorded import Recording, trie
@@ -35,7 +36,7 @@ def trained(found: list[dict[str, Any]], calls: list[Call]) -> Counter[Sampled]:
     by_value = {
         (call.call_id, value): number
         for call in calls
-        for number, value in enumerate(call.logprobs)
+        for number, value in enumerate(behaviour_logprobs(call))
     }
     counts: Counter[Sampled] = Counter()
     for row in found:
@@ -71,7 +72,7 @@ def test_a_trained_token_stands_behind_the_tokens_it_was_sampled_after(calls: li
                 call = by_id[row["call_ids"][number]]
                 sampled = place - call.prompt_length
                 assert row["token_ids"][: place + 1] == call.token_ids[: place + 1]
-                assert row["logprobs"][place] == call.logprobs[sampled]
+                assert row["logprobs"][place] == behaviour_logprobs(call)[sampled]
                 assert row["policy_versions"][place] == call.policy_versions[sampled]
 
 
@@ -121,7 +122,7 @@ def test_a_row_of_a_call_has_its_own_tokens() -> None:
     _, row = rows_of([first, second], "calls", b=CallScore("b", -1.0, [-0.5, -0.5]))
     assert row["prompt_ids"] == [1, 2, 3]
     assert row["sampled_ids"] == [4, 5]
-    assert row["logprobs"] == second.logprobs
+    assert row["logprobs"] == behaviour_logprobs(second)
     assert row["advantage"] == -1.0
 
 

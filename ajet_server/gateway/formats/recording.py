@@ -120,7 +120,8 @@ def _shaped_by(exchange: Exchange) -> str:
 
 
 def _sampled_from(generation: Generation) -> SampledFrom | None:
-    if not generation.sampled_from:
+    # An engine may stop reporting within a completion.
+    if not generation.sampled_from or len(generation.sampled_from) < len(generation.sampled_ids):
         return None
     sampling = generation.request.sampling
     return SampledFrom.of(

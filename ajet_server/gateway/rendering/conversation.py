@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
@@ -251,10 +251,11 @@ class ConversationIndex:
 
         :param make: makes the call, without the tokens and messages of the shared prefix.
         """
-        call = make(self.prefix(prompt))
+        whole = make(self.prefix(prompt))
+        call = _light(whole)
         self._share(call)
         try:
-            await record(call)
+            await record(whole)
         except BaseException:
             self._forget(call)
             raise
@@ -263,6 +264,7 @@ class ConversationIndex:
 
     def add(self, call: Call, prompt_ids: list[int] | None = None) -> None:
         """Add a recorded call to the index."""
+        call = _light(call)
         self._share(call)
         self._keep(call, prompt_ids)
 
@@ -355,3 +357,8 @@ def _known_texts(call: Call) -> list[MessageText]:
     """Return the texts of a conversation up to and including a call's answer."""
     said = [message.text for message in call.conversation()]
     return said if call.answer is None else [*said, call.answer]
+
+
+def _light(call: Call) -> Call:
+    """Return a call without what its tokens were sampled from, which can be large."""
+    return call if call.sampled_from is None else replace(call, sampled_from=None)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from ajet_backend_torch import logits as chunking
+from ajet_backend_torch import requests as engine_requests
 from ajet_backend_torch.engine import TorchEngine
-from ajet_backend_torch.restrictions import Restrictions
+from ajet_backend_torch.restrictions import Added, Restrictions
 from ajet_backend_torch.sampling import RowSampling, kept_sets, sample
 from ajet_backend_torch.settings import TorchEngineSettings, TorchTrainerSettings
 from ajet_backend_torch.trainer import TorchTrainer
@@ -76,9 +77,7 @@ def test_what_is_reported_is_what_is_drawn_from(
     restrictions = Restrictions(
         np.array([row for row, one in zip((0, 2), edges, strict=True) if len(one)]),
         [one for one in edges if len(one)],
-        np.full(size, 2),
-        np.arange(size),
-        finite,
+        [Added(np.array([2]), np.arange(size), finite[None])],
     )
     again = torch.log_softmax(restrictions(logits[:3]) / 0.8, -1)
     assert torch.equal(again, drawn.reported)
@@ -89,6 +88,26 @@ def test_what_is_reported_is_what_is_drawn_from(
     assert (shares.gather(1, drawn.ids[:3, None]) > 0).all()
     assert int((shares[0] > 0).sum()) <= top_k
     assert (shares[0][shares[0] > 0] >= 0.999 * min_p * shares[0].max()).all()
+
+
+async def test_distributions_that_are_too_large_are_not_reported(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_requests, "MOST_KEPT_BYTES", 40)
+    engine = TorchEngine(TorchEngineSettings(device="cpu"), WorkerContext(tmp_path, seed=3))
+    await engine.start(ModelConfig(path=model_dir))
+    options = {"max_tokens": 30, "seed": 1, "sampled_from": True}
+    small, large = (
+        GenerateRequest(str(one), [1, 2], SamplingParams(**options, **one), stream=True)  # type: ignore[arg-type]
+        for one in ({"top_k": 1}, {"top_p": 0.8})
+    )
+    try:
+        answers = await sampled(engine, [small, large])
+    finally:
+        await engine.close()
+    # All of the first have one set each time, of 8 bytes, until five differ.
+    assert len(answers[1].token_ids) == 30
+    assert len(answers[1].sampled_from or ()) < 30
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,12 @@ def test_lora_is_trained_and_merged(model: Path, dataset: Path, tmp_path: Path) 
         ({"messages": [{"role": "narrator", "content": "x"}]}, "row 2: "),
         ({"messages": ["x"]}, "a message is not an object"),
         ({"prompt": "x"}, "row 2: expected the field messages"),
+        ({"prompt": "", "completion": "x"}, "prompt is empty"),
+        (
+            {"messages": [asked("sky"), {"role": "assistant", "content": "a<|im_end|>b"}]},
+            "that ends",
+        ),
+        ({"messages": [{**asked("sky"), "weight": "0"}]}, "it must be 0 or 1"),
     ],
 )
 def test_bad_rows_are_named(
@@ -290,6 +296,7 @@ def test_bad_options(model: Path, dataset: Path, tmp_path: Path) -> None:
         ((dataset, tmp_path / "no" / "out", "--model", model), "does not exist"),
         ((dataset, out, "--model", model, "--trainer", "gone"), "gone"),
         ((dataset, out, "--model", model, "--set", "batch.tasks=3"), "expected PATH=VALUE"),
+        ((dataset, out, "--model", model, "--set", "algorithm.epochs=3"), "has no meaning"),
         ((dataset, out, "--model", tmp_path), "has no tokenizer"),
         ((tmp_path, out), "there is no run to read"),
         (

@@ -280,7 +280,10 @@ class Batcher:
         lanes = self._lanes(rows, self._reported)
         chosen = reported.gather(1, ids[lanes][:, None])[:, 0].tolist()
         for lane, one in zip(lanes, zip(chosen, kept_sets(reported), strict=True), strict=True):
-            self._running[int(rows[lane])].sampled_from.append(one)
+            request = self._running[int(rows[lane])]
+            request.report(*one)
+            if not request.reports:
+                self._reported.discard(request.slot)
 
     def _lanes(self, rows: NDArray[np.int64], slots: set[int]) -> list[int]:
         """Return the indices in `rows` of these slots."""

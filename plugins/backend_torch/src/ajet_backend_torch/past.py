@@ -12,7 +12,9 @@ from transformers.cache_utils import Cache
 from ajet_training.schedule import Pass
 
 FOLDED_SHARE = 4
-"""Rows are folded up to this part of the length of their past."""
+"""Rows are folded up to this part of the length of their past,"""
+MOST_FOLDED = 1024
+"""and this many tokens, so that their mask stays small."""
 MASK_ALIGNMENT = 16
 """CUDA's memory-efficient attention copies a mask whose rows do not start at multiples of this."""
 
@@ -217,7 +219,7 @@ def folding(part: Pass) -> int:
     shape = part.shape
     if part.inner or not part.blocks or any(len(block.rows) > 1 for block in part.blocks):
         return 1
-    most = max(1, shape.past // (FOLDED_SHARE * shape.width))
+    most = max(1, min(shape.past // FOLDED_SHARE, MOST_FOLDED) // shape.width)
     groups = -(-shape.rows // most)
     return -(-shape.rows // groups)
 

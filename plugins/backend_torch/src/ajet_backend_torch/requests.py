@@ -16,6 +16,9 @@ from ajet_engines.shaping import Shaping
 Outcome = GenerateChunk | AjetError
 TopLogprobs = list[tuple[int, float]]
 
+MOST_KEPT_BYTES = 2**22
+"""The distinct sets of kept tokens of a request may take so many bytes."""
+
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
@@ -31,6 +34,7 @@ class ActiveRequest:
     :param shaping: changes to the distribution that tokens are drawn from, if any.
     :param top_logprobs: one list for each sampled token that is not sent yet, if requested;
         `sampled_from` likewise.
+    :ivar reports: whether to report what its tokens are sampled from.
     """
 
     request: GenerateRequest
@@ -43,11 +47,29 @@ class ActiveRequest:
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     sampled_from: list[tuple[float, bytes]] = field(default_factory=list)
 
-    @property
-    def reports(self) -> bool:
-        """Whether to report what its tokens are sampled from."""
+    reports: bool = field(init=False)
+    _kept: dict[bytes, bytes] = field(default_factory=dict)
+    _kept_bytes: int = 0
+
+    def __post_init__(self) -> None:
         sampling = self.request.sampling
-        return sampling.sampled_from and sampling.samples_otherwise
+        self.reports = sampling.sampled_from and sampling.samples_otherwise
+
+    def report(self, logprob: float, kept: bytes) -> None:
+        """Note what the next token was sampled from; see `GenerateChunk.sampled_from`.
+
+        A request whose distributions would take more than `MOST_KEPT_BYTES` reports none from then
+        on, and is recorded without them.
+        """
+        if kept not in self._kept:
+            self._kept[kept] = kept
+            self._kept_bytes += len(kept)
+        if self._kept_bytes > MOST_KEPT_BYTES:
+            self.reports = False
+            self.sampled_from.clear()
+            self._kept.clear()
+        else:
+            self.sampled_from.append((logprob, self._kept[kept]))
 
     def note_version(self, sampled: int, version: int) -> None:
         """Record that tokens from index `sampled` on are sampled by `version`."""

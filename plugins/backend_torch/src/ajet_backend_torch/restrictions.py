@@ -20,7 +20,20 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _NO_INTS = np.zeros(0, np.int64)
-_NO_FLOATS = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Values that are added to the logits of D tokens at P places.
+
+    :param places: [P] ascending.
+    :param ids: [D] distinct tokens.
+    :param values: [P, D] float32.
+    """
+
+    places: Ints
+    ids: Ints
+    values: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +42,35 @@ class Restrictions:
 
     :param kept_places: [M] ascending, the places of which only some tokens are kept.
     :param edges: [M] of them, ascending ids [E] each: where runs of kept tokens begin and end.
-    :param added_places: [A] ascending.
-    :param added_ids: [A] tokens to whose logits at these places `added` is added.
-    :param added: [A] float32.
+    :param added: of each call with penalties or a bias.
     """
 
     kept_places: Ints = field(default_factory=lambda: _NO_INTS)
     edges: Sequence[Ints] = ()
-    added_places: Ints = field(default_factory=lambda: _NO_INTS)
-    added_ids: Ints = field(default_factory=lambda: _NO_INTS)
-    added: Floats = field(default_factory=lambda: _NO_FLOATS)
+    added: Sequence[Added] = ()
 
     def of(self, places: slice) -> Restrictions:
         """Return the part for a range of places, counted from its start."""
         first, last = np.searchsorted(self.kept_places, [places.start, places.stop])
-        begin, end = np.searchsorted(self.added_places, [places.start, places.stop])
+        added = []
+        for one in self.added:
+            begin, end = np.searchsorted(one.places, [places.start, places.stop])
+            if begin < end:
+                own = one.places[begin:end] - places.start
+                added.append(Added(own, one.ids, one.values[begin:end]))
         return Restrictions(
-            self.kept_places[first:last] - places.start,
-            self.edges[first:last],
-            self.added_places[begin:end] - places.start,
-            self.added_ids[begin:end],
-            self.added[begin:end],
+            self.kept_places[first:last] - places.start, self.edges[first:last], added
         )
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """Return changed float32 logits [U, vocabulary]; minus infinity for tokens not kept."""
         device = logits.device
-        if len(self.added):
-            where = tuple(
+        for one in self.added:
+            places, ids, values = (
                 to_device(torch.from_numpy(array), device)
-                for array in (self.added_places, self.added_ids)
+                for array in (one.places, one.ids, one.values)
             )
-            added = to_device(torch.from_numpy(self.added), device)
-            logits = logits.index_put(where, added, accumulate=True)
+            logits = logits.index_put((places[:, None], ids[None]), values, accumulate=True)
         if len(self.kept_places):
             # The sum of the signs of all edges up to a token is 1 within a run and 0 outside.
             counts = [len(edges) for edges in self.edges]
@@ -87,12 +96,14 @@ class SampledTokens:
 
     def __init__(self, calls: Sequence[TrainCall], trees: Sequence[TrainTree], first: Ints) -> None:
         self.restricted = np.zeros(int(first[-1]), np.bool_)
-        self._kept: dict[int, Ints] = {}
-        self._added: dict[int, tuple[Ints, Floats]] = {}
+        self._first = first
+        self._sets: dict[int, list[Ints]] = {}
+        self._kept_of: dict[int, Ints] = {}
+        self._penalties: dict[int, _Penalties] = {}
         ids = _sampled_ids(calls, trees)
         for number, call in enumerate(calls):
             if call.sampled_from is not None:
-                self._add(call.sampled_from, ids[number], int(first[number]))
+                self._add(number, call.sampled_from, ids[number])
 
     def at(self, places: Ints, slots: Ints) -> Restrictions | None:
         """Return the restrictions of tokens that are predicted at places; None without any.
@@ -104,39 +115,75 @@ class SampledTokens:
         if not chosen.size:
             return None
         chosen = chosen[np.argsort(places[chosen])]
-        pairs = [(int(places[at]), int(slots[at])) for at in chosen]
-        kept = [(place, self._kept[slot]) for place, slot in pairs if slot in self._kept]
-        added = [(place, *self._added[slot]) for place, slot in pairs if slot in self._added]
+        own_places, own_slots = places[chosen], slots[chosen]
+        calls = np.searchsorted(self._first, own_slots, side="right") - 1
+        tokens = own_slots - self._first[calls]
+        kept: list[tuple[int, Ints]] = []
+        for place, call, token in zip(
+            own_places.tolist(), calls.tolist(), tokens.tolist(), strict=True
+        ):
+            number = int(self._kept_of[call][token])
+            if number >= 0:
+                kept.append((place, self._sets[call][number]))
+        added = []
+        for call in dict.fromkeys(calls.tolist()):
+            if (penalties := self._penalties.get(call)) is not None:
+                its = calls == call
+                added.append(Added(own_places[its], penalties.ids, penalties.before(tokens[its])))
         return Restrictions(
-            np.array([place for place, _ in kept], np.int64),
-            [edges for _, edges in kept],
-            np.repeat([place for place, *_ in added], [len(ids) for _, ids, _ in added]),
-            np.concatenate([_NO_INTS, *(ids for _, ids, _ in added)]),
-            np.concatenate([_NO_FLOATS, *(values for *_, values in added)]),
+            np.array([place for place, _ in kept], np.int64), [edges for _, edges in kept], added
         )
 
-    def _add(self, sampled_from: SampledFrom, ids: Sequence[int], first: int) -> None:
-        sets = [np.frombuffer(kept, "<u4").astype(np.int64) for kept in sampled_from.kept]
+    def _add(self, call: int, sampled_from: SampledFrom, ids: Sequence[int]) -> None:
+        first = int(self._first[call])
+        kept_of = np.array(sampled_from.kept_of, np.int64)
+        self._sets[call] = [np.frombuffer(k, "<u4").astype(np.int64) for k in sampled_from.kept]
+        self._kept_of[call] = kept_of
+        restricted = kept_of >= 0
+        penalties = _Penalties(sampled_from, ids)
+        if penalties.ids.size:
+            self._penalties[call] = penalties
+            # Without a bias, penalties begin with the second token.
+            restricted[0 if sampled_from.logit_bias else 1 :] = True
+        self.restricted[first : first + len(kept_of)] = restricted
+
+
+class _Penalties:
+    """What is added to the logits of a call's tokens, computed for the tokens that are needed.
+
+    :ivar ids: [D] the tokens whose logits are changed anywhere.
+    """
+
+    def __init__(self, sampled_from: SampledFrom, sampled: Sequence[int]) -> None:
         frequency, presence = sampled_from.frequency_penalty, sampled_from.presence_penalty
-        # In float32 and one by one, as the engine adds them.
-        added: dict[int, np.float32] = {}
+        counted = np.array(sampled if frequency or presence else [], np.int64)
+        bias: dict[int, np.float32] = {}
         for token_id, value in sampled_from.logit_bias:
-            added[token_id] = added.get(token_id, np.float32(0)) + np.float32(value)
-        seen: set[int] = set()
-        for number, (token_id, kept) in enumerate(zip(ids, sampled_from.kept_of, strict=True)):
-            slot = first + number
-            if kept >= 0:
-                self._kept[slot] = sets[kept]
-            if added:
-                self._added[slot] = (
-                    np.array(list(added), np.int64),
-                    np.array(list(added.values()), np.float32),
-                )
-            self.restricted[slot] = kept >= 0 or bool(added)
-            if frequency or presence:
-                penalty = np.float32(frequency + (0.0 if token_id in seen else presence))
-                added[token_id] = added.get(token_id, np.float32(0)) - penalty
-                seen.add(token_id)
+            bias[token_id] = bias.get(token_id, np.float32(0)) + np.float32(value)
+        self.ids = np.unique(np.concatenate([counted, np.array(list(bias), np.int64)]))
+        self._columns = np.searchsorted(self.ids, counted)
+        most = int(np.bincount(self._columns).max(initial=0)) if counted.size else 0
+        # [count, D]: the sum after so many occurrences, in float32 and one by one, as the engine
+        # adds them.
+        table = np.zeros((most + 1, len(self.ids)), np.float32)
+        table[0] = [bias.get(token_id, 0.0) for token_id in self.ids.tolist()]
+        for number in range(most):
+            penalty = np.float32(frequency + (0.0 if number else presence))
+            table[number + 1] = table[number] - penalty
+        self._table = table
+
+    def before(self, tokens: Ints) -> Floats:
+        """Return [P, D] the sums before the tokens at these positions of the call."""
+        counts = np.zeros((len(tokens), len(self.ids)), np.int64)
+        order = np.argsort(tokens)
+        running = np.zeros(len(self.ids), np.int64)
+        position = 0
+        for place in order.tolist():
+            end = min(int(tokens[place]), len(self._columns))
+            running += np.bincount(self._columns[position:end], minlength=len(self.ids))
+            counts[place] = running
+            position = max(position, end)
+        return self._table[counts, np.arange(len(self.ids))]
 
 
 def _sampled_ids(calls: Sequence[TrainCall], trees: Sequence[TrainTree]) -> dict[int, list[int]]:
