@@ -46,7 +46,7 @@ def changed_config(
         if not (equals and path.startswith(changeable)):
             raise ConfigError(
                 f"--set {change}: expected PATH=VALUE with a path that begins with "
-                f"{', '.join(changeable)}; other settings have no effect on how it is trained",
+                f"{', '.join(changeable)}; other settings do not change the training",
                 param=path,
             )
         *sections, name = path.split(".")
