@@ -491,10 +491,11 @@ async def test_episodes_are_counted_by_group(server: Running) -> None:
     answer = await server.http.post(
         "/v1/groups", headers=CLIENT, json={"groups": ["a", "b@2", "never"]}
     )
+    none = {"reward_mean": None, "reward_std": None}
     assert answer.json()["groups"] == {
-        "a": {"open": 1, "ended": 1, "aborted": 0},
-        "b@2": {"open": 0, "ended": 0, "aborted": 1},
-        "never": {"open": 0, "ended": 0, "aborted": 0},
+        "a": {"open": 1, "ended": 1, "aborted": 0, "reward_mean": 1.0, "reward_std": 0.0},
+        "b@2": {"open": 0, "ended": 0, "aborted": 1, **none},
+        "never": {"open": 0, "ended": 0, "aborted": 0, **none},
     }
 
 
