@@ -68,13 +68,13 @@ _NOTHING_TRAINED = {"lock", "episodes.json"}
     type=click.FloatRange(0, 1, min_open=True),
     default=0.25,
     show_default=True,
-    help="Of a run: the share of its training episodes that is learnt.",
+    help="Of a run: the share of its training episodes to train on.",
 )
 @click.option(
     "--min-reward",
     type=float,
     default=float("-inf"),
-    help="Of a run: the lowest reward of an episode that is learnt.",
+    help="Of a run: the lowest reward of an episode to train on.",
 )
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
@@ -105,7 +105,7 @@ _NOTHING_TRAINED = {"lock", "episodes.json"}
 def sft(cli: CliState, /, *, source: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Fine-tune a model on answers, and write it to the directory OUT.
 
-    SOURCE is a dataset of conversations, or a run directory, of which the best episodes are learnt.
+    SOURCE is a dataset of conversations, or a run directory, whose best episodes are used.
     """
     if out.exists():
         raise RequestError(f"{out} exists: choose another directory")

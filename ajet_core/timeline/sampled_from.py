@@ -27,8 +27,8 @@ class SampledFrom:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     @classmethod
-    def of(cls, tokens: Sequence[tuple[float, bytes]], **added: object) -> SampledFrom:
-        """Create it from `GenerateChunk.sampled_from` of T tokens, and what was added."""
+    def of(cls, tokens: Sequence[tuple[float, bytes]]) -> SampledFrom:
+        """Create it from `GenerateChunk.sampled_from` of T tokens, to which nothing was added."""
         kept = list(dict.fromkeys([b"", *(kept for _, kept in tokens)]))
         numbers = {one: number for number, one in enumerate(kept, -1)}
-        return cls([lp for lp, _ in tokens], kept[1:], [numbers[one] for _, one in tokens], **added)  # type: ignore[arg-type]
+        return cls([lp for lp, _ in tokens], kept[1:], [numbers[one] for _, one in tokens])

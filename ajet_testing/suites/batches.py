@@ -86,13 +86,12 @@ def restricted(batch: TrainBatch, vocab_size: int) -> TrainBatch:
         for span in tree.segments[0].spans:
             ids = tree.segments[0].token_ids[span.offset : span.offset + span.length]
             kept = [_runs({*rng.sample(range(vocab_size), 5), token_id}) for token_id in ids]
-            added = {
-                "frequency_penalty": 0.5,
-                "presence_penalty": 0.25,
-                "logit_bias": ((ids[0], -0.5), (rng.randrange(vocab_size), 1.5)),
-            }
-            tokens = [(-1.0, one) for one in kept]
-            whole = SampledFrom.of(tokens, **added)
+            whole = replace(
+                SampledFrom.of([(-1.0, one) for one in kept]),
+                frequency_penalty=0.5,
+                presence_penalty=0.25,
+                logit_bias=((ids[0], -0.5), (rng.randrange(vocab_size), 1.5)),
+            )
             first = SampledFrom.of([(-1.0, one if i == 0 else b"") for i, one in enumerate(kept)])
             sampled_from = (whole, first, None)[span.call % 3]
             calls[span.call] = replace(calls[span.call], sampled_from=sampled_from)

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch, TrainCall, TrainSpan
@@ -131,7 +131,8 @@ def _call_logprobs(module: torch.nn.Module, batch: TrainBatch) -> list[torch.Ten
         (segment,) = tree.segments
         for span in segment.spans:
             call, ids_of_path = batch.calls[span.call], segment.token_ids
-            changes = _changes(call, ids_of_path, span, module.config.vocab_size)  # type: ignore[union-attr, arg-type]
+            size = cast("Any", module).config.vocab_size
+            changes = _changes(call, ids_of_path, span, size)
             rows = _logprobs(module, ids_of_path, call.temperature, changes)
             places = range(span.offset, span.offset + span.length)
             ids = torch.tensor([segment.token_ids[place] for place in places])

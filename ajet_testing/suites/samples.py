@@ -72,7 +72,8 @@ def make_call(
 def _sampled_from(count: int) -> SampledFrom:
     sets = [b"", struct.pack("<4I", 1, 2, 7, 4000), struct.pack("<2I", 0, 2**32 - 1)]
     tokens = [(-0.05 * i, sets[i % 3]) for i in range(count)]
-    return SampledFrom.of(tokens, presence_penalty=0.5, logit_bias=((3, -1.5), (4, 2.0)))
+    plain = SampledFrom.of(tokens)
+    return replace(plain, presence_penalty=0.5, logit_bias=((3, -1.5), (4, 2.0)))
 
 
 def conversation(turns: int, *, episode_id: str = "episode", hints: bool = True) -> list[Call]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from ajet_core.timeline import Call, SampledFrom
 from ajet_server.gateway.formats.answer import Answer
@@ -124,8 +125,8 @@ def _sampled_from(generation: Generation) -> SampledFrom | None:
     if not generation.sampled_from or len(generation.sampled_from) < len(generation.sampled_ids):
         return None
     sampling = generation.request.sampling
-    return SampledFrom.of(
-        generation.sampled_from,
+    return replace(
+        SampledFrom.of(generation.sampled_from),
         frequency_penalty=sampling.frequency_penalty,
         presence_penalty=sampling.presence_penalty,
         logit_bias=sampling.logit_bias,

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,11 @@ from ajet_core.timeline import (
     TrainTree,
 )
 
-ADDED = {"frequency_penalty": 0.3, "presence_penalty": 0.2, "logit_bias": ((7, 1.5), (9, -2.0))}
+ADDED: dict[str, Any] = {
+    "frequency_penalty": 0.3,
+    "presence_penalty": 0.2,
+    "logit_bias": ((7, 1.5), (9, -2.0)),
+}
 
 
 def runs(*edges: int) -> bytes:
@@ -96,9 +101,9 @@ async def test_distributions_that_are_too_large_are_not_reported(
     monkeypatch.setattr(engine_requests, "MOST_KEPT_BYTES", 40)
     engine = TorchEngine(TorchEngineSettings(device="cpu"), WorkerContext(tmp_path, seed=3))
     await engine.start(ModelConfig(path=model_dir))
-    options = {"max_tokens": 30, "seed": 1, "sampled_from": True}
+    options: dict[str, Any] = {"max_tokens": 30, "seed": 1, "sampled_from": True}
     small, large = (
-        GenerateRequest(str(one), [1, 2], SamplingParams(**options, **one), stream=True)  # type: ignore[arg-type]
+        GenerateRequest(str(one), [1, 2], SamplingParams(**options, **one), stream=True)
         for one in ({"top_k": 1}, {"top_p": 0.8})
     )
     try:
@@ -123,7 +128,7 @@ async def test_distributions_that_are_too_large_are_not_reported(
     ids="-".join,
 )
 async def test_the_trainer_computes_what_the_engine_drew_from(
-    model_dir: str, tmp_path: Path, otherwise: dict[str, object]
+    model_dir: str, tmp_path: Path, otherwise: dict[str, Any]
 ) -> None:
     exact = WorkerContext(run_dir=tmp_path / "run", seed=3, exact=True)
     trainer = TorchTrainer(TorchTrainerSettings(device="cpu"), exact)
@@ -139,7 +144,7 @@ async def test_the_trainer_computes_what_the_engine_drew_from(
                 seed=number,
                 temperature=(1.0, 0.7)[number % 2],
                 sampled_from=True,
-                **({} if number % 4 == 3 else otherwise),  # type: ignore[arg-type]
+                **({} if number % 4 == 3 else otherwise),
             ),
         )
         for number in range(12)
@@ -156,8 +161,8 @@ async def test_the_trainer_computes_what_the_engine_drew_from(
             calls.append(call)
             continue
         params = asked.sampling
-        sampled_from = SampledFrom.of(
-            answer.sampled_from,
+        sampled_from = replace(
+            SampledFrom.of(answer.sampled_from),
             frequency_penalty=params.frequency_penalty,
             presence_penalty=params.presence_penalty,
             logit_bias=params.logit_bias,
@@ -173,7 +178,9 @@ def branches(*, apart: bool) -> TrainBatch:
     """Three calls that sampled the same first token, two of them not from the policy."""
     prompt, first = list(range(10, 30)), 31
     sampled_from = (
-        SampledFrom.of([(-0.5, runs(3, 4, 31, 33)), (-0.7, b""), (-0.1, runs(0, 50))], **ADDED),
+        replace(
+            SampledFrom.of([(-0.5, runs(3, 4, 31, 33)), (-0.7, b""), (-0.1, runs(0, 50))]), **ADDED
+        ),
         None,
         SampledFrom.of([(-0.5, runs(31, 40)), (-0.7, b"")]),
     )
