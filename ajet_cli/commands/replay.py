@@ -15,13 +15,14 @@ from typing import Any
 
 import click
 
+from ajet_cli.changed_config import changed_config
 from ajet_cli.lone_trainer import LoneTrainer, TrainerSetup
 from ajet_cli.replay.comparison import Reproduction, StepChange
 from ajet_cli.replay.packing import MODEL, pack_store, unpacked, write_pack
 from ajet_cli.replay.recorded import Preparation, RecordedRun
 from ajet_cli.replay.rescoring import Rescored, load_reward
 from ajet_cli.replay.rescoring import rescore as rescore_step
-from ajet_cli.replay.retraining import Replayer, changed_config, retrain_step
+from ajet_cli.replay.retraining import CHANGEABLE, Replayer, retrain_step
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import ModelDirectoryError, RequestError
 from ajet_core.protocol import RunConfig
@@ -112,7 +113,7 @@ class _Session:
         def plan(config: RunConfig) -> tuple[TrainerSetup, Preparation]:
             return self._setup(config, directory), self.preparation(config)
 
-        setup, _ = plan(changed_config(self.run.config, changes))
+        setup, _ = plan(changed_config(self.run.config, changes, CHANGEABLE))
         async with LoneTrainer.running(setup, directory / "logs" / "trainer.log") as trainer:
             yield Replayer(self.run, trainer, plan, directory / "checkpoint", changes)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
+from ajet_cli.changed_config import changed_config
 from ajet_cli.lone_trainer import LoneTrainer, TrainerSetup
-from ajet_cli.replay.retraining import changed_config
 from ajet_cli.sft.best_episodes import BestChoice, best_episodes, config_of
 from ajet_cli.sft.conversations import read_conversations
 from ajet_cli.sft.training import (

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
+from ajet_cli.changed_config import changed_config
 from ajet_cli.lone_trainer import LoneTrainer, TrainerSetup
 from ajet_cli.replay.comparison import (
     EpisodeChange,
@@ -23,53 +20,13 @@ from ajet_cli.replay.comparison import (
     reproduction,
 )
 from ajet_cli.replay.recorded import Preparation, RecordedRun, RecordedStep
-from ajet_core.errors import AjetError, ConfigError, RequestError
+from ajet_core.errors import AjetError, RequestError
 from ajet_core.interfaces import CallScore, StepReport
 from ajet_core.protocol import RunConfig
 from ajet_core.timeline import TrainBatch
 
 CHANGEABLE = ("algorithm.", "timelines.", "trainer.settings.")
 """The settings that decide how a recorded batch is trained."""
-
-
-def changed_config(
-    config: RunConfig, changes: Sequence[str], changeable: tuple[str, ...] = CHANGEABLE
-) -> RunConfig:
-    """Return a configuration with ``PATH=VALUE`` applied, such as ``algorithm.clip_high=0.28``.
-
-    :param changeable: the beginnings of settings that can be changed.
-    :raises ConfigError: a change cannot be read, has no effect on training, or is invalid.
-    """
-    plain: dict[str, Any] = config.model_dump(mode="json")
-    for change in changes:
-        path, equals, text = change.partition("=")
-        if not (equals and path.startswith(changeable)):
-            raise ConfigError(
-                f"--set {change}: expected PATH=VALUE with a path that begins with "
-                f"{', '.join(changeable)}; other settings do not change the training",
-                param=path,
-            )
-        *sections, name = path.split(".")
-        place = plain
-        for section in sections:
-            if not isinstance(place.get(section), dict):
-                raise ConfigError(f"--set {change}: there is no setting {path}", param=path)
-            place = place[section]
-        place[name] = _value(text)
-    try:
-        return RunConfig.model_validate(plain)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"--set: {where or 'the run'}: {problem['msg']}", param=where) from error
-
-
-def _value(text: str) -> object:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        # A word without quotes.
-        return text
 
 
 class Replayer:
@@ -140,7 +97,7 @@ class Replayer:
 
     def _choose(self, number: int) -> bool:
         """Use the configuration of a step from the next `begin` on; return whether it differs."""
-        config = changed_config(self._run.config_of(number), self._changes)
+        config = changed_config(self._run.config_of(number), self._changes, CHANGEABLE)
         if config == self._config:
             return False
         setup, self.preparation = self._plan(config)

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
+from ajet_cli.changed_config import changed_config
 from ajet_cli.replay.comparison import divergence, mean_change, reproduction
-from ajet_cli.replay.retraining import changed_config
+from ajet_cli.replay.retraining import CHANGEABLE
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import CallScore, StepReport
 from ajet_core.protocol import ModelConfig, RunConfig
@@ -70,7 +71,7 @@ def test_the_divergence_is_over_tokens_that_both_computed() -> None:
     ],
 )
 def test_settings_of_training_can_be_changed(change: str, value: object) -> None:
-    found = changed_config(CONFIG, [change]).model_dump()
+    found = changed_config(CONFIG, [change], CHANGEABLE).model_dump()
     for name in change.partition("=")[0].split("."):
         found = found[name]
     assert found == value
@@ -90,7 +91,7 @@ def test_settings_of_training_can_be_changed(change: str, value: object) -> None
 )
 def test_other_changes_are_refused(change: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        changed_config(CONFIG, [change])
+        changed_config(CONFIG, [change], CHANGEABLE)
 
 
 def test_metrics_that_only_one_has_are_nan() -> None:
