@@ -161,21 +161,17 @@ class BatchBuilder:
     def silent(self, episode: EpisodeRecord) -> None:
         """Record that the client of an open episode is silent: its slot is free for others.
 
-        At most `episodes_per_task` episodes of a group are silent. Otherwise clients that start
-        episodes and never end them would make a batch grow.
+        At most `episodes_per_task` episodes of a group give up their slots. Otherwise clients that
+        start episodes and never end them would make a batch grow.
         """
-        group = self._groups.get(episode.group)
-        if group is None or len(group.silent) >= self._config.episodes_per_task:
-            return
-        if episode.episode_id in group.open:
-            group.close(episode)
-            group.silent.add(episode.episode_id)
+        if (group := self._groups.get(episode.group)) is not None:
+            group.fall_silent(episode)
             self._count(episode.group)
 
     def heard(self, episode: EpisodeRecord) -> None:
         """Undo `silent`; a task may then get more episodes than the batch needs."""
         group = self._groups.get(episode.group)
-        if group is not None and episode.episode_id in group.silent:
+        if group is not None and episode.episode_id in group.silent | group.overdue:
             group.begin(episode)
             self._count(episode.group)
 
@@ -443,6 +439,7 @@ class BatchBuilder:
     def _count(self, name: str) -> None:
         """Update the sums after a change of a group."""
         group = self._groups[name]
+        group.free_slots(self._config.episodes_per_task)
         group.idle = False
         self._add_up(name, group)
 

@@ -35,6 +35,8 @@ class TaskGroup:
     :param tag: of its first episode.
     :ivar open: the weights' version at the claim, by id of each open episode that is not silent.
     :ivar silent: open episodes whose clients are silent; they may end, but no batch waits for them.
+    :ivar overdue: those of `open` whose clients are silent, but that keep their slots because too
+        many others of the group are silent already.
     :ivar aborted: episodes aborted since the group was started or restarted.
     :ivar given_up: those of `aborted` that will not be retried.
     :ivar failures: how many of `aborted` count as failures of the task.
@@ -48,6 +50,7 @@ class TaskGroup:
     tag: str = ""
     open: dict[str, int] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
+    overdue: set[str] = field(default_factory=set)
     ended: dict[str, EpisodeRecord] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
@@ -59,8 +62,20 @@ class TaskGroup:
 
     def begin(self, episode: EpisodeRecord) -> None:
         """Record an open episode whose client is not silent."""
-        self.silent.discard(episode.episode_id)
+        self.close(episode)
         self.open[episode.episode_id] = episode.claim_version
+
+    def fall_silent(self, episode: EpisodeRecord) -> None:
+        """Record that the client of an open episode is silent."""
+        if episode.episode_id in self.open:
+            self.overdue.add(episode.episode_id)
+
+    def free_slots(self, size: int) -> None:
+        """Take the slots of overdue episodes, as long as fewer than `size` episodes are silent."""
+        while self.overdue and len(self.silent) < size:
+            self.silent.add(first := min(self.overdue))
+            self.overdue.remove(first)
+            del self.open[first]
 
     def end(self, episode: EpisodeRecord) -> None:
         """Record an episode that ended with a reward."""
@@ -82,7 +97,7 @@ class TaskGroup:
         :param taken: ids of the ended episodes in this batch; None means all of them.
         """
         ended = {} if taken is None else {i: e for i, e in self.ended.items() if i not in taken}
-        return TaskGroup(self.tag, open=self.open, silent=self.silent, ended=ended)
+        return TaskGroup(self.tag, self.open, self.silent, self.overdue, ended)
 
     def room(self, size: int) -> int:
         """Return how many more episodes may start."""
@@ -156,3 +171,4 @@ class TaskGroup:
         """Record that an episode is no longer open, whatever its outcome."""
         self.open.pop(episode.episode_id, None)
         self.silent.discard(episode.episode_id)
+        self.overdue.discard(episode.episode_id)

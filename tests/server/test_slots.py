@@ -467,6 +467,37 @@ def test_whatever_clients_do_there_is_a_way_to_the_next_batch(
             assert any(batch.takes(tag) for tag in tags)
 
 
+def test_a_silent_episode_gives_up_its_slot_when_another_of_its_task_is_heard_again() -> None:
+    batch = batches(tasks=1)
+    first, second = start(batch, "x"), start(batch, "x")
+    batch.silent(first)
+    batch.silent(second)
+    third = start(batch, "x")
+    # Two of its task are silent already, so it keeps its slot for the time being.
+    batch.silent(third)
+    assert not batch.may_begin("y")
+    batch.heard(first)
+    end(batch, first)
+    assert batch.may_begin("x")
+    end(batch, start(batch, "x"))
+    assert batch.is_full()
+
+
+def test_a_silent_episode_that_kept_its_slot_is_heard_again() -> None:
+    batch = batches(tasks=1)
+    first, second = start(batch, "x"), start(batch, "x")
+    batch.silent(first)
+    batch.silent(second)
+    third = start(batch, "x")
+    batch.silent(third)
+    batch.heard(third)
+    batch.aborted(replace(first, state="aborted", cause="error"))
+    fourth = start(batch, "x")
+    assert not batch.may_begin("x")
+    end(batch, third, fourth)
+    assert batch.is_full()
+
+
 @st.composite
 def asynchronous(draw: st.DrawFn) -> tuple[BatchBuilder, RolloutConfig, list[str], st.DataObject]:
     """A builder whose rollouts go on while a step is trained, and the tags of its clients."""
