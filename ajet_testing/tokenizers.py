@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -209,7 +209,9 @@ CHATML_TEMPLATE = (
 )
 
 
-def train(specials: Sequence[str], vocab_size: int = 520) -> Tokenizer:
+def train(
+    specials: Sequence[str], vocab_size: int = 520, corpus: Iterable[str] = CORPUS
+) -> Tokenizer:
     """Train a byte-level BPE tokenizer in which every text of `specials` is one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -220,7 +222,7 @@ def train(specials: Sequence[str], vocab_size: int = 520) -> Tokenizer:
         special_tokens=[AddedToken(text, special=True, normalized=False) for text in specials],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer
 
 
@@ -249,11 +251,19 @@ def template_renderer(
     return build_renderer("default", tokenizer, extra_stop_ids=extra_stop_ids)
 
 
-def write_model(directory: Path, name: str, template: str | None = CHATML_TEMPLATE) -> Path:
-    """Create a model directory without weights: tokenizer files, config.json, chat template."""
+def write_model(
+    directory: Path,
+    name: str,
+    template: str | None = CHATML_TEMPLATE,
+    tokenizer: Tokenizer | None = None,
+) -> Path:
+    """Create a model directory without weights: tokenizer files, config.json, chat template.
+
+    :param tokenizer: None trains a small one.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     specials = SPECIALS.get(name) or MORE_SPECIALS[name]
-    train(specials).save(str(directory / "tokenizer.json"))
+    (tokenizer or train(specials)).save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>" if "<|im_end|>" in specials else specials[1],

@@ -88,8 +88,8 @@ class SlowGridSettings(ComponentSettings):
     :param tail: its shape; the lower, the more replies are slow.
     """
 
-    shortest: Annotated[float, Field(ge=0)] = 0.1
-    longest: Annotated[float, Field(ge=0)] = 6.0
+    shortest: Annotated[float, Field(ge=0)] = 0.04
+    longest: Annotated[float, Field(ge=0)] = 2.0
     tail: Annotated[float, Field(gt=0)] = 1.1
 
 

@@ -30,7 +30,11 @@ class Connection:
 
     async def post(self, path: str, key: str, body: dict[str, Any]) -> tuple[dict[str, Any], float]:
         """Return the answer, and the seconds from the request's last byte to the answer's."""
-        data = json.dumps(body).encode()
+        content, seconds = await self.send(path, key, json.dumps(body).encode())
+        return json.loads(content), seconds
+
+    async def send(self, path: str, key: str, data: bytes) -> tuple[bytes, float]:
+        """Send a JSON text, and return the answer and the seconds, as `post` does."""
         head = (
             f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
@@ -43,7 +47,7 @@ class Connection:
         seconds = time.perf_counter() - started
         if int(answer.split(b" ", 2)[1]) >= 400:
             raise RuntimeError(f"{path}: {content.decode(errors='replace')}")
-        return json.loads(content), seconds
+        return content, seconds
 
     def close(self) -> None:
         self._writer.close()
@@ -88,8 +92,12 @@ async def start_run(
     model_dir: Path,
     batch: Mapping[str, Any] | None = None,
     mixture: Mapping[str, Any] | None = None,
+    engine: Mapping[str, Any] | None = None,
 ) -> None:
-    """Configure the scripted components, and wait until episodes can be claimed."""
+    """Configure the scripted components, and wait until episodes can be claimed.
+
+    :param engine: more settings of the engine.
+    """
     import httpx
 
     config = {
@@ -100,6 +108,7 @@ async def start_run(
                 "reply_ids": reply_ids(),
                 "chunk_tokens": REPLY_TOKENS,
                 "max_context": 16384,
+                **(engine or {}),
             },
         },
         "trainer": {"name": "scripted"},

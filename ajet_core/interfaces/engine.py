@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, Literal
 
@@ -69,7 +69,7 @@ class SamplingParams:
 class GenerateRequest:
     """A request to sample one completion.
 
-    :param prompt_ids: [P], P >= 1.
+    :param prompt_ids: [P], P >= 1; a list, or an array of type code ``I``.
     :param stream: if True, return chunks as tokens are sampled; if False, the engine may return all
         of them at the end.
     :param sampled: 0 <= S < P: the number of tokens at the end of the prompt that belong to the
@@ -79,7 +79,7 @@ class GenerateRequest:
     """
 
     request_id: str
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     sampling: SamplingParams
     stream: bool = False
     sampled: int = 0
@@ -90,7 +90,7 @@ class GenerateRequest:
             return self
         return replace(
             self,
-            prompt_ids=self.prompt_ids + token_ids,
+            prompt_ids=[*self.prompt_ids, *token_ids],
             sampling=replace(self.sampling, max_tokens=self.sampling.max_tokens - len(token_ids)),
             sampled=self.sampled + len(token_ids),
         )

@@ -110,7 +110,8 @@ def pack_request(request: GenerateRequest) -> list[Any]:
     The prompt is the bytes of an array of native uint32: both processes are on one machine.
     """
     sampling = _sampling_values(request.sampling)
-    prompt = array("I", request.prompt_ids).tobytes()
+    ids = request.prompt_ids
+    prompt = (ids if isinstance(ids, array) else array("I", ids)).tobytes()
     return [request.request_id, prompt, sampling, request.stream, request.sampled]
 
 

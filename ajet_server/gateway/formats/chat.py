@@ -533,7 +533,7 @@ class ChatRequest(DialectRequest):
             "usage": usage_json(exchange, [choice.generation for choice in choices]),
         }
         if request.return_token_ids:
-            completion["prompt_token_ids"] = exchange.prompt.ids
+            completion["prompt_token_ids"] = exchange.prompt.ids.tolist()
         return object_text(
             completion, choices=list_text([choice_json(request, choice) for choice in choices])
         )
@@ -561,7 +561,7 @@ class ChatWriter(StreamWriter):
                 self._generations.append(generation)
                 writer = self._writers[choice] = ChoiceWriter(request, choice, generation)
                 prompt = (
-                    {"prompt_token_ids": self.exchange.prompt.ids}
+                    {"prompt_token_ids": self.exchange.prompt.ids.tolist()}
                     if request.return_token_ids
                     else {}
                 )

@@ -192,7 +192,7 @@ class CompletionService:
         in_vain = request.has_names and not self._renderer.writes_names
         return ("messages.name",) if in_vain else ()
 
-    def _seeds(self, session: Session, prompt_ids: list[int], count: int) -> CallSeeds | None:
+    def _seeds(self, session: Session, prompt_ids: Sequence[int], count: int) -> CallSeeds | None:
         if not self._exact:
             return None
         if session.seeds is None:

@@ -200,7 +200,7 @@ class CompletionRequest(DialectRequest):
         choice["logprobs"] = generation.legacy_logprobs(start) if self.request.logprobs else None
         if self.request.return_token_ids:
             choice["token_ids"] = generation.sampled_ids[start:]
-            choice["prompt_token_ids"] = exchange.prompt.ids if start == 0 else None
+            choice["prompt_token_ids"] = exchange.prompt.ids.tolist() if start == 0 else None
         return object_text(choice)
 
     def echoed(self, generation: Generation) -> str:

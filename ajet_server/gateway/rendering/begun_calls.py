@@ -32,7 +32,7 @@ class BegunCall:
 def begun_call(
     renderer: ChatRenderer,
     sampled_ids: list[int],
-    prompt_ids: list[int],
+    prompt_ids: Sequence[int],
     tools: Sequence[ToolSpec],
     parsed: Parsed,
 ) -> BegunCall | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -49,7 +50,7 @@ class SharedPrefix:
 
 
 def _longest_prefix(
-    trie: TokenTrie | None, ids: list[int], said: Sequence[MessageText], lost: Container[str]
+    trie: TokenTrie | None, ids: array[int], said: Sequence[MessageText], lost: Container[str]
 ) -> SharedPrefix:
     """Return the longest prefix in tokens and messages that a prompt shares with a call of `trie`.
 
@@ -63,7 +64,7 @@ def _longest_prefix(
     :param said: messages of the prompt.
     :param lost: ids of calls that are bases of other calls but are not in the store.
     """
-    base, tokens = trie.nearest(ids) if trie is not None else (None, 0)
+    base, tokens = trie.nearest(ids.tolist()) if trie is not None else (None, 0)
     while base is not None and tokens:
         while base.base is not None and tokens <= base.shared and base.base.call_id not in lost:
             base = base.base
@@ -96,7 +97,7 @@ def _alike(text: MessageText, other: MessageText) -> bool:
     )
 
 
-# Number of prompts that are kept as one list; each takes 8 bytes per token.
+# Number of prompts that are kept as one array; each takes 4 bytes per token.
 _WHOLE_PROMPTS = 2
 
 
@@ -121,8 +122,8 @@ class ConversationIndex:
     _trie: TokenTrie | None = None  # of the calls in `_sharing`; None if it has to be rebuilt
     _lost: set[str] = field(default_factory=set)
     _state: int = 0
-    _whole: dict[str, list[int]] = field(default_factory=dict)
-    _written: dict[str, list[int]] = field(default_factory=dict)
+    _whole: dict[str, array[int]] = field(default_factory=dict)
+    _written: dict[str, array[int]] = field(default_factory=dict)
     _tools: str = ""
     _digests: ConversationDigests = field(default_factory=ConversationDigests)
 
@@ -173,7 +174,7 @@ class ConversationIndex:
             return PromptPlan(messages, tools, offered, digest, anew, self._state)
         parent_ids = self._whole.get(parent.call_id)
         if parent_ids is None:
-            parent_ids = parent.prompt_ids
+            parent_ids = array("I", parent.prompt_ids)
         return PromptPlan(
             messages,
             tools,
@@ -262,7 +263,7 @@ class ConversationIndex:
         # Only calls on disk may be continued.
         self._keep(call, prompt.ids, prompt.written)
 
-    def add(self, call: Call, prompt_ids: list[int] | None = None) -> None:
+    def add(self, call: Call, prompt_ids: array[int] | None = None) -> None:
         """Add a recorded call to the index."""
         call = _light(call)
         self._share(call)
@@ -282,7 +283,7 @@ class ConversationIndex:
             self._tools = call.tools
 
     def _keep(
-        self, call: Call, prompt_ids: list[int] | None = None, written: list[int] | None = None
+        self, call: Call, prompt_ids: array[int] | None = None, written: array[int] | None = None
     ) -> None:
         """Let conversations continue from a shared call that is now durable.
 

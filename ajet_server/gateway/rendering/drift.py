@@ -15,7 +15,6 @@ from ajet_core.timeline import MessageText
 from ajet_core.timeline.radix import common_prefix
 from ajet_server.gateway.rendering.canonical import canonical_arguments
 from ajet_server.gateway.rendering.messages import ChatMessage
-from ajet_server.gateway.rendering.placing import attributed_spans
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 
 _QUESTION = ChatMessage("user", "go")
@@ -83,8 +82,8 @@ class DriftMeter:
         """Whether the template can render the question that precedes answers here."""
         if self._asked is None:
             try:
-                question = self._renderer.render([_QUESTION], None, asking=False).ids
-                asked = self._renderer.render([_QUESTION], None).ids
+                question = self._renderer.render([_QUESTION], None, asking=False).ids.tolist()
+                asked = self._renderer.render([_QUESTION], None).ids.tolist()
             except RequestError:
                 asked = []
             else:
@@ -119,12 +118,13 @@ class DriftMeter:
                 ChatMessage("tool", "", tool_call_id=call.id, name=call.name) for call in calls
             ] or [_QUESTION]
         rendering = self._renderer.render(messages, None, asking=False)
+        written = rendering.ids.tolist()
         if rendering.indices is not None:
-            ((start, end),) = attributed_spans(rendering.indices, 2, first=1)
-            written = rendering.ids[start:end]
+            ((start, end),) = self._renderer.spans(rendering, messages[:2], None, first=1)
+            written = written[start:end]
             written = written[common_prefix(written, self._header, 0) :]
         else:
-            written = rendering.ids[common_prefix(rendering.ids, self._asked or [], 0) :]
+            written = written[common_prefix(written, self._asked or [], 0) :]
         stops = [i for i, token in enumerate(written) if token in self._stops]
         if stops:
             # Without message indices, later messages are included: the first stop token is the

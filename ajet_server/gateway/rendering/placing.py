@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -64,7 +65,7 @@ def template_spans(
     tokenizer: Any,
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
-    ids: list[int],
+    ids: array[int],
     first: int,
 ) -> list[Span]:
     """Return the spans of messages that a Jinja template wrote.
@@ -92,7 +93,7 @@ def template_spans(
         text = write(messages, asking=True)
         # Use the backend: calling the tokenizer itself would build four more lists.
         encoded = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-        if encoded.ids == ids:
+        if array("I", encoded.ids) == ids:
             starts = [start for start, _ in encoded.offsets]
             for count, end in template_ends(write, messages, text, first or 1).items():
                 ends[count - first] = bisect_left(starts, end)

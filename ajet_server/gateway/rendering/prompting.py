@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import overload
 
 from ajet_core.errors import RequestError
@@ -87,7 +87,7 @@ class Prompt:
     :param state: state of the `ConversationIndex` when the prompt was planned.
     """
 
-    ids: list[int]
+    ids: array[int]
     placed: tuple[PlacedMessage, ...]
     continuation: Continuation
     parent: Call | None
@@ -95,7 +95,7 @@ class Prompt:
     digest: bytes
     reasoned: bool
     echoed: tuple[str, ...] = ()
-    written: list[int] | None = field(default=None, compare=False)
+    written: array[int] | None = field(default=None, compare=False)
     state: int = field(default=0, compare=False)
 
 
@@ -122,8 +122,8 @@ class PromptPlan:
     state: int
     parent: Call | None = None
     answered: int = 0
-    parent_ids: list[int] = field(default_factory=list)
-    parent_written: list[int] | None = None
+    parent_ids: array[int] = field(default_factory=partial(array, "I"))
+    parent_written: array[int] | None = None
 
     @overload
     def render(self, renderer: ChatRenderer) -> Prompt: ...
@@ -212,13 +212,14 @@ class PromptPlan:
         return _rendering(renderer, self.messages, self.tools)
 
 
-def raw_prompt(ids: list[int]) -> Prompt:
+def raw_prompt(ids: Sequence[int]) -> Prompt:
     """Return the prompt of a text or of tokens that are continued without a template."""
-    digest = hashlib.sha256(b"raw" + array("I", ids).tobytes()).digest()
-    return Prompt(ids, (), Continuation.NO_MESSAGES, None, "", digest, reasoned=False)
+    whole = array("I", ids)
+    digest = hashlib.sha256(b"raw" + whole.tobytes()).digest()
+    return Prompt(whole, (), Continuation.NO_MESSAGES, None, "", digest, reasoned=False)
 
 
-_Rendered = tuple[list[int], tuple[PlacedMessage, ...], bool]
+_Rendered = tuple["array[int]", tuple[PlacedMessage, ...], bool]
 """The tokens of messages, the placed messages, and whether the tokens contain reasoning."""
 
 
@@ -265,7 +266,7 @@ def _keeps_reasoning(
     renderer: ChatRenderer,
     messages: Sequence[ChatMessage],
     tools: Sequence[ToolSpec] | None,
-    ids: list[int],
+    ids: array[int],
 ) -> bool:
     """Whether a rendered prompt contains reasoning.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,12 +16,19 @@ from ajet_server.gateway.rendering.parsing import AnswerParser, Parsed
 from ajet_server.gateway.rendering.placing import Span, attributed_spans, template_spans
 from ajet_server.gateway.rendering.stable_prefix import StablePrefix
 from ajet_server.gateway.rendering.system_messages import SystemMessages
-from ajet_server.gateway.rendering.tokenizer import GatewayTokenizer, TokenJson
+from ajet_server.gateway.rendering.tokenizer import (
+    FastTokenizer,
+    GatewayTokenizer,
+    TokenJson,
+)
 
 # Characters that render in about five milliseconds; switching to a thread and back takes 0.1 ms. A
 # Jinja template is evaluated up to five times, and most loop over all messages for each message.
 _QUICK = 32_768
 _QUICK_TEMPLATE = 4_096
+# Renderers look for the beginning of the answer at the end of a prompt, in fewer tokens than these.
+# Given the whole prompt, they would copy it several times.
+_TAIL = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +36,15 @@ class Rendering:
     """A rendered conversation.
 
     :param ids: [P] token ids.
-    :param indices: [P] index of each token's message, -1 for none; None if the renderer cannot
-        attribute tokens.
+    :param indices: [S] index of the message of each token or long text, -1 for none; None if the
+        renderer cannot attribute tokens.
+    :param starts: [S + 1] where the tokens of each of `indices` begin, then P; None if each is one
+        token.
     """
 
-    ids: list[int]
+    ids: array[int]
     indices: list[int] | None
+    starts: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +56,9 @@ class Extension:
     :param written: [N] the template's rendering of the whole conversation, None if it was not made.
     """
 
-    ids: list[int]
+    ids: array[int]
     spans: list[Span]
-    written: list[int] | None = None
+    written: array[int] | None = None
 
 
 class ChatRenderer:
@@ -87,6 +98,7 @@ class ChatRenderer:
         self.stop_token_ids: tuple[int, ...] = tuple(stop_ids)
         # The library's renderer for Jinja templates can only render whole conversations.
         self._by_template = type(renderer).__name__ == "DefaultRenderer"
+        self._long_texts = tokenizer.long_texts if isinstance(tokenizer, FastTokenizer) else None
         self.reads_calls = calls is not None or not self._by_template
         self._parser = (
             AnswerParser(name, renderer, tokenizer, self.stop_token_ids)
@@ -128,15 +140,36 @@ class ChatRenderer:
             if self._by_template:
                 # To attribute tokens it would evaluate the template for every message.
                 ids = renderer.render_ids(plain, tools=offered, add_generation_prompt=asking)
-                return Rendering(ids, None)
-            rendered = renderer.render(plain, tools=offered, add_generation_prompt=asking)
+                return Rendering(array("I", ids), None)
+            return self._attributed(plain, offered, asking=asking)
         except Exception as error:
             # Templates raise any exception for conversations that they do not support.
             raise RequestError(
                 f"messages: renderer {self.name!r} cannot express this conversation: {error}",
                 param="messages",
             ) from error
-        return Rendering(rendered.token_ids, rendered.message_indices)
+
+    def _attributed(
+        self, messages: list[dict[str, Any]], tools: list[ToolSpec] | None, *, asking: bool
+    ) -> Rendering:
+        """Render with the library's renderer of the family, which attributes tokens to messages."""
+
+        def rendered() -> Any:
+            return self._renderer.render(messages, tools=tools, add_generation_prompt=asking)
+
+        if self._long_texts is not None:
+            try:
+                with self._long_texts.stand_ins() as long:
+                    folded = rendered()
+                if not long:
+                    return Rendering(array("I", folded.token_ids), folded.message_indices)
+                whole, starts = long.replaced(folded.token_ids, self._long_texts.encode)
+                return Rendering(whole, folded.message_indices, starts)
+            except OverflowError:
+                # This renderer decodes the tokens of texts, which stand-ins do not allow.
+                self._long_texts = None
+        plain = rendered()
+        return Rendering(array("I", plain.token_ids), plain.message_indices)
 
     def _text_of(self, messages: Sequence[ChatMessage]) -> str | None:
         try:
@@ -156,7 +189,9 @@ class ChatRenderer:
         :param rendering: rendering of `messages`, made with `asking`.
         """
         if rendering.indices is not None:
-            return attributed_spans(rendering.indices, len(messages), first=first)
+            spans = attributed_spans(rendering.indices, len(messages), first=first)
+            starts = rendering.starts
+            return spans if starts is None else [(starts[a], starts[b]) for a, b in spans]
         if first == len(messages):
             return []
         said = self._system.expressible(messages)
@@ -179,7 +214,7 @@ class ChatRenderer:
 
     def bridge(
         self,
-        prompt_ids: list[int],
+        prompt_ids: array[int],
         sampled_ids: list[int],
         new_messages: Sequence[ChatMessage],
         tools: Sequence[ToolSpec] | None,
@@ -199,9 +234,10 @@ class ChatRenderer:
         said = self._system.expressible(new_messages, led=led)
         if said.changed:
             return None
+        tail = prompt_ids[-_TAIL:].tolist()
         try:
             bridged = renderer.bridge_to_next_turn(
-                prompt_ids,
+                tail,
                 sampled_ids,
                 renderer_messages(said.messages),
                 tools=list(tools) if tools else None,
@@ -212,11 +248,15 @@ class ChatRenderer:
         if bridged is None:
             return None
         ids: list[int] = bridged.token_ids
-        prompt, known = len(prompt_ids), len(prompt_ids) + len(sampled_ids)
-        if ids[:prompt] != prompt_ids or ids[prompt:known] != sampled_ids:
+        end = len(tail) + len(sampled_ids)
+        if ids[: len(tail)] != tail or ids[len(tail) : end] != sampled_ids:
             return None
-        indices = bridged.message_indices[known:]
-        return Extension(ids, attributed_spans(indices, len(new_messages), offset=known))
+        spans = attributed_spans(
+            bridged.message_indices[end:],
+            len(new_messages),
+            offset=len(prompt_ids) + len(sampled_ids),
+        )
+        return Extension(prompt_ids + array("I", ids[len(tail) :]), spans)
 
     def drops_reasoning(self, new_messages: Sequence[ChatMessage], *, led: bool = False) -> bool:
         """Whether the family is known to drop reasoning from history when these messages follow.
@@ -246,11 +286,11 @@ class ChatRenderer:
     def parse(
         self,
         sampled_ids: list[int],
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         tools: Sequence[ToolSpec] | None,
     ) -> Parsed:
         """Parse `sampled_ids` as an answer to `prompt_ids`; any ids can be parsed."""
-        return self._parser.parse(sampled_ids, prompt_ids, tools)
+        return self._parser.parse(sampled_ids, list(prompt_ids[-_TAIL:]), tools)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of plain text."""

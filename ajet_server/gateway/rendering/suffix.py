@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from ajet_core.errors import RequestError
@@ -16,11 +17,11 @@ from ajet_server.gateway.rendering.renderer import ChatRenderer, Extension
 def extended_by_proof(
     renderer: ChatRenderer,
     call: Call,
-    prompt_ids: list[int],
+    prompt_ids: array[int],
     new_messages: Sequence[ChatMessage],
     tools: Sequence[ToolSpec] | None,
     *,
-    asked: list[int] | None = None,
+    asked: array[int] | None = None,
 ) -> Extension | None:
     """Extend the exact tokens of `call` by `new_messages`, as the template writes them.
 
@@ -64,16 +65,16 @@ def extended_by_proof(
         return None
     first = len(messages) - len(new_messages)
     spans = renderer.spans(rendering, messages, tools, first)
-    ids = [*prompt_ids, *call.sampled_ids, *rendering.ids[rest:]]
+    ids = prompt_ids + array("I", call.sampled_ids) + rendering.ids[rest:]
     return Extension(ids, _moved(spans, rest, call.length), rendering.ids)
 
 
 def _behind_answer(
     renderer: ChatRenderer,
     call: Call,
-    prompt_ids: list[int],
+    prompt_ids: array[int],
     tools: Sequence[ToolSpec] | None,
-    full: list[int],
+    full: array[int],
     *,
     begun: int,
 ) -> int | None:
@@ -86,7 +87,7 @@ def _behind_answer(
         same = renderer.decode(full[begun:stop]) == renderer.decode(sampled)
         return stop if same else None
     said = _meaning(renderer, sampled, prompt_ids, tools)
-    written = _meaning(renderer, full[begun : stop + 1], prompt_ids, tools)
+    written = _meaning(renderer, full[begun : stop + 1].tolist(), prompt_ids, tools)
     return stop + 1 if sampled[-1] == full[stop] and said == written else None
 
 
@@ -102,7 +103,7 @@ def _moved(spans: list[Span], old: int, new: int) -> list[Span]:
 def _meaning(
     renderer: ChatRenderer,
     sampled_ids: list[int],
-    prompt_ids: list[int],
+    prompt_ids: array[int],
     tools: Sequence[ToolSpec] | None,
 ) -> tuple[object, ...]:
     parsed = renderer.parse(sampled_ids, prompt_ids, tools)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from pydantic_core import to_json
 from ajet_core import files
 from ajet_core.errors import ConfigError, ModelDirectoryError, UnreadableFileError
 from ajet_server.fastpath.words import KnownWords
+from ajet_server.gateway.rendering.long_texts import LongTexts
 
 _SHORT_TEXT = 32
 _OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
@@ -50,6 +51,7 @@ class FastTokenizer:
     :param backend: a `tokenizers.Tokenizer`.
     :param chat_template: Jinja template from the model directory, "" if there is none.
     :param words: whether to encode text by known words.
+    :ivar long_texts: encodes long texts.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class FastTokenizer:
         # Templates consist of the same few short texts, for which the call of the backend costs
         # more than the encoding.
         self._encode_short = lru_cache(maxsize=2048)(self._encode)
+        self.long_texts = LongTexts(partial(self._encode, add_special_tokens=False))
         self.name_or_path = name_or_path
         self.chat_template = chat_template
         self.unk_token_id: int | None = backend.token_to_id(unk_token) if unk_token else None
@@ -81,6 +84,8 @@ class FastTokenizer:
         """As `GatewayTokenizer.encode`."""
         if len(text) <= _SHORT_TEXT:
             return self._encode_short(text, add_special_tokens).copy()
+        if not add_special_tokens and (stand_in := self.long_texts.stand_in(text)) is not None:
+            return [stand_in]
         return self._encode(text, add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:

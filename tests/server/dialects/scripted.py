@@ -7,7 +7,7 @@ import json
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -66,7 +66,7 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         script = self.scripts[min(len(self.requests), len(self.scripts) - 1)]
-        self.requests.append(request)
+        self.requests.append(replace(request, prompt_ids=list(request.prompt_ids)))
         try:
             for start in range(0, len(script), self.per_chunk):
                 if start == self.fails_at:

@@ -99,7 +99,7 @@ def sampled(name: str, *called: tuple[str, dict]) -> list[int]:
     )
     # Its prompts begin the reasoning, which its template leaves out of answers that have none.
     closed = renderer.encode("</think>\n\n") if name == "minimax-m2" else []
-    return closed + whole[common:]
+    return closed + whole[common:].tolist()
 
 
 def parts(chunks, index: int = 0) -> list[str]:

@@ -39,7 +39,7 @@ def talk(index, messages, turns, *, call_ids="c"):
             call_id=f"{call_ids}{turn}",
             episode_id="e",
             index=turn,
-            suffix_ids=prompt.ids[prefix.tokens :],
+            suffix_ids=prompt.ids[prefix.tokens :].tolist(),
             sampled_ids=RENDERER.encode(answer.content) + STOP,
             logprobs=[0.0] * (len(RENDERER.encode(answer.content)) + 1),
             policy_versions=[0] * (len(RENDERER.encode(answer.content)) + 1),
@@ -141,7 +141,7 @@ async def test_calls_that_end_together_share_the_prompt_that_each_continued_with
             first,
             call_id=f"d{len(calls)}",
             index=1 + len(calls),
-            suffix_ids=prompt.ids[prefix.tokens :],
+            suffix_ids=prompt.ids[prefix.tokens :].tolist(),
             base=prefix.base,
             shared=prefix.tokens,
             messages=prompt.placed[prefix.messages :],
@@ -191,7 +191,9 @@ def test_work_and_memory_are_linear_in_the_conversation(monkeypatch):
     # The last answer and the question after it.
     assert len(counted) == 2
     assert sum(len(call.suffix_ids) + len(call.sampled_ids) for call in calls) == calls[-1].length
-    assert index._whole == {call.call_id: call.prompt_ids for call in calls[-2:]}
+    assert {key: ids.tolist() for key, ids in index._whole.items()} == {
+        call.call_id: call.prompt_ids for call in calls[-2:]
+    }
 
 
 CALL = ToolCall("call_1", "move", '{"direction": "up", "steps": 1}')

@@ -109,7 +109,7 @@ def test_an_answer_in_plain_words_is_not_rendered(monkeypatch):
     assert meter.drift(ids, ChatMessage("assistant", "Go up, then left.")) == 0
 
 
-def test_places_in_history_that_agreed_are_tried_first():
+def test_places_in_history_that_agreed_are_tried_first(monkeypatch):
     renderer = renderer_for("qwen3")
     meter = DriftMeter(renderer)
     answer = ChatMessage("assistant", "Up <there>.")
@@ -117,9 +117,7 @@ def test_places_in_history_that_agreed_are_tried_first():
     meter.drift(ids, answer)
     asked = []
     original = renderer.render
-    meter._renderer = type(
-        "Counting", (), {"render": lambda self, *a, **k: asked.append(a) or original(*a, **k)}
-    )()
+    monkeypatch.setattr(renderer, "render", lambda *a, **k: asked.append(a) or original(*a, **k))
     assert meter.drift(ids, answer) == 0
     assert len(asked) == 1
 

@@ -52,7 +52,7 @@ def turn(template, sampled, *new, given=None, reason="stop"):
         call_id="c",
         episode_id="e",
         index=0,
-        suffix_ids=prompt.ids,
+        suffix_ids=prompt.ids.tolist(),
         sampled_ids=ids,
         logprobs=[0.0] * len(ids),
         policy_versions=[0] * len(ids),
@@ -91,7 +91,7 @@ def test_proven_prompts_hold_the_sampled_tokens_and_what_the_template_adds(templ
     renderer, call, prompt = turn(template, sampled, new)
     assert prompt.continuation is Continuation.PROVEN
     assert prompt.parent is call
-    assert prompt.ids[: call.length] == call.token_ids
+    assert prompt.ids[: call.length].tolist() == call.token_ids
     answer = ChatMessage("assistant", call.answer.content, reasoning=call.answer.reasoning or None)
     asked = renderer.decode(call.prompt_ids)
     full = renderer.decode(renderer.render([*QUESTION, answer, new], None).ids)

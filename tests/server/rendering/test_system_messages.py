@@ -129,7 +129,7 @@ def test_a_template_that_takes_them_writes_them_as_they_are(name):
         [{"role": m.role, "content": m.content} for m in conversation("ssuasu")],
         add_generation_prompt=True,
     )
-    assert renderer(name).render(conversation("ssuasu"), None).ids == before
+    assert renderer(name).render(conversation("ssuasu"), None).ids.tolist() == before
 
 
 def test_templates_whose_roles_alternate_get_one_message_of_the_user():

@@ -298,7 +298,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
     shaping = sampling_overrides(request)
     shaped = {"custom_logit_processor": _SHAPING} if shaping else {}
     return shaped | {
-        "input_ids": request.prompt_ids,
+        "input_ids": list(request.prompt_ids),
         "sampling_params": {
             "max_new_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,

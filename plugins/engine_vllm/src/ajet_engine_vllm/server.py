@@ -184,7 +184,7 @@ class VllmServer(HttpModelServer):
         shaping = sampling_overrides(request)
         return {
             "model": SERVED_NAME,
-            "prompt": request.prompt_ids,
+            "prompt": list(request.prompt_ids),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
