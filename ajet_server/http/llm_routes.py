@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,8 @@ EMBEDDINGS_PATH = "/v1/embeddings"
 AGENT_HEADER = "x-ajet-agent"
 _KEY_IN_PATH = f"{KEY_PREFIX}{{episode_key}}"
 _MAX_AGENT_NAME = 256
+# Bytes; larger bodies take milliseconds to read.
+_LARGE_BODY = 2**17
 
 
 def add_routes(router: APIRouter, service: SwarmService) -> None:
@@ -73,9 +76,10 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
             "embeddings are not supported by this server: its model generates text"
         )
 
+    reading = asyncio.Lock()
     for path, dialect in DIALECTS.items():
         for prefix in ("", _KEY_IN_PATH):
-            call = CallRoute(service, dialect)
+            call = CallRoute(service, dialect, reading)
             router.routes.append(Route(prefix + path, call, methods=["POST"]))
     for prefix in ("", _KEY_IN_PATH):
         for path, method, answer in (
@@ -107,11 +111,15 @@ class CallRoute:
 
     Being an ASGI application, it can count a call as running until the last byte of its answer is
     sent.
+
+    :param reading: held while a large body is read, so that the event loop can answer other
+        requests between two of them.
     """
 
-    def __init__(self, service: SwarmService, dialect: Dialect) -> None:
+    def __init__(self, service: SwarmService, dialect: Dialect, reading: asyncio.Lock) -> None:
         self._service = service
         self._dialect = dialect
+        self._reading = reading
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
@@ -119,7 +127,11 @@ class CallRoute:
         episode = await service.episodes.authenticate(episode_key(request))
         with service.tenants.call(episode.record, episode.session.next_index):
             body = await request.body()
-            asked = self._dialect.read(body, episode.session)
+            if len(body) > _LARGE_BODY:
+                async with self._reading:
+                    asked = self._dialect.read(body, episode.session)
+            else:
+                asked = self._dialect.read(body, episode.session)
             if episode.record.kind == "eval":
                 sampling = service.evaluations.config.sampling
                 asked = replace(asked, request=evaluated(asked.request, sampling))

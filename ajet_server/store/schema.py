@@ -12,11 +12,12 @@ import msgpack
 from ajet_core.errors import DamagedRecordError, StoreError, StoreFullError
 from ajet_server.embedded.settings import SqliteStoreSettings
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 # Lists of token ids are blobs of little-endian uint32, see `codec`. `calls.base` is the call whose
 # tokens start the prompt: prompt = (prompt + sampled of base)[:shared] + suffix. `calls.tools` is
-# NULL if it equals that of the base.
+# NULL if it equals that of the base. If `calls.compressed` is 1, `suffix` and `messages` are
+# compressed by zlib.
 _SCHEMA = """
 CREATE TABLE run (
     one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -95,7 +96,8 @@ CREATE TABLE calls (
     messages TEXT NOT NULL,
     answer TEXT,
     tools TEXT,
-    sampled_from BLOB
+    sampled_from BLOB,
+    compressed INTEGER NOT NULL
 );
 CREATE INDEX calls_by_episode ON calls (episode);
 CREATE TABLE steps (

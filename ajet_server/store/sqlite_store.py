@@ -9,7 +9,7 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ajet_core.errors import StoreError
@@ -59,6 +59,23 @@ class _Writing:
     writer: StoreWriter
     committer: GroupCommitter
     connection: sqlite3.Connection
+    packing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def waits(self, call: Call) -> bool:
+        """Return whether a call cannot be handed to the committer at once."""
+        based = call.base is not None and call.base.call_id in self.packing
+        return based or codec.is_large(call)
+
+    def keep(self, call: Call, task: asyncio.Task[None]) -> None:
+        """Remember the task that writes a call until it is done."""
+        self.packing[call.call_id] = task
+        task.add_done_callback(lambda task: self._forget(call, task))
+
+    def _forget(self, call: Call, task: asyncio.Task[None]) -> None:
+        self.packing.pop(call.call_id, None)
+        # Its caller may have been cancelled.
+        if not task.cancelled():
+            task.exception()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +127,34 @@ class SqliteStore(SampleStore[SqliteStoreSettings]):
         opened, self._opened = self._opened, None
         if opened is not None:
             if opened.writing is not None:
+                await asyncio.gather(*opened.writing.packing.values(), return_exceptions=True)
                 await opened.writing.committer.close()
             await asyncio.to_thread(self._disconnect, opened)
 
     async def append(self, *records: Record) -> None:
         """Write records in one transaction, which other callers' records may share.
 
+        A call with a long prompt is first packed in a thread, so that others do not wait for it.
+
         :raises StoreError: the write failed, for example because a token id exceeds 32 bits.
         """
         writing = self._need_writing()
-        await writing.committer.write(functools.partial(writing.writer.append, records))
+        if len(records) == 1 and isinstance(call := records[0], Call) and writing.waits(call):
+            task = asyncio.ensure_future(self._append_later(writing, call))
+            writing.keep(call, task)
+            # The write is carried out even if this is cancelled.
+            await asyncio.shield(task)
+        else:
+            await writing.committer.write(functools.partial(writing.writer.append, records))
+
+    async def _append_later(self, writing: _Writing, call: Call) -> None:
+        """Append a call after its base, which its row refers to, packed if it is large."""
+        if call.base is not None and (base := writing.packing.get(call.base.call_id)) is not None:
+            await asyncio.wait([base])
+        packed = (
+            await asyncio.to_thread(codec.LargeCall.pack, call) if codec.is_large(call) else call
+        )
+        await writing.committer.write(functools.partial(writing.writer.append, (packed,)))
 
     async def get_run(self) -> RunRecord | None:
         """Return the run, None if none was configured."""

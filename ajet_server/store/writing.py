@@ -51,7 +51,7 @@ _REPLACE_STEP = _insert("steps", codec.STEP_COLUMNS, "REPLACE")
 _REPLACE_RUN = _insert("run", f"one, {codec.RUN_COLUMNS}", "REPLACE")
 _REPLACE_TOTAL = _insert("totals", "name, value", "REPLACE")
 # Records that one statement writes completely.
-_ONE_STATEMENT = (Call, EpisodeRecord, RunRecord)
+_ONE_STATEMENT = (Call, codec.LargeCall, EpisodeRecord, RunRecord)
 
 
 class StoreWriter:
@@ -69,6 +69,7 @@ class StoreWriter:
         self._known: dict[str, dict[str, int]] = {_EPISODE_ID: {}, _CALL_ID: {}}
         self._put: dict[type, Callable[[Any], None]] = {
             Call: self._put_call,
+            codec.LargeCall: lambda large: self._put_call(large.call, large),
             EpisodeRecord: self._put_episode,
             BatchRecord: self._put_batch,
             StepRecord: self._put_step,
@@ -90,7 +91,7 @@ class StoreWriter:
         """Discard the changes of the transaction."""
         self._forget(dict(self.totals))
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[Record | codec.LargeCall]) -> None:
         """Write all records, or none of them."""
         first = records[0] if len(records) == 1 else None
         if isinstance(first, _ONE_STATEMENT):
@@ -121,7 +122,7 @@ class StoreWriter:
         except sqlite3.IntegrityError as error:
             raise StoreError(f"cannot add episode {episode.episode_id}: {error}") from error
 
-    def _put_call(self, call: Call) -> None:
+    def _put_call(self, call: Call, compressed: codec.LargeCall | None = None) -> None:
         """Add a call, with its prompt as the difference from its base's tokens."""
         episode = self._row_id(_EPISODE_ID, call.episode_id)
         if episode is None:
@@ -130,7 +131,7 @@ class StoreWriter:
             )
         base = None if call.base is None else self._row_id(_CALL_ID, call.base.call_id)
         try:
-            row = codec.call_row(call, episode, base)
+            row = codec.call_row(call, episode, base, compressed)
             inserted = self._connection.execute(_INSERT_CALL, row)
         except sqlite3.IntegrityError as error:
             raise StoreError(f"cannot add call {call.call_id}: {error}") from error

@@ -30,7 +30,7 @@ from ajet_core.interfaces import (
 from ajet_core.protocol import ABORT_CAUSES
 from ajet_server.averages import LARGEST_TERM
 from ajet_server.embedded.settings import SqliteStoreSettings
-from ajet_server.store.run_store import EvaluationCount, GroupCount, RunStore
+from ajet_server.store.run_store import _LARGEST_REWARD, EvaluationCount, GroupCount, RunStore
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_testing.suites.samples import conversation, make_episode, make_joint
 from tests.embedded.jsonl_store import JsonlStore, JsonlStoreSettings
@@ -389,7 +389,10 @@ async def check_against_queries(store: RunStore, database: sqlite3.Connection) -
             for kind in ("train", "eval"):
                 counted = dict(database.execute(_COUNTS, (group, kind, client)).fetchall())
                 told = store.group_counts([group], kind=kind, client_id=client)
-                rewards = [value for (value,) in database.execute(_REWARDS, (group, kind, client))]
+                rewards = [
+                    max(-_LARGEST_REWARD, min(value, _LARGEST_REWARD))
+                    for (value,) in database.execute(_REWARDS, (group, kind, client))
+                ]
                 if rewards:
                     assert told[group].reward_mean == pytest.approx(fmean(rewards))
                     assert told[group].reward_std == pytest.approx(pstdev(rewards), abs=1e-6)

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,37 @@ async def fill(store: SqliteStore) -> int:
     raise AssertionError("the quota was not kept")
 
 
+async def test_a_long_prompt_is_stored_compressed(store: SqliteStore, tmp_path: Path) -> None:
+    first = big_call(0)
+    longer = replace(
+        make_call("longer", [], [5], index=1),
+        base=first,
+        shared=first.length,
+        suffix_ids=[7] * 9000,
+    )
+    short = make_call("short", longer.prompt_ids, [6], index=2, parent=longer)
+    # Each is written after its base, even though packing the base takes longer.
+    await asyncio.gather(*map(store.append, (first, longer, short)))
+    assert (await store.calls(["episode"]))["episode"] == [first, longer, short]
+    with sqlite3.connect(tmp_path / "samples.sqlite3") as connection:
+        (stored,) = connection.execute("SELECT sum(length(suffix)) FROM calls").fetchone()
+    connection.close()
+    assert stored < 4 * longer.length / 2
+
+
+async def test_a_cancelled_writer_of_a_long_prompt_leaves_its_write(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    await store.open()
+    await store.append(make_episode())
+    task = asyncio.ensure_future(store.append(big_call(0)))
+    await asyncio.sleep(0)
+    task.cancel()
+    await store.close()
+    await store.open()
+    assert (await store.calls(["episode"]))["episode"] == [big_call(0)]
+    await store.close()
+
+
 async def test_a_full_store_keeps_what_it_acknowledged_and_nothing_else(tmp_path: Path) -> None:
     store = make_store(tmp_path, max_mib=1)
     await store.open()
@@ -156,7 +188,9 @@ async def test_small_writes_go_on_after_one_that_was_too_large(tmp_path: Path) -
     first = make_call("first", [1, 2], [3])
     await store.append(first)
     with pytest.raises(StoreFullError):
-        await store.append(make_call("huge", list(range(400_000)), [1]))
+        await store.append(
+            make_call("huge", random.Random(0).choices(range(2**32), k=400_000), [1])
+        )
     # Its parent is no longer held after the rollback: the prompt is stored in full.
     second = make_call("second", [1, 2, 3, 4], [5], index=1, parent=first)
     await store.append(second)
