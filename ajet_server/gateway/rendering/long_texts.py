@@ -26,9 +26,13 @@ _TOKEN_BYTES = 4
 
 
 class StandIns:
-    """The long texts of one rendering, by stand-in."""
+    """The long texts of one rendering, by stand-in.
 
-    def __init__(self) -> None:
+    :param encode: returns the tokens of a text.
+    """
+
+    def __init__(self, encode: Callable[[str], array[int]]) -> None:
+        self._encode = encode
         self._texts: list[str] = []
 
     def __bool__(self) -> bool:
@@ -39,9 +43,7 @@ class StandIns:
         self._texts.append(text)
         return _FIRST_STAND_IN + len(self._texts) - 1
 
-    def replaced(
-        self, ids: Sequence[int], encode: Callable[[str], array[int]]
-    ) -> tuple[array[int], list[int]]:
+    def replaced(self, ids: Sequence[int]) -> tuple[array[int], list[int]]:
         """Return the tokens with those of the long texts.
 
         :param ids: [S] tokens and stand-ins.
@@ -57,7 +59,7 @@ class StandIns:
         for place in [i for i, token in enumerate(ids) if token >= _FIRST_STAND_IN]:
             add(ids[done:place])
             starts.append(len(whole))
-            whole.extend(encode(self._texts[ids[place] - _FIRST_STAND_IN]))
+            whole.extend(self._encode(self._texts[ids[place] - _FIRST_STAND_IN]))
             done = place + 1
         add(ids[done:])
         return whole, [*starts, len(whole)]
@@ -82,7 +84,7 @@ class LongTexts:
     @contextmanager
     def stand_ins(self) -> Iterator[StandIns]:
         """Have `stand_in` return stand-ins in this thread."""
-        self._rendering.texts = texts = StandIns()
+        self._rendering.texts = texts = StandIns(self.encode)
         try:
             yield texts
         finally:

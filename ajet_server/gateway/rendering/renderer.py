@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -11,6 +11,7 @@ from typing import Any
 
 from ajet_core.errors import RequestError
 from ajet_server.gateway.rendering.call_formats import CallFormat
+from ajet_server.gateway.rendering.long_texts import StandIns
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolSpec, renderer_messages
 from ajet_server.gateway.rendering.parsing import AnswerParser, Parsed
 from ajet_server.gateway.rendering.placing import Span, attributed_spans, template_spans
@@ -26,9 +27,9 @@ from ajet_server.gateway.rendering.tokenizer import (
 # Jinja template is evaluated up to five times, and most loop over all messages for each message.
 _QUICK = 32_768
 _QUICK_TEMPLATE = 4_096
-# Renderers look for the beginning of the answer at the end of a prompt, in fewer tokens than these.
-# Given the whole prompt, they would copy it several times.
-_TAIL = 512
+# Renderers look for the beginning of the answer in the last tokens of a prompt, and if they do not
+# find it there, in the first ones. Given the whole prompt, they would copy it several times.
+_HEAD, _TAIL = 16, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +158,19 @@ class ChatRenderer:
         def rendered() -> Any:
             return self._renderer.render(messages, tools=tools, add_generation_prompt=asking)
 
+        library, long = self._with_stand_ins(rendered)
+        return _replaced(library.token_ids, library.message_indices, long)
+
+    def _with_stand_ins(self, write: Callable[[], Any]) -> tuple[Any, StandIns | None]:
+        """Call `write`, which has stand-ins for long texts if the renderer allows that."""
         if self._long_texts is not None:
             try:
                 with self._long_texts.stand_ins() as long:
-                    folded = rendered()
-                if not long:
-                    return Rendering(array("I", folded.token_ids), folded.message_indices)
-                whole, starts = long.replaced(folded.token_ids, self._long_texts.encode)
-                return Rendering(whole, folded.message_indices, starts)
+                    return write(), long
             except OverflowError:
-                # This renderer decodes the tokens of texts, which stand-ins do not allow.
+                # This renderer decodes the tokens of texts.
                 self._long_texts = None
-        plain = rendered()
-        return Rendering(array("I", plain.token_ids), plain.message_indices)
+        return write(), None
 
     def _text_of(self, messages: Sequence[ChatMessage]) -> str | None:
         try:
@@ -189,9 +190,7 @@ class ChatRenderer:
         :param rendering: rendering of `messages`, made with `asking`.
         """
         if rendering.indices is not None:
-            spans = attributed_spans(rendering.indices, len(messages), first=first)
-            starts = rendering.starts
-            return spans if starts is None else [(starts[a], starts[b]) for a, b in spans]
+            return _spans(rendering, len(messages), first=first)
         if first == len(messages):
             return []
         said = self._system.expressible(messages)
@@ -234,29 +233,31 @@ class ChatRenderer:
         said = self._system.expressible(new_messages, led=led)
         if said.changed:
             return None
-        tail = prompt_ids[-_TAIL:].tolist()
-        try:
-            bridged = renderer.bridge_to_next_turn(
-                tail,
+        ends = _ends(prompt_ids)
+        known = ends + sampled_ids
+
+        def extended() -> Any:
+            return renderer.bridge_to_next_turn(
+                ends,
                 sampled_ids,
                 renderer_messages(said.messages),
                 tools=list(tools) if tools else None,
             )
+
+        try:
+            bridged, long = self._with_stand_ins(extended)
         except (ValueError, TypeError, KeyError, AssertionError):
             # The whole conversation is rendered instead, with a clear error if it is invalid.
             return None
-        if bridged is None:
+        if bridged is None or bridged.token_ids[: len(known)] != known:
             return None
-        ids: list[int] = bridged.token_ids
-        end = len(tail) + len(sampled_ids)
-        if ids[: len(tail)] != tail or ids[len(tail) : end] != sampled_ids:
-            return None
-        spans = attributed_spans(
-            bridged.message_indices[end:],
-            len(new_messages),
-            offset=len(prompt_ids) + len(sampled_ids),
+        new = _replaced(
+            bridged.token_ids[len(known) :], bridged.message_indices[len(known) :], long
         )
-        return Extension(prompt_ids + array("I", ids[len(tail) :]), spans)
+        before = prompt_ids + array("I", sampled_ids)
+        spans = _spans(new, len(new_messages))
+        moved = [(start + len(before), end + len(before)) for start, end in spans]
+        return Extension(before + new.ids, moved)
 
     def drops_reasoning(self, new_messages: Sequence[ChatMessage], *, led: bool = False) -> bool:
         """Whether the family is known to drop reasoning from history when these messages follow.
@@ -290,7 +291,7 @@ class ChatRenderer:
         tools: Sequence[ToolSpec] | None,
     ) -> Parsed:
         """Parse `sampled_ids` as an answer to `prompt_ids`; any ids can be parsed."""
-        return self._parser.parse(sampled_ids, list(prompt_ids[-_TAIL:]), tools)
+        return self._parser.parse(sampled_ids, _ends(prompt_ids), tools)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of plain text."""
@@ -299,3 +300,30 @@ class ChatRenderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False) if token_ids else ""
+
+
+def _replaced(ids: list[int], indices: list[int], long: StandIns | None) -> Rendering:
+    """Return a rendering of the library with the tokens of long texts.
+
+    :param ids: [S] tokens and stand-ins.
+    :param indices: [S] as `Rendering.indices`.
+    """
+    if not long:
+        return Rendering(array("I", ids), indices)
+    whole, starts = long.replaced(ids)
+    return Rendering(whole, indices, starts)
+
+
+def _spans(rendering: Rendering, count: int, *, first: int = 0) -> list[Span]:
+    """Return the spans of `count` messages from `first` on, attributed by the renderer."""
+    assert rendering.indices is not None, "the renderer attributes tokens"
+    spans = attributed_spans(rendering.indices, count, first=first)
+    starts = rendering.starts
+    return spans if starts is None else [(starts[start], starts[end]) for start, end in spans]
+
+
+def _ends(prompt_ids: Sequence[int]) -> list[int]:
+    """Return the first and the last tokens of a prompt, or all of a short one."""
+    if len(prompt_ids) <= _HEAD + _TAIL:
+        return list(prompt_ids)
+    return [*prompt_ids[:_HEAD], *prompt_ids[-_TAIL:]]

@@ -18,8 +18,8 @@ from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
 from ajet_testing.tokenizers import MORE_SPECIALS, SPECIALS, renderer_for
 
 FAMILIES = [*SPECIALS, *MORE_SPECIALS]
-EVERYTHING, NOTHING = 3, 10**9
-PIECES = ["Move up", " ", "\n", "\n\n", "é", "😀", "<think>", "</think>", "<|im_end|>", "a" * 40]
+EVERYTHING, LONGER_THAN_HEADERS, NOTHING = 3, 60, 10**9
+PIECES = ["Move up", " ", "\n", "\n\n", "é", "😀", "<think>", "</think>", "<|im_end|>", "a" * 80]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 
 
@@ -78,15 +78,15 @@ def test_the_end_of_a_prompt_is_enough_to_extend_it_and_to_read_its_answer(
     sampled = [*family.encode("Go up."), family.stop_token_ids[0]]
     following = [ChatMessage("user", text) for text in new[:1]]
     found = []
-    for tail in (512, NOTHING):
-        with setting(renderer, "_TAIL", tail):
+    for tail, limit in ((512, NOTHING), (NOTHING, NOTHING), (512, LONGER_THAN_HEADERS)):
+        with setting(renderer, "_TAIL", tail), setting(long_texts, "LONG_TEXT", limit):
             found.append(
                 (
                     family.bridge(prompt, sampled, following, None, reasoned=False),
                     family.parse(sampled, prompt, None),
                 )
             )
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_text_is_encoded_once_for_all_threads() -> None:
