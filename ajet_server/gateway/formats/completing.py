@@ -64,9 +64,6 @@ def evaluated(request: ModelRequest, sampling: EvaluationSampling) -> ModelReque
 
 _log = logging.getLogger("ajet.server")
 
-# Number of threads that render the prompts of long requests.
-_RENDERING_AT_ONCE = 2
-
 _UNREAD_CALLS = (
     "agents offer tools, but receive the model's tool calls as text: no known parser can "
     "read the calls that its chat template writes. Set model.renderer to the model family "
@@ -109,8 +106,7 @@ class CompletionService:
         self._recorder = CallRecorder(renderer)
         self.unread_calls = ""
         self._constraints = Constraints(renderer)
-        # The threads share the interpreter with the event loop, which must not starve.
-        self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
+        self._rendering = asyncio.Semaphore(renderer.threads)
 
     async def begin(
         self, session: Session, request: ModelRequest, record: Record, agent: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -74,6 +75,7 @@ class ChatRenderer:
     :ivar call_family: family whose format its tool calls have.
     :ivar stop_token_ids: tokens that end an answer.
     :ivar quick_characters: requests with more characters take too long to render on the event loop.
+    :ivar threads: number of threads that render long requests at once.
     :ivar token_json: tokens as JSON.
     :ivar reads_calls: whether the parser tells tool calls apart from text.
     :ivar stable_prefix: which part of a parsed answer further tokens can only extend; None if
@@ -108,6 +110,8 @@ class ChatRenderer:
         )
         self.stable_prefix = StablePrefix.of(name if calls is None else calls.streams_as, tokenizer)
         self.quick_characters = _QUICK_TEMPLATE if self._by_template else _QUICK
+        # Jinja templates are evaluated in Python, so more threads would starve the event loop.
+        self.threads = 2 if self._by_template else max(2, os.cpu_count() or 2)
         self._system = SystemMessages(self._text_of)
         self.token_json = TokenJson(tokenizer)
 
