@@ -69,7 +69,7 @@ class SamplingParams:
 class GenerateRequest:
     """A request to sample one completion.
 
-    :param prompt_ids: [P], P >= 1; a list, or an array of type code ``I``.
+    :param prompt_ids: [P], P >= 1; a list in a worker.
     :param stream: if True, return chunks as tokens are sampled; if False, the engine may return all
         of them at the end.
     :param sampled: 0 <= S < P: the number of tokens at the end of the prompt that belong to the

@@ -240,9 +240,9 @@ class SampleStore(Generic[SettingsT_co], ABC):
         - `StepRecord`: replaces all scores of the step, too.
         - `RewindRecord`: removes later steps and their scores.
 
-        Writes of concurrent callers may be committed together. A write requested earlier never
-        becomes durable later than one requested after it, unless it is a call with a long prompt.
-        Once requested, a write is carried out even if its caller is cancelled.
+        Writes of concurrent callers may be committed together, in order. Calls with long prompts,
+        and those that continue from them, may be delayed; they only follow their base. Once
+        requested, a write is carried out even if its caller is cancelled.
 
         :raises StoreFullError: the disk or quota is full; none of these records was written.
         :raises StoreError: a record cannot be written: a call or open episode with an existing id,

@@ -192,6 +192,8 @@ class Admission:
         """Undo `silent` for an episode."""
         if (builder := self._builder_of(record)) is not None:
             builder.heard(record)
+            # Another silent episode of its task may have given up its slot for it.
+            self._moved()
 
     def over(self, record: EpisodeRecord) -> None:
         """Record an episode's outcome. The outcome must already be stored durably."""

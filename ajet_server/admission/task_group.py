@@ -71,7 +71,7 @@ class TaskGroup:
             self.overdue.add(episode.episode_id)
 
     def free_slots(self, size: int) -> None:
-        """Take the slots of overdue episodes, as long as fewer than `size` episodes are silent."""
+        """Free the slots of overdue episodes, as long as fewer than `size` episodes are silent."""
         while self.overdue and len(self.silent) < size:
             self.silent.add(first := min(self.overdue))
             self.overdue.remove(first)

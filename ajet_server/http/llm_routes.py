@@ -130,6 +130,8 @@ class CallRoute:
             if len(body) > _LARGE_BODY:
                 async with self._reading:
                     asked = self._dialect.read(body, episode.session)
+                    # The next large body is read in a later iteration of the event loop.
+                    await asyncio.sleep(0)
             else:
                 asked = self._dialect.read(body, episode.session)
             if episode.record.kind == "eval":

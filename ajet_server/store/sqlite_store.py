@@ -72,7 +72,8 @@ class _Writing:
         task.add_done_callback(lambda task: self._forget(call, task))
 
     def _forget(self, call: Call, task: asyncio.Task[None]) -> None:
-        self.packing.pop(call.call_id, None)
+        if self.packing.get(call.call_id) is task:
+            del self.packing[call.call_id]
         # Its caller may have been cancelled.
         if not task.cancelled():
             task.exception()
@@ -127,7 +128,8 @@ class SqliteStore(SampleStore[SqliteStoreSettings]):
         opened, self._opened = self._opened, None
         if opened is not None:
             if opened.writing is not None:
-                await asyncio.gather(*opened.writing.packing.values(), return_exceptions=True)
+                if opened.writing.packing:
+                    await asyncio.wait(opened.writing.packing.values())
                 await opened.writing.committer.close()
             await asyncio.to_thread(self._disconnect, opened)
 

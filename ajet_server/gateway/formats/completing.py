@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -64,6 +65,9 @@ def evaluated(request: ModelRequest, sampling: EvaluationSampling) -> ModelReque
 
 _log = logging.getLogger("ajet.server")
 
+# Number of threads that render the prompts of long requests.
+_RENDERING_AT_ONCE = min(8, max(2, os.cpu_count() or 2))
+
 _UNREAD_CALLS = (
     "agents offer tools, but receive the model's tool calls as text: no known parser can "
     "read the calls that its chat template writes. Set model.renderer to the model family "
@@ -106,7 +110,8 @@ class CompletionService:
         self._recorder = CallRecorder(renderer)
         self.unread_calls = ""
         self._constraints = Constraints(renderer)
-        self._rendering = asyncio.Semaphore(renderer.threads)
+        # Parts of rendering hold the interpreter's lock, and the event loop must not starve.
+        self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
 
     async def begin(
         self, session: Session, request: ModelRequest, record: Record, agent: str = ""

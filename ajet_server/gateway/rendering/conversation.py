@@ -247,8 +247,8 @@ class ConversationIndex:
     ) -> None:
         """Write the call that was made with `prompt`, and add it to the index.
 
-        Nothing is awaited between indexing a call and starting its write, so calls are written in
-        the order in which they are indexed. This lets calls that end at the same time share tokens.
+        Nothing is awaited between indexing a call and starting its write, so a call is written
+        after its base. This lets calls that end at the same time share tokens.
 
         :param make: makes the call, without the tokens and messages of the shared prefix.
         """
@@ -289,7 +289,7 @@ class ConversationIndex:
 
         A call without a context key, such as an aborted one, only shares its tokens.
 
-        :param prompt_ids: [P] the call's prompt as one list, if available.
+        :param prompt_ids: [P] the call's prompt as one array, if available.
         :param written: [N] `Prompt.written`.
         """
         for name in (CONTEXT_KEY, BARE_CONTEXT_KEY):

@@ -1,4 +1,4 @@
-"""Keep long texts out of a renderer's work, and encode texts that many prompts share once.
+"""Keep long texts out of a renderer's work, and encode a text that many prompts share only once.
 
 The `renderers` library handles every token in Python: which message it belongs to, whether it was
 sampled. For 100,000 tokens this takes 50 ms, in which the event loop cannot run. So while a prompt
@@ -22,6 +22,8 @@ LONG_TEXT = 4096
 # Above all token ids, which have 32 bits.
 _FIRST_STAND_IN = 2**32
 _KEPT_BYTES = 64 * 2**20
+# What an entry takes besides its tokens.
+_ENTRY_BYTES = 2048
 _TOKEN_BYTES = 4
 
 
@@ -44,7 +46,7 @@ class StandIns:
         return _FIRST_STAND_IN + len(self._texts) - 1
 
     def replaced(self, ids: Sequence[int]) -> tuple[array[int], list[int]]:
-        """Return the tokens with those of the long texts.
+        """Return `ids` with each stand-in replaced by the tokens of its text.
 
         :param ids: [S] tokens and stand-ins.
         :return: [P] tokens, and [S + 1] where the tokens of each of `ids` begin, then P.
@@ -116,11 +118,19 @@ class LongTexts:
             raise
         mine.set_result(ids)
         with self._lock:
-            self._bytes += len(ids) * _TOKEN_BYTES
-            for other in [*self._kept]:
-                if self._bytes <= _KEPT_BYTES:
-                    break
-                if (done := self._kept[other]).done():
-                    del self._kept[other]
-                    self._bytes -= len(done.result()) * _TOKEN_BYTES
+            self._bytes += _size(ids)
+            if self._bytes > _KEPT_BYTES:
+                self._forget_oldest()
         return ids
+
+    def _forget_oldest(self) -> None:
+        for key, entry in [*self._kept.items()]:
+            if self._bytes <= _KEPT_BYTES:
+                return
+            if entry.done():
+                del self._kept[key]
+                self._bytes -= _size(entry.result())
+
+
+def _size(ids: array[int]) -> int:
+    return len(ids) * _TOKEN_BYTES + _ENTRY_BYTES

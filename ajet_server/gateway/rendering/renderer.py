@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,12 +24,14 @@ from ajet_server.gateway.rendering.tokenizer import (
     TokenJson,
 )
 
+_log = logging.getLogger("ajet.server")
+
 # Characters that render in about five milliseconds; switching to a thread and back takes 0.1 ms. A
 # Jinja template is evaluated up to five times, and most loop over all messages for each message.
 _QUICK = 32_768
 _QUICK_TEMPLATE = 4_096
-# Renderers look for the beginning of the answer in the last tokens of a prompt, and if they do not
-# find it there, in the first ones. Given the whole prompt, they would copy it several times.
+# Renderers search for the start of the answer backwards from the prompt's end; some also look at
+# its first tokens. They copy the prompt several times, so they get only these two parts.
 _HEAD, _TAIL = 16, 512
 
 
@@ -75,7 +77,6 @@ class ChatRenderer:
     :ivar call_family: family whose format its tool calls have.
     :ivar stop_token_ids: tokens that end an answer.
     :ivar quick_characters: requests with more characters take too long to render on the event loop.
-    :ivar threads: number of threads that render long requests at once.
     :ivar token_json: tokens as JSON.
     :ivar reads_calls: whether the parser tells tool calls apart from text.
     :ivar stable_prefix: which part of a parsed answer further tokens can only extend; None if
@@ -110,8 +111,6 @@ class ChatRenderer:
         )
         self.stable_prefix = StablePrefix.of(name if calls is None else calls.streams_as, tokenizer)
         self.quick_characters = _QUICK_TEMPLATE if self._by_template else _QUICK
-        # Jinja templates are evaluated in Python, so more threads would starve the event loop.
-        self.threads = 2 if self._by_template else max(2, os.cpu_count() or 2)
         self._system = SystemMessages(self._text_of)
         self.token_json = TokenJson(tokenizer)
 
@@ -167,14 +166,19 @@ class ChatRenderer:
 
     def _with_stand_ins(self, write: Callable[[], Any]) -> tuple[Any, StandIns | None]:
         """Call `write`, which has stand-ins for long texts if the renderer allows that."""
-        if self._long_texts is not None:
-            try:
-                with self._long_texts.stand_ins() as long:
-                    return write(), long
-            except OverflowError:
-                # This renderer decodes the tokens of texts.
-                self._long_texts = None
-        return write(), None
+        if (texts := self._long_texts) is None:
+            return write(), None
+        try:
+            with texts.stand_ins() as long:
+                return write(), long
+        except OverflowError:
+            if not long:
+                raise
+        # This renderer decodes the tokens of texts.
+        plain = write()
+        self._long_texts = None
+        _log.debug("renderer %s is slow for long texts: it decodes them", self.name)
+        return plain, None
 
     def _text_of(self, messages: Sequence[ChatMessage]) -> str | None:
         try:
@@ -250,14 +254,13 @@ class ChatRenderer:
 
         try:
             bridged, long = self._with_stand_ins(extended)
-        except (ValueError, TypeError, KeyError, AssertionError):
+            if bridged is None or bridged.token_ids[: len(known)] != known:
+                return None
+            indices = bridged.message_indices[len(known) :]
+            new = _replaced(bridged.token_ids[len(known) :], indices, long)
+        except (ValueError, TypeError, KeyError, AssertionError, OverflowError):
             # The whole conversation is rendered instead, with a clear error if it is invalid.
             return None
-        if bridged is None or bridged.token_ids[: len(known)] != known:
-            return None
-        new = _replaced(
-            bridged.token_ids[len(known) :], bridged.message_indices[len(known) :], long
-        )
         before = prompt_ids + array("I", sampled_ids)
         spans = _spans(new, len(new_messages))
         moved = [(start + len(before), end + len(before)) for start, end in spans]

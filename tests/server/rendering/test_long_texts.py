@@ -126,6 +126,7 @@ def test_a_text_that_cannot_be_encoded_is_tried_again() -> None:
 
 def test_the_kept_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_texts, "_KEPT_BYTES", 40)
+    monkeypatch.setattr(long_texts, "_ENTRY_BYTES", 0)
     encoded: list[str] = []
 
     def encode(text: str) -> list[int]:
