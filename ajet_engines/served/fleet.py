@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from ajet_core.errors import AjetError, EngineError
@@ -76,7 +76,7 @@ class Fleet:
                 f"{self.replicas[0].failure}"
             )
 
-    def choose(self, token_ids: list[int]) -> Replica:
+    def choose(self, token_ids: Sequence[int]) -> Replica:
         """Return the replica for a prompt; at least one must be up.
 
         :raises EngineError: no server can be restarted.

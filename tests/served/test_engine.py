@@ -52,7 +52,7 @@ async def test_what_goes_on_is_asked_for_with_what_was_sampled(tmp_path: Path) -
     answer = await task
     first, second = engine.servers[0].requests[-2:]
     done = answer.versions.count(0)
-    assert second.prompt_ids == first.prompt_ids + [0] * done
+    assert second.prompt_ids == [*first.prompt_ids, *[0] * done]
     assert second.sampling.max_tokens == 60 - done
     await engine.close()
 

@@ -49,7 +49,7 @@ def conversations(draw: st.DrawFn) -> list[ChatMessage]:
 @settings(max_examples=15, deadline=None)
 @given(messages=conversations())
 def test_stand_ins_change_neither_tokens_nor_spans(name: str, messages: list[ChatMessage]) -> None:
-    rendered = []
+    rendered: list[object] = []
     for limit in (NOTHING, EVERYTHING):
         with setting(long_texts, "LONG_TEXT", limit):
             try:

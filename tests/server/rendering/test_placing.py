@@ -1,3 +1,5 @@
+from array import array
+
 import pytest
 
 from ajet_server.gateway.rendering.messages import ChatMessage
@@ -75,5 +77,6 @@ def test_a_tokenizer_without_offsets_places_everything_at_the_end():
             raise NotImplementedError("no offsets")
 
     plain = [{"role": "user", "content": "x"}] * 3
-    assert template_spans(WithoutOffsets(), plain, None, [1, 2, 3], 1) == [(3, 3), (3, 3)]
-    assert template_spans(WithoutOffsets(), plain, None, [1, 2, 3], 0) == [(0, 3), (3, 3), (3, 3)]
+    ids = array("I", [1, 2, 3])
+    assert template_spans(WithoutOffsets(), plain, None, ids, 1) == [(3, 3), (3, 3)]
+    assert template_spans(WithoutOffsets(), plain, None, ids, 0) == [(0, 3), (3, 3), (3, 3)]
