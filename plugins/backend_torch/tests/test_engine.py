@@ -225,7 +225,7 @@ async def test_streaming_gives_every_token_as_it_is_made(make_engine):
 async def test_a_seeded_answer_goes_on_in_another_engine_as_it_would_have(make_engine):
     engine = await make_engine()
     asked = request(prompts(1)[0], seed=1)
-    whole = await ask(engine, asked.prompt_ids, seed=1)
+    whole = await ask(engine, list(asked.prompt_ids), seed=1)
     rest = Completion()
     async for chunk in engine.generate(asked.continued(whole.ids[:5])):
         rest.add(chunk)
