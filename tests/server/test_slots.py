@@ -467,14 +467,19 @@ def test_whatever_clients_do_there_is_a_way_to_the_next_batch(
             assert any(batch.takes(tag) for tag in tags)
 
 
-def test_a_silent_episode_gives_up_its_slot_when_another_of_its_task_is_heard_again() -> None:
-    batch = batches(tasks=1)
+def one_silent_too_many(batch: BatchBuilder) -> tuple[EpisodeRecord, EpisodeRecord]:
+    """Make three episodes silent; return the first, and the last, which keeps its slot."""
     first, second = start(batch, "x"), start(batch, "x")
     batch.silent(first)
     batch.silent(second)
     third = start(batch, "x")
-    # Two of its task are silent already, so it keeps its slot for the time being.
     batch.silent(third)
+    return first, third
+
+
+def test_a_silent_episode_gives_up_its_slot_when_another_of_its_task_is_heard_again() -> None:
+    batch = batches(tasks=1)
+    first, _ = one_silent_too_many(batch)
     assert not batch.may_begin("y")
     batch.heard(first)
     end(batch, first)
@@ -485,11 +490,7 @@ def test_a_silent_episode_gives_up_its_slot_when_another_of_its_task_is_heard_ag
 
 def test_a_silent_episode_that_kept_its_slot_is_heard_again() -> None:
     batch = batches(tasks=1)
-    first, second = start(batch, "x"), start(batch, "x")
-    batch.silent(first)
-    batch.silent(second)
-    third = start(batch, "x")
-    batch.silent(third)
+    first, third = one_silent_too_many(batch)
     batch.heard(third)
     batch.aborted(replace(first, state="aborted", cause="error"))
     fourth = start(batch, "x")

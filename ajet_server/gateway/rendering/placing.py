@@ -14,9 +14,7 @@ Span = tuple[int, int]
 """(start, end): offsets, in tokens, of a message's first token and after its last token."""
 
 
-def attributed_spans(
-    indices: Sequence[int], count: int, *, first: int = 0, offset: int = 0
-) -> list[Span]:
+def attributed_spans(indices: Sequence[int], count: int, *, first: int = 0) -> list[Span]:
     """Return the spans of messages from the message index of each token.
 
     Every search continues where the last one ended, so that all of them together take one pass over
@@ -25,7 +23,6 @@ def attributed_spans(
     :param indices: index of each token's message, -1 for none; tokens of a message are adjacent.
     :param count: number of messages.
     :param first: first message whose span is requested.
-    :param offset: offset of the first token of `indices`.
     :return: [count - first] spans with ends in ascending order. A message without tokens has an
         empty span after the previous one.
     """
@@ -33,12 +30,12 @@ def attributed_spans(
     backwards = indices[::-1]
     ends = _found(backwards, range(count - 1, first - 1, -1))
     spans: list[Span] = []
-    end = offset
+    end = 0
     for message in range(first, count):
         if message in starts:
             # Some templates reorder tool results; the later message then ends where both end.
-            end = max(end, offset + len(indices) - ends[message])
-            spans.append((offset + starts[message], end))
+            end = max(end, len(indices) - ends[message])
+            spans.append((starts[message], end))
         else:
             spans.append((end, end))
     return spans

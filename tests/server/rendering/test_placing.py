@@ -28,7 +28,6 @@ MESSAGES = [
 )
 def test_spans_of_marked_tokens(indices, count, spans):
     assert attributed_spans(indices, count) == spans
-    assert attributed_spans(indices, count, offset=7) == [(s + 7, e + 7) for s, e in spans]
 
 
 def test_spans_from_a_message_on():
