@@ -31,6 +31,7 @@ from ajet_core.protocol import (
     GroupCountsRequest,
     Heartbeats,
     HeartbeatsRequest,
+    Pace,
     ServerState,
     ServerStatus,
     TokenGrant,
@@ -398,6 +399,11 @@ class SwarmService:
     async def heartbeats(self, request: HeartbeatsRequest, client_id: str) -> Heartbeats:
         """Renew the leases of a client's episodes."""
         return Heartbeats(closed=await self.episodes.heartbeats(request.episode_ids, client_id))
+
+    def pace(self) -> Pace:
+        """Return how clients are to run episodes."""
+        builder = self.admission.builder
+        return Pace(in_order=builder is None or builder.draws is not None)
 
     async def group_counts(self, request: GroupCountsRequest, client_id: str) -> GroupCountsAnswer:
         """Count a client's episodes by group."""

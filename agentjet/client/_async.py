@@ -67,6 +67,7 @@ from ajet_core.protocol import (
     JointPart,
     MixtureConfig,
     MixtureStatus,
+    Pace,
     PauseRequest,
     ResumeRequest,
     RunConfig,
@@ -384,6 +385,11 @@ class AsyncSwarmClient:
             answer = await self._connection.perform(request, retries=0)
             closed |= answer.closed
         return closed
+
+    async def pace(self) -> Pace:
+        """Return how the server wants this client to run episodes; runners ask regularly."""
+        # The next request may get through if this one does not.
+        return await self._connection.perform(ApiRequest("GET", "/v1/pace", Pace), retries=0)
 
     async def episode_status(self, episode: Episode) -> EpisodeStatus:
         """Return the status of an episode."""

@@ -32,10 +32,40 @@ OnResult = Callable[[EpisodeResult[EpisodeT, OutcomeT] | EpisodeFailure], object
 
 @dataclass(slots=True)
 class Job:
-    """One episode to roll out, with as many attempts as needed."""
+    """One episode to roll out, with as many attempts as needed.
+
+    :param turn: position of its task among all tasks.
+    :param first: whether it is the first one of its task.
+    """
 
     task: Task
+    turn: int = 0
+    first: bool = False
     attempts: int = 0
+
+
+@dataclass(slots=True)
+class Turns:
+    """The order of the tasks' first claims, which decide on the tasks of a batch.
+
+    Claims are sent on several connections, so that they may arrive in another order. In an exact
+    run each waits until the first claim of the task before was answered.
+
+    :param in_order: whether the server wants this.
+    :ivar answered: number of tasks whose first claim was answered.
+    """
+
+    in_order: bool
+    answered: int = 0
+
+    def may_claim(self, job: Job) -> bool:
+        """Return whether the claim of a job may be sent."""
+        return not self.in_order or job.turn + (not job.first) <= self.answered
+
+    def note(self, job: Job) -> bool:
+        """Record that a claim was answered; return whether others may be sent now."""
+        before, self.answered = self.answered, max(self.answered, job.turn + 1)
+        return self.in_order and self.answered > before
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
@@ -59,7 +89,11 @@ def check_episodes_per_task(episodes_per_task: int) -> None:
 
 def make_jobs(remaining: Sequence[tuple[Task, int]]) -> list[Job]:
     """Create all jobs, with the episodes of a task in sequence, so that groups complete early."""
-    return [Job(task) for task, lacking in remaining for _ in range(lacking)]
+    return [
+        Job(task, turn, number == 0)
+        for turn, (task, lacking) in enumerate(remaining)
+        for number in range(lacking)
+    ]
 
 
 def check_concurrency(concurrency: int) -> None:

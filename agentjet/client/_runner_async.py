@@ -26,11 +26,12 @@ from agentjet.client._runner import (
     Job,
     Ledger,
     OnResult,
+    Turns,
     concerns_one_episode,
     heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
-from ajet_core.protocol import AgentCause
+from ajet_core.protocol import AgentCause, Pace
 
 T = TypeVar("T")
 
@@ -56,6 +57,9 @@ class AsyncServer(Protocol[EpisodeT_contra]):
 
     async def heartbeats(self, episodes: Sequence[EpisodeT_contra]) -> object:
         """Report that episodes are still running; called regularly even if there are none."""
+
+    async def pace(self) -> Pace:
+        """Return how the server wants episodes to be run; called regularly."""
 
 
 async def run_episodes(
@@ -93,6 +97,7 @@ async def run_episodes(
         ledger=ledger,
         jobs=deque(jobs),
     )
+    await runner.keep_pace()
     heart = asyncio.create_task(runner.beat())
     workers = [asyncio.create_task(runner.work()) for _ in range(min(concurrency, len(jobs)))]
     try:
@@ -134,6 +139,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._outcome_of = outcome_of
         self._end = end
         self._jobs = jobs
+        self._turns = Turns(in_order=terms.kind == "train")
+        self._turn = asyncio.Condition()
         self._open: dict[str, EpisodeT] = {}
 
     async def work(self) -> None:
@@ -145,17 +152,38 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     async def _attempt(self, job: Job) -> bool:
         """Roll out one episode; return True if that failed and is to be retried."""
+        if not self._turns.may_claim(job):
+            async with self._turn:
+                await self._turn.wait_for(lambda: self._turns.may_claim(job))
         try:
             episode = await self._claim(job.task, self._terms)
         except AjetError as error:
+            await self._next(job)
             if not concerns_one_episode(error):
                 raise
             return self._ledger.failed(job, error, None)
+        await self._next(job)
         self._open[episode.episode_id] = episode
         try:
             return await self._roll_out(job, episode)
         finally:
             del self._open[episode.episode_id]
+
+    async def _next(self, job: Job) -> None:
+        """Let other claims follow that of a job."""
+        if self._turns.note(job):
+            async with self._turn:
+                self._turn.notify_all()
+
+    async def keep_pace(self) -> None:
+        """Ask the server how to run episodes."""
+        if self._terms.kind == "train":
+            # The next time may succeed if this one does not.
+            with contextlib.suppress(AjetError):
+                self._turns.in_order = (await self._client.pace()).in_order
+            if not self._turns.in_order:
+                async with self._turn:
+                    self._turn.notify_all()
 
     async def _roll_out(self, job: Job, episode: EpisodeT) -> bool:
         try:
@@ -233,3 +261,4 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             # fails, the next one may succeed, long before the lease expires.
             with contextlib.suppress(AjetError):
                 await self._client.heartbeats(list(self._open.values()))
+            await self.keep_pace()

@@ -30,11 +30,12 @@ from agentjet.client._runner import (
     Job,
     Ledger,
     OnResult,
+    Turns,
     concerns_one_episode,
     heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
-from ajet_core.protocol import AgentCause
+from ajet_core.protocol import AgentCause, Pace
 
 SyncAgent = Callable[[Task, Episode], float | EpisodeOutcome]
 
@@ -57,6 +58,9 @@ class SyncServer(Protocol[EpisodeT_contra]):
 
     def heartbeats(self, episodes: Sequence[EpisodeT_contra]) -> object:
         """Report that episodes are still running; called regularly even if there are none."""
+
+    def pace(self) -> Pace:
+        """Return how the server wants episodes to be run; called regularly."""
 
 
 @dataclass(slots=True)
@@ -182,12 +186,14 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._episode_timeout = episode_timeout
         self._clock = clock
         self._open: dict[str, _Rolling[EpisodeT]] = {}
+        self._turns = Turns(in_order=terms.kind == "train")
         self._changed = threading.Condition()
         self._stopping = False
         self._workers = 0
 
     def start(self, threads: int, jobs: Sequence[Job]) -> None:
         """Queue all jobs and start the threads."""
+        self._keep_pace()
         for job in jobs:
             self.jobs.put(job)
         for _ in range(threads):
@@ -228,15 +234,35 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     def _attempt(self, job: Job) -> _Attempt[EpisodeT, OutcomeT] | None:
         """Attempt a job; return None if its episode was given up meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._turns.may_claim(job))
         try:
             episode = self._claim(job.task, self._terms)
         except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
+            self._next(job)
             return _Attempt(job, error=error, fatal=not concerns_one_episode(error))
+        self._next(job)
         if not self._opened(job, episode):
             stopped = RunnerStoppedError("the runner was stopped")
             self._abort(episode, stopped)
             return _Attempt(job, episode, error=stopped)
         return self._roll_out(job, episode)
+
+    def _next(self, job: Job) -> None:
+        """Let other claims follow that of a job."""
+        with self._changed:
+            if self._turns.note(job):
+                self._changed.notify_all()
+
+    def _keep_pace(self) -> None:
+        """Ask the server how to run episodes."""
+        if self._terms.kind == "train":
+            # The next time may succeed if this one does not.
+            with contextlib.suppress(AjetError):
+                pace = self._client.pace()
+                with self._changed:
+                    self._turns.in_order = pace.in_order
+                    self._changed.notify_all()
 
     def _roll_out(self, job: Job, episode: EpisodeT) -> _Attempt[EpisodeT, OutcomeT] | None:
         try:
@@ -324,6 +350,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             # fails, the next one may succeed, long before the lease expires.
             with contextlib.suppress(AjetError):
                 self._client.heartbeats(beating)
+            self._keep_pace()
 
     def _give_up(self, rolling: _Rolling[EpisodeT]) -> None:
         """Abort an episode whose agent takes too long.

@@ -56,6 +56,7 @@ from ajet_core.protocol import (
     JointOutcomes,
     JointOutcomesRequest,
     JointPart,
+    Pace,
     PreparedPart,
     PreparedParts,
     RunConfig,
@@ -355,6 +356,14 @@ class AsyncSwarm:
         if failed is not None:
             raise failed
         return closed
+
+    async def pace(self) -> Pace:
+        """Return how the servers want this client to run episodes; runners ask regularly.
+
+        :raises AjetError: a server did not answer.
+        """
+        paces = [await client.pace() for client in self.clients.values()]
+        return Pace(in_order=any(pace.in_order for pace in paces))
 
     async def resolve(self) -> int:
         """Finish the prepared parts that a crashed program left behind.

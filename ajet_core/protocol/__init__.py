@@ -37,6 +37,7 @@ from ajet_core.protocol.messages import (
     GroupCountsRequest,
     Heartbeats,
     HeartbeatsRequest,
+    Pace,
     ProtocolInfo,
 )
 from ajet_core.protocol.run import (
@@ -135,6 +136,7 @@ __all__ = [
     "MixtureStage",
     "MixtureStatus",
     "ModelConfig",
+    "Pace",
     "PauseRequest",
     "PreflightCheck",
     "PreflightConfig",

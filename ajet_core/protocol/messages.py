@@ -160,6 +160,16 @@ class Heartbeats(Message):
     closed: dict[str, str]
 
 
+class Pace(Message):
+    """Answer of ``GET /v1/pace``: how a client is to run episodes.
+
+    :param in_order: claim a task only after the first claim of the task before was answered. Then
+        it does not depend on timing which tasks an exact batch has. True also without a run.
+    """
+
+    in_order: bool
+
+
 class GroupCountsRequest(Message):
     """Body of ``POST /v1/groups``: groups whose episodes are to be counted."""
 

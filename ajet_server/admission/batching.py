@@ -163,7 +163,12 @@ class BatchBuilder:
 
         At most `episodes_per_task` episodes of a group give up their slots. Otherwise clients that
         start episodes and never end them would make a batch grow.
+
+        An exact batch waits for its episodes until their leases run out: which clients are silent
+        depends on timing, and the episodes that replaced theirs would draw other numbers.
         """
+        if self.draws is not None:
+            return
         if (group := self._groups.get(episode.group)) is not None:
             group.fall_silent(episode)
             self._count(episode.group)

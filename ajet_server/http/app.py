@@ -37,6 +37,7 @@ from ajet_core.protocol import (
     HeartbeatsRequest,
     MixtureConfig,
     MixtureStatus,
+    Pace,
     PauseRequest,
     ProtocolInfo,
     ResumeRequest,
@@ -133,6 +134,10 @@ def _add_episode_routes(router: APIRouter, service: SwarmService, public_url: st
     )
     async def heartbeats(body: HeartbeatsRequest, who: Client) -> Heartbeats:
         return await service.heartbeats(body, who.token_id)
+
+    @router.get("/v1/pace", summary="Ask how to run episodes", tags=["episodes"])
+    async def pace(_: Client) -> Pace:
+        return service.pace()
 
     @router.post(
         "/v1/groups", summary="Count the episodes of groups", tags=["episodes"], responses=REFUSED

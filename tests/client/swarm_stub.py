@@ -20,6 +20,10 @@ class SwarmStub:
     :ivar outcomes: per episode id its final status.
     :ivar leases_end: every end comes too late.
     :ivar most_open: the most episodes that were open at once.
+    :ivar in_order: whether tasks are to be claimed in order.
+    :ivar overtaken: tasks that were claimed before one that comes before them was granted, or a
+        second time before it was granted itself; task ids are numbers.
+    :ivar held: the claim of this task waits until the next task was claimed.
     """
 
     def __init__(self) -> None:
@@ -31,6 +35,10 @@ class SwarmStub:
         self.refuse: dict[str, Any] | None = None
         self.leases_end = False
         self.beaten = threading.Event()
+        self.in_order = False
+        self.overtaken: list[str] = []
+        self.held = ""
+        self._claimed: Counter[str] = Counter()
         self.app = FastAPI()
         self._routes()
 
@@ -65,6 +73,16 @@ class SwarmStub:
             body = await request.json()
             if self.refuse is not None:
                 return JSONResponse({"error": self.refuse}, status_code=self.refuse["status"])
+            task = str(body["task_id"])
+            self._claimed[task] += 1
+            granted = set(self.tasks.values())
+            if task.isdecimal():
+                before = {str(number) for number in range(int(task))}
+                if before - granted or (task not in granted and self._claimed[task] > 1):
+                    self.overtaken.append(task)
+            while task == self.held and not self._claimed[str(int(task) + 1)]:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
             with self.lock:
                 episode = f"ep-{len(self.tasks)}"
                 self.tasks[episode] = body["task_id"]
@@ -87,6 +105,10 @@ class SwarmStub:
                 self.beats[episode] += 1
             self.beaten.set()
             return {"closed": {}}
+
+        @self.app.get("/v1/pace")
+        async def pace() -> Any:
+            return {"in_order": self.in_order}
 
         @self.app.post("/v1/groups")
         async def groups(request: Request) -> Any:

@@ -130,6 +130,7 @@ async def test_a_runner_claims_as_its_task_and_its_arguments_say(make: MakeFace)
     script = Script().on("POST /v1/episodes", (200, GRANT))
     script.on("POST /v1/episodes/ep-1/end", (200, ended))
     script.on("POST /v1/heartbeats", (200, {"closed": {}}))
+    script.on("GET /v1/pace", (200, {"in_order": False}))
     face = make(script)
 
     async def agent_async(*_: object) -> float:

@@ -58,6 +58,8 @@ class Flaky:
             return httpx.Response(200, json=PROTOCOL)
         if verb == "heartbeats":
             return httpx.Response(200, json={"closed": {}})
+        if verb == "pace":
+            return httpx.Response(200, json={"in_order": False})
         if verb == "episodes":
             self.claims += 1
             return httpx.Response(200, json=GRANT | {"episode_id": f"ep-{self.claims}"})

@@ -408,3 +408,22 @@ def test_an_agent_that_takes_too_long_is_given_up_and_the_others_go_on(
     assert (outcome["cause"], outcome["final"]) == ("timeout", True)
     if kind == "sync":
         assert "released.wait()" in failure.traceback
+
+
+def test_first_claims_follow_the_order_of_the_tasks_if_the_server_wants_it(
+    kind: str, url: str, stub: SwarmStub
+) -> None:
+    stub.in_order = True
+    tasks = [str(number) for number in range(12)]
+    report = drive(kind, url, tasks, lambda *_: 1.0, episodes_per_task=3, concurrency=16)
+    assert len(report.outcomes) == 36
+    assert stub.overtaken == []
+
+
+def test_otherwise_a_claim_that_waits_holds_up_no_other(
+    kind: str, url: str, stub: SwarmStub
+) -> None:
+    stub.held = "0"
+    report = drive(kind, url, ["0", "1", "2"], lambda *_: 1.0, concurrency=3)
+    assert len(report.outcomes) == 3
+    assert stub.overtaken

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.protocol import AbortCause, BatchProgress, Quarantine, RunConfig
+from ajet_core.protocol import AbortCause, BatchConfig, BatchProgress, Quarantine, RunConfig
 from ajet_server.admission.batching import BatchBuilder
+from ajet_server.admission.draws import Draws
 from tests.support.batches import builder, episode
 
 
@@ -329,6 +330,18 @@ def test_the_place_of_a_silent_client_is_given_away_and_its_episode_still_counts
     assert lost.episode_id not in batch.take().ended
     finish(batch, lost, 1.0)
     assert batch.take().ended == [lost.episode_id]
+
+
+def test_an_exact_batch_waits_for_silent_clients() -> None:
+    batch = BatchBuilder(BatchConfig(tasks=1, episodes_per_task=2), draws=Draws(seed=1))
+    first, second = start(batch, "a"), start(batch, "a")
+    batch.silent(first)
+    finish(batch, second, 1.0)
+    assert not batch.is_full()
+    assert not batch.may_begin("a", "")
+    batch.heard(first)
+    finish(batch, first, 1.0)
+    assert sorted(batch.take().ended) == sorted([first.episode_id, second.episode_id])
 
 
 def test_open_episodes_are_carried_over_to_the_next_batch() -> None:
