@@ -45,6 +45,7 @@ __all__ = [
     "SettingOrigin",
     "Settings",
     "StoreSettings",
+    "WeightSettings",
     "WorkerSettings",
 ]
 
@@ -197,6 +198,25 @@ class WorkerSettings(_Section):
     collective_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
+class WeightSettings(_Section):
+    """Places of the weight channel ``delta`` (docs/weights.md).
+
+    Not allowed in a run's configuration, because a client must not choose where the server writes.
+
+    :param url: where the trainer writes the weights: a directory, or a URL that ``fsspec``
+        supports, such as ``s3://bucket/weights``. By default ``weights-chain`` in the run
+        directory. No other run may use it.
+    :param read_url: where engines read them, if that is another URL, such as that of a web server
+        which serves the directory.
+    :param cache: a local directory, best in memory, in which engines keep the last two versions; by
+        default ``weights-cache`` in the run directory.
+    """
+
+    url: Annotated[str, Field(min_length=1)] | None = None
+    read_url: Annotated[str, Field(min_length=1)] | None = None
+    cache: Path | None = None
+
+
 class ModelServerSettings(_Section):
     """The model servers behind one engine, such as ``vllm``.
 
@@ -276,6 +296,7 @@ class Settings(BaseSettings):
     server: ServerSettings = Field(default_factory=ServerSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     workers: WorkerSettings = Field(default_factory=WorkerSettings)
+    weights: WeightSettings = Field(default_factory=WeightSettings)
     servers: dict[str, ModelServerSettings] = Field(default_factory=dict)
     loggers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     agents: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -27,7 +27,7 @@ def declared(project: str) -> set[str]:
 
 def documented() -> set[str]:
     text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
-    return set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE))
+    return set(re.findall(r"^\| `([\w.-]+)` \|", text, re.MULTILINE))
 
 
 def needed() -> set[str]:

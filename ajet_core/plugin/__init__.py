@@ -59,7 +59,7 @@ Rules:
   ``ajet.toml``.
 '''
 
-from ajet_core.plugin.compat import HOOK_API, negotiate_channel
+from ajet_core.plugin.compat import HOOK_API
 from ajet_core.plugin.components import (
     AdvantageSpec,
     AgentSpec,
@@ -97,5 +97,4 @@ __all__ = [
     "TrainerSpec",
     "WorldSpec",
     "hookimpl",
-    "negotiate_channel",
 ]

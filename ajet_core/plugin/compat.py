@@ -1,4 +1,4 @@
-"""The hook API version, and compatibility of plugins and weight channels.
+"""The hook API version, and compatibility of plugins.
 
 This module uses declared data only: an incompatible plugin is refused before it is imported.
 """
@@ -6,9 +6,6 @@ This module uses declared data only: an incompatible plugin is refused before it
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from ajet_core.errors import ChannelError
-from ajet_core.plugin.components import EngineSpec, TrainerSpec
 
 HOOK_API: tuple[int, int] = (1, 2)
 """(major, minor) of the hook specifications in `ajet_core.plugin.spec`.
@@ -73,32 +70,3 @@ def hook_api_problem(
         else:
             return ""
     return "; ".join(reasons)
-
-
-def negotiate_channel(trainer: TrainerSpec, engine: EngineSpec, wanted: str | None = None) -> str:
-    """Return the weight channel to use: `wanted`, or the trainer's first that the engine accepts.
-
-    :raises ChannelError: trainer and engine have no channel in common, or not the wanted one.
-    """
-    offered = trainer.capabilities.weight_channels
-    accepted = engine.capabilities.weight_channels
-    for channel in offered:
-        if channel in accepted and wanted in (None, channel):
-            return channel
-    if wanted is not None:
-        raise ChannelError(
-            f"trainer {trainer.name!r} and engine {engine.name!r} cannot use the weight channel "
-            f"{wanted!r} here: the trainer offers {_listed(offered)}, the engine accepts "
-            f"{_listed(accepted)}",
-            param="weight_channel",
-        )
-    raise ChannelError(
-        f"trainer {trainer.name!r} and engine {engine.name!r} have no weight channel in "
-        f"common: the trainer offers {_listed(offered)}, the engine accepts "
-        f"{_listed(accepted)}; choose another engine or trainer",
-        param="engine.name",
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if names else "none"

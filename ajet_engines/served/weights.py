@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pydantic_core
-
 from ajet_core.errors import EngineError
 from ajet_core.files import read_json
 from ajet_core.interfaces import WeightUpdate
 from ajet_engines.collective import CHANNEL, tensors_of
+from ajet_engines.tensor_files import tensor_ranges
 
-_LENGTH_BYTES = 8
-_MOST_HEADER = 100 * 1024 * 1024
 # Files of models with tied embeddings may include or omit the output matrix.
 _TIED = "lm_head.weight"
 
@@ -81,25 +78,7 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     if not files:
         raise ValueError("it contains no *.safetensors file")
     for file in files:
-        shapes |= _file_shapes(file)
-    return shapes
-
-
-def _file_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > min(size, _MOST_HEADER):
-            raise ValueError(f"{path.name} is not a safetensors file")
-        header = pydantic_core.from_json(file.read(length))
-    try:
-        header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{path.name} is not a safetensors file") from error
-    if _LENGTH_BYTES + length + end != size:
-        raise ValueError(f"{path.name} is truncated or too long")
+        shapes |= {one.name: one.shape for one in tensor_ranges(file).tensors}
     return shapes
 
 

@@ -25,7 +25,6 @@ from ajet_core.plugin import (
     EngineSpec,
     PluginManager,
     TrainerSpec,
-    negotiate_channel,
 )
 from ajet_core.plugin.kinds import kind_of
 from ajet_core.protocol import AlgorithmConfig, ComponentChoice, RunConfig
@@ -36,9 +35,11 @@ from ajet_installation.settings import Settings
 from ajet_server.gateway.rendering.factory import make_renderer
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_server.observe.run_merger import make_merger
+from ajet_server.run.channels import IN_PROCESS, choose_channel
 from ajet_server.run.exactness import check_exact
 from ajet_server.store.checkpoints import Checkpoint
 from ajet_server.workers.codec import BootPlan, ComponentPlan
+from ajet_server.workers.delta_end import WeightPlaces
 from ajet_server.workers.frames import pack
 
 _SHOWN_PATH = 256
@@ -60,6 +61,7 @@ class ResolvedRun:
     :param servers: the model servers behind the engine.
     :param collective_host: the address on which a trainer listens that sends weights over the
         network.
+    :param weights: where the weights of the channel ``delta`` are.
     """
 
     run_id: str
@@ -77,11 +79,12 @@ class ResolvedRun:
     uses_rewards: bool = True
     servers: ModelServers = field(default_factory=ModelServers)
     collective_host: str = LOOPBACK
+    weights: WeightPlaces = field(default_factory=WeightPlaces)
 
     @property
     def together(self) -> bool:
         """Whether one worker process hosts both components."""
-        return self.channel == "in_process"
+        return self.channel == IN_PROCESS
 
     def boot_plan(
         self, run_dir: Path, *, engine: bool, trainer: bool, checkpoint: Checkpoint | None
@@ -102,6 +105,7 @@ class ResolvedRun:
             policy_version=checkpoint.step if checkpoint is not None else 0,
             servers=self.servers if engine else ModelServers(),
             collective_host=self.collective_host,
+            weights=self.weights,
         )
 
 
@@ -131,9 +135,7 @@ def resolve_run(
     apart = config.rollout.mode == "async" or sleeps
     # Shared weights can neither be trained while calls use them, nor while the engine sleeps.
     together = python.get("engine") == python.get("trainer") and not apart
-    channel = negotiate_channel(
-        trainer if together else _without_in_process(trainer), engine, config.weight_channel
-    )
+    channel = choose_channel(trainer, engine, config.weight_channel, together=together)
     if config.exact:
         check_exact(config, engine, trainer, channel)
     estimator_settings = plugins.validate_settings(estimator, config.algorithm.advantage_settings)
@@ -157,6 +159,7 @@ def resolve_run(
         uses_rewards="advantage" in trainer.capabilities.algorithm_fields,
         servers=_model_servers(settings, engine),
         collective_host=settings.workers.collective_host,
+        weights=_weight_places(settings),
     )
 
 
@@ -312,10 +315,14 @@ def _model_directories(
     }
 
 
-def _without_in_process(trainer: TrainerSpec) -> TrainerSpec:
-    """Return the trainer without the channel that needs an engine in the same process."""
-    channels = tuple(c for c in trainer.capabilities.weight_channels if c != "in_process")
-    return replace(trainer, capabilities=replace(trainer.capabilities, weight_channels=channels))
+def _weight_places(settings: Settings) -> WeightPlaces:
+    def absolute(place: str | None) -> str | None:
+        # Workers may run in another directory.
+        return place if place is None or "://" in place else str(Path(place).resolve())
+
+    weights = settings.weights
+    cache = None if weights.cache is None else str(weights.cache)
+    return WeightPlaces(absolute(weights.url), absolute(weights.read_url), absolute(cache))
 
 
 def check_algorithm(config: RunConfig, trainer: TrainerSpec) -> None:

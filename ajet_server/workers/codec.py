@@ -21,6 +21,7 @@ from ajet_core.interfaces import (
     TrainerInfo,
 )
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
+from ajet_server.workers.delta_end import WeightPlaces
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ class BootPlan:
     :param servers: the model servers behind the engine.
     :param collective_host: the address on which the trainer listens if it sends weights over the
         network.
+    :param weights: where the weights of the channel ``delta`` are.
     :param version: of the server's code.
     """
 
@@ -60,6 +62,7 @@ class BootPlan:
     policy_version: int = 0
     servers: ModelServers = field(default_factory=ModelServers)
     collective_host: str = LOOPBACK
+    weights: WeightPlaces = field(default_factory=WeightPlaces)
     version: str = __version__
 
     @property

@@ -28,6 +28,7 @@ from ajet_core.interfaces import (
     EngineInfo,
     Trainer,
     TrainerInfo,
+    WeightUpdate,
     WorkerContext,
 )
 from ajet_server.workers import frames, methods
@@ -40,6 +41,7 @@ from ajet_server.workers.codec import (
     to_plain,
     unpack_request,
 )
+from ajet_server.workers.delta_end import DeltaEnd
 from ajet_server.workers.methods import Method
 
 P = TypeVar("P")
@@ -107,6 +109,7 @@ class WorkerHost:
         self._asleep = False
         self._engine: Engine | None = None
         self._trainer: Trainer | None = None
+        self._weights: DeltaEnd
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._chunks: list[list[Any]] = []
@@ -116,9 +119,7 @@ class WorkerHost:
                 (methods.BOOT.name, self._boot_of_any_version),
                 self._on_loop(methods.ADOPT, self._adopt),
                 self._on_loop(methods.PING, self._ping),
-                self._on_engine(
-                    methods.UPDATE_WEIGHTS, lambda engine, update: engine.update_weights(update)
-                ),
+                self._on_engine(methods.UPDATE_WEIGHTS, self._update_weights),
                 self._on_engine(methods.SEAL, lambda engine, _: engine.seal()),
                 self._on_engine(methods.PAUSE, lambda engine, _: engine.pause()),
                 self._on_engine(methods.RESUME, lambda engine, _: engine.resume()),
@@ -128,7 +129,7 @@ class WorkerHost:
                 self._on_engine(methods.METRICS, lambda engine, _: engine.metrics()),
                 self._on_trainer(methods.STEP, lambda trainer, batch: trainer.step(batch)),
                 self._on_trainer(methods.REHEARSE, lambda trainer, batch: trainer.rehearse(batch)),
-                self._on_trainer(methods.PUBLISH, lambda trainer, args: trainer.publish(*args)),
+                self._on_trainer(methods.PUBLISH, lambda t, args: self._weights.publish(t, *args)),
                 self._on_trainer(methods.SAVE, lambda trainer, path: trainer.save(Path(path))),
                 self._on_trainer(methods.EXPORT, lambda trainer, path: trainer.export(Path(path))),
             ]
@@ -259,6 +260,7 @@ class WorkerHost:
             servers=plan.servers,
             collective_host=plan.collective_host,
         )
+        self._weights = DeltaEnd(plan.weights, context.run_dir)
         trainer_info: TrainerInfo | None = None
         engine_info: EngineInfo | None = None
         # Start the trainer first: an engine in the same process then takes over its weights.
@@ -270,7 +272,7 @@ class WorkerHost:
                 await self._in_thread(lambda t: t.load(directory))
         if (channel := plan.channel) is not None:
             version = plan.policy_version
-            await self._in_thread(lambda t: t.publish(channel, version))
+            await self._in_thread(lambda t: self._weights.publish(t, channel, version))
         if plan.engine is not None:
             self._engine = _make(plan.engine, context)
             engine_info = await self._need_engine().start(plan.model)
@@ -289,7 +291,7 @@ class WorkerHost:
             await self._in_thread(lambda t: t.load(directory))
             if (channel := plan.channel) is not None:
                 version = plan.policy_version
-                await self._in_thread(lambda t: t.publish(channel, version))
+                await self._in_thread(lambda t: self._weights.publish(t, channel, version))
         if self._engine is not None:
             # The engine sleeps if the server was killed during a training step.
             await (self._wake(self._engine, None) if self._asleep else self._engine.resume())
@@ -306,6 +308,9 @@ class WorkerHost:
         except TimeoutError:
             return False
         return True
+
+    async def _update_weights(self, engine: Engine, update: WeightUpdate) -> None:
+        await engine.update_weights(await self._weights.received(update))
 
     async def _ping(self, _: None) -> None:
         """Do nothing: the response shows that the worker is alive."""

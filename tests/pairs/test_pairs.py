@@ -35,6 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Any trainer has every channel; those that write no files are tested with one.
 BROADCAST = {("torch", "vllm"), ("torch", "sglang")}
+DIFFERENCES = {("trl", "vllm"), ("verl", "sglang"), ("verl", "torch")}
 
 
 def cycle(trainer: str, engine: str, model: Path, steps: int) -> dict[str, Any]:
@@ -43,6 +44,8 @@ def cycle(trainer: str, engine: str, model: Path, steps: int) -> dict[str, Any]:
     command += ["--trainer", trainer, "--engine", engine, "--steps", str(steps)]
     if (trainer, engine) in BROADCAST:
         command += ["--channel", "collective"]
+    if (trainer, engine) in DIFFERENCES:
+        command += ["--channel", "delta"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-5000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ajet_core.errors import ChannelError, ConfigError, PluginLoadError
-from ajet_core.interfaces import EngineCapabilities, SampleStore, TrainerCapabilities
+from ajet_core.errors import ConfigError, PluginLoadError
+from ajet_core.interfaces import SampleStore
 from ajet_core.plugin import (
-    EngineSpec,
     PluginManager,
     StoreSpec,
-    TrainerSpec,
     compat,
-    negotiate_channel,
 )
 from ajet_installation.interpreters import default_manager
 from tests.support.sites import Site
@@ -139,29 +136,6 @@ def test_settings_of_the_wrong_type_are_the_plugins_fault() -> None:
     spec = StoreSpec(name="x", target="a:B", settings="builtins:dict")
     with pytest.raises(PluginLoadError, match="ComponentSettings"):
         PluginManager(entry_points=[]).validate_settings(spec, {})
-
-
-def channels(offered: tuple[str, ...], accepted: tuple[str, ...]) -> tuple[TrainerSpec, EngineSpec]:
-    trainer = TrainerSpec(
-        name="tr",
-        target="a:B",
-        capabilities=TrainerCapabilities(weight_channels=offered, algorithm_fields=frozenset()),
-    )
-    engine = EngineSpec(
-        name="en", target="a:B", capabilities=EngineCapabilities(weight_channels=accepted)
-    )
-    return trainer, engine
-
-
-def test_the_trainers_first_accepted_channel_is_chosen() -> None:
-    assert (
-        negotiate_channel(*channels(("nccl", "memory", "files"), ("files", "memory"))) == "memory"
-    )
-
-
-def test_no_common_channel_names_both_sets() -> None:
-    with pytest.raises(ChannelError, match=r"offers nccl, the engine accepts files, memory"):
-        negotiate_channel(*channels(("nccl",), ("files", "memory")))
 
 
 def test_a_module_that_raises_when_imported_is_reported(site: Site) -> None:

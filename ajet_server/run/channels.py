@@ -1,0 +1,51 @@
+"""The weight channel of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.errors import ChannelError
+from ajet_core.plugin import EngineSpec, TrainerSpec
+from ajet_engines.deltas import CHANNEL as DELTA
+from ajet_server.workers.delta_end import DIRECTORY
+
+__all__ = ["IN_PROCESS", "choose_channel"]
+
+IN_PROCESS = "in_process"
+
+
+def choose_channel(
+    trainer: TrainerSpec, engine: EngineSpec, wanted: str | None, *, together: bool
+) -> str:
+    """Return the weight channel to use: `wanted`, or the trainer's first that the engine accepts.
+
+    Any pair that exchanges directories can also exchange differences of them.
+
+    :param together: whether they run in one process.
+    :raises ChannelError: trainer and engine have no channel in common, or not the wanted one.
+    """
+    able = tuple(c for c in trainer.capabilities.weight_channels if together or c != IN_PROCESS)
+    offered, accepted = (
+        (*channels, DELTA) if DIRECTORY in channels else channels
+        for channels in (able, engine.capabilities.weight_channels)
+    )
+    for channel in offered:
+        if channel in accepted and wanted in (None, channel):
+            return channel
+    if wanted is not None:
+        raise ChannelError(
+            f"trainer {trainer.name!r} and engine {engine.name!r} cannot use the weight channel "
+            f"{wanted!r} here: the trainer offers {_listed(offered)}, the engine accepts "
+            f"{_listed(accepted)}",
+            param="weight_channel",
+        )
+    raise ChannelError(
+        f"trainer {trainer.name!r} and engine {engine.name!r} have no weight channel in "
+        f"common: the trainer offers {_listed(offered)}, the engine accepts "
+        f"{_listed(accepted)}; choose another engine or trainer",
+        param="engine.name",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "none"
