@@ -18,6 +18,7 @@ from transformers.utils import logging as hf_logging
 from ajet_core.errors import ConfigError, ModelDirectoryError
 from ajet_core.files import read_json
 from ajet_core.protocol.run import ModelConfig
+from ajet_engines.collective import file_tensors
 from ajet_engines.model_config import read_model_config
 from ajet_torch.memory import is_out_of_memory
 
@@ -36,6 +37,7 @@ __all__ = [
     "load_model",
     "resolve_device",
     "set_threads",
+    "stored_tensors",
     "vocabulary_size",
     "without_progress_bar",
 ]
@@ -227,6 +229,36 @@ def load_model(
     module.to(device)
     module.eval()
     return module  # type: ignore[no-any-return]
+
+
+def stored_tensors(directory: Path, module: nn.Module) -> dict[str, torch.Tensor] | None:
+    """Return the tensors of a directory by their names in the state of a model.
+
+    This does not create another model as `load_model` does, which holds the interpreter's lock for
+    long. The files are mapped into memory, so that copying a tensor reads it.
+
+    :return: None if the tensors are not those of `module`, have another form in files (such as
+        experts that transformers stacks), or cannot be read: then use `load_model`.
+    """
+    own, in_files = module.state_dict(), file_tensors(module)
+    if any(name not in own or not _same_memory(own[name], t) for name, t in in_files.items()):
+        return None
+    stored: dict[str, torch.Tensor] = {}
+    try:
+        for path in sorted(directory.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                stored |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
+    # Files may include tied tensors.
+    if not in_files.keys() <= stored.keys() <= own.keys():
+        return None
+    fits = all(tensor.shape == own[name].shape for name, tensor in stored.items())
+    return stored if fits else None
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
 def _check_loading_info(path: Path, info: Mapping[str, object], strict: bool) -> None:

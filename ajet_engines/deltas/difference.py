@@ -35,6 +35,8 @@ _WIDTHS = (8, 4, 2, 1)
 _SPARSE = 1 / 6
 _LEVEL = 1
 _MOST_THREADS = 8
+# Threads would take longer to start than this to change.
+_FEW_BYTES = 4 * 1024 * 1024
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -100,26 +102,35 @@ def difference(old: Path, new: Path) -> bytes:
 def apply_difference(content: bytes, base: Path, target: Path) -> None:
     """Make a directory of a base and a difference.
 
-    :param target: an empty directory, or `base` itself to change it in place.
+    :param target: an empty directory, or `base` itself to change it in place. After an error its
+        content is undefined.
     :raises EngineError: the difference is damaged, or `base` is not the directory that it is from.
     :raises OSError: a file cannot be read or written.
     """
+    import numpy as np
+
     header, position = _read_header(content)
-    jobs: list[tuple[Path, _TensorChange, bytes]] = []
+    jobs: list[tuple[np.ndarray[Any, Any], _TensorChange, memoryview]] = []
+    view = memoryview(content)
     for file in header.files:
         path, before = target / file.name, base / file.name
         if file.payload:
-            path.write_bytes(_unpacked(content, position, file.payload, file.size))
+            path.write_bytes(_unpacked(view[position : position + file.payload], file.size))
             position += file.payload
             continue
         if base != target:
             _copy(before, path)
         if path.stat().st_size != file.size:
             raise EngineError(f"the weights in {base} are not those that the difference is from")
-        for tensor in file.tensors or ():
-            if not tensor.start <= tensor.stop <= file.size:
+        if not file.tensors:
+            continue
+        whole = np.memmap(path, np.uint8, "r+")
+        for tensor in file.tensors:
+            size = tensor.stop - tensor.start
+            if not 0 <= size <= file.size - tensor.start or size % tensor.width:
                 raise _damaged()
-            jobs.append((path, tensor, content[position : position + tensor.payload]))
+            part = whole[tensor.start : tensor.stop]
+            jobs.append((part, tensor, view[position : position + tensor.payload]))
             position += tensor.payload
     if position != len(content):
         raise _damaged()
@@ -128,7 +139,14 @@ def apply_difference(content: bytes, base: Path, target: Path) -> None:
         for path in target.iterdir():
             if path.name not in names:
                 path.unlink()
-    _in_threads(lambda job: _change(*job), jobs)
+    size = sum(part.nbytes for part, _, _ in jobs)
+    changed = _in_threads(lambda job: _change(*job), jobs, size)
+    wrong = [tensor.name for tensor in changed if tensor is not None]
+    if wrong:
+        raise EngineError(
+            f"the tensor {wrong[0]} in {base} is not the published one after the difference was "
+            "applied: the directory is not the one that the difference is from"
+        )
 
 
 def _file_difference(old: Path, new: Path) -> tuple[_FileChange, list[bytes]]:
@@ -138,7 +156,7 @@ def _file_difference(old: Path, new: Path) -> tuple[_FileChange, list[bytes]]:
     before = tensor_ranges(old) if old.is_file() and new.suffix == ".safetensors" else None
     if before is not None and before == (ranges := tensor_ranges(new)):
         then, now = (np.memmap(path, np.uint8, "r") for path in (old, new))
-        pairs = _in_threads(lambda one: _tensor_difference(one, then, now), ranges.tensors)
+        pairs = _in_threads(lambda one: _tensor_difference(one, then, now), ranges.tensors, size)
         head = ranges.data_start
         if bytes(then[:head]) == bytes(now[:head]):
             file = _FileChange(
@@ -184,36 +202,28 @@ def _tensor_difference(
     return tensor, payload
 
 
-def _change(path: Path, tensor: _TensorChange, payload: bytes) -> None:
-    """Change a tensor of a file, and check it.
+def _change(
+    whole: np.ndarray[Any, Any], tensor: _TensorChange, payload: memoryview
+) -> _TensorChange | None:
+    """Change the bytes of a tensor; return it if the result is not the new tensor.
 
-    :raises EngineError: the result is not the new tensor.
+    :raises EngineError: the payload is damaged.
     """
     import numpy as np
 
-    if tensor.start == tensor.stop:
-        return
-    size = tensor.stop - tensor.start
-    whole = np.memmap(path, np.uint8, "r+", offset=tensor.start, shape=(size,))
-    if size % tensor.width:
-        raise _damaged()
     words = _words(whole, tensor.width)
     if tensor.kind == "sparse":
         if tensor.changed > len(words):
             raise _damaged()
-        planes = _unpacked(payload, 0, len(payload), tensor.changed * (4 + tensor.width))
+        planes = _unpacked(payload, tensor.changed * (4 + tensor.width))
         gaps = _from_planes(planes[: 4 * tensor.changed], 4)
         positions = np.cumsum(gaps, dtype=np.int64) - 1
         if len(positions) and not 0 <= positions[0] <= positions[-1] < len(words):
             raise _damaged()
         words[positions] ^= _from_planes(planes[4 * tensor.changed :], tensor.width)
     elif tensor.kind == "all":
-        words ^= _from_planes(_unpacked(payload, 0, len(payload), size), tensor.width)
-    if zlib.crc32(whole.data) != tensor.crc32:
-        raise EngineError(
-            f"the tensor {tensor.name} in {path.parent} is not the published one after the "
-            "difference was applied"
-        )
+        words ^= _from_planes(_unpacked(payload, whole.nbytes), tensor.width)
+    return tensor if zlib.crc32(whole.data) != tensor.crc32 else None
 
 
 def _words(content: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
@@ -240,8 +250,8 @@ def _packed(content: bytes) -> bytes:
     return packed
 
 
-def _unpacked(content: bytes, position: int, length: int, size: int) -> bytes:
-    """Return `size` bytes that are compressed in `content`.
+def _unpacked(content: memoryview, size: int) -> bytes:
+    """Return the `size` bytes that are compressed in `content`.
 
     :raises EngineError: they are not.
     """
@@ -249,7 +259,7 @@ def _unpacked(content: bytes, position: int, length: int, size: int) -> bytes:
     reader = zstd.ZstdDecompressor()
     try:
         # A damaged frame could expand to any size.
-        unpacked: bytes = reader.decompress(content[position : position + length], max_length=size)
+        unpacked: bytes = reader.decompress(content, max_length=size)
         if len(unpacked) == size and not reader.eof:
             reader.decompress(b"", max_length=1)
     except (zstd.ZstdError, EOFError) as error:
@@ -284,8 +294,10 @@ def _copy(source: Path, target: Path) -> None:
         ) from error
 
 
-def _in_threads(work: Callable[[T], U], items: Sequence[T]) -> list[U]:
-    """Do work that mostly happens outside the interpreter's lock."""
+def _in_threads(work: Callable[[T], U], items: Sequence[T], size: int) -> list[U]:
+    """Do work on `size` bytes that mostly happens outside the interpreter's lock."""
+    if size < _FEW_BYTES:
+        return list(map(work, items))
     threads = min(_MOST_THREADS, os.cpu_count() or 1, max(1, len(items)))
     with ThreadPoolExecutor(threads, thread_name_prefix="delta") as pool:
         return list(pool.map(work, items))

@@ -261,7 +261,7 @@ def test_a_difference_from_other_weights_is_refused(tmp_path: Path) -> None:
     other = weights(tmp_path / "other", {"w": values ^ 2})
     new = weights(tmp_path / "new", {"w": values ^ 1})
     (tmp_path / "made").mkdir()
-    with pytest.raises(EngineError, match=r"the tensor w .* is not the published one"):
+    with pytest.raises(EngineError, match=r"the tensor w .* is not the one that the difference is from"):
         apply_difference(difference(old, new), other, tmp_path / "made")
     shutil.rmtree(old)
     old.mkdir()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ from ajet_torch.models import (
     load_model,
     resolve_device,
     set_threads,
+    stored_tensors,
     vocabulary_size,
 )
 
@@ -201,40 +203,52 @@ class TorchEngine(Engine[TorchEngineSettings]):
             )
         return shared.module
 
-    def _load_update(self, update: WeightUpdate) -> nn.Module:
+    def _load_update(self, update: WeightUpdate) -> nn.Module | Mapping[str, torch.Tensor]:
+        """Load weights to host memory: the device need not hold them twice.
+
+        :return: tensors by their names in the state of the served model; or a model, if the served
+            one is the trainer's.
+        """
         assert self._model is not None
         assert self._config is not None
+        if not self._model_is_shared:
+            stored = stored_tensors(Path(update.location), self._model.module)
+            if stored is not None:
+                return stored
         config = self._config.model_copy(update={"path": update.location})
         try:
-            # Load into host memory: the device need not hold the weights twice.
             loaded = load_model(config, torch.device("cpu"), dtype=self._model.dtype, strict=True)
         except ConfigError as error:
             raise EngineError(
                 f"cannot load the weights of policy version {update.policy_version}: "
                 f"{error}; the engine keeps its current weights"
             ) from error
-        if not self._model_is_shared and _shapes(loaded) != _shapes(self._model.module):
+        if self._model_is_shared:
+            return loaded
+        if _shapes(loaded) != _shapes(self._model.module):
             raise EngineError(
                 f"the weights in {update.location} belong to another model than the served "
                 "one; the engine keeps its current weights"
             )
-        return loaded
+        return loaded.state_dict()
 
-    def _take_over(self, loaded: nn.Module, update: WeightUpdate) -> None:
-        """Serve weights that were loaded to host memory, after checking them.
+    def _take_over(
+        self, loaded: nn.Module | Mapping[str, torch.Tensor], update: WeightUpdate
+    ) -> None:
+        """Serve weights of `_load_update`, after checking them.
 
         :raises SealError: the check failed.
         """
         assert self._model is not None
         module = self._model.module
-        if self._model_is_shared:
+        if isinstance(loaded, nn.Module):
             module = loaded.to(self._model.device)
             if self.context.exact:
                 make_exact(module)
         else:
-            new = loaded.state_dict()
-            for name, tensor in module.state_dict().items():
-                tensor.copy_(new[name])
+            own = module.state_dict()
+            for name, tensor in loaded.items():
+                own[name].copy_(tensor)
         self._seal = _proven(module, update, self._update, self._probes)
         self._update = update
         self._serve(module, update.policy_version, shared=False)
