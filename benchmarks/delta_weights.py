@@ -133,11 +133,12 @@ async def measure(root: Path, options: argparse.Namespace) -> dict[str, object]:
         writing = time.perf_counter()
         size = writer.publish(directory, version).size
         written = time.perf_counter() - writing
+        reading_began = time.perf_counter()
+        reading = await asyncio.to_thread(reader.read, version, writer.chain)
+        read = time.perf_counter() - reading_began
         stream = Stream(engine)
         begin = time.perf_counter()
         await asyncio.sleep(options.stream_seconds)
-        middle = time.perf_counter()
-        reading = await asyncio.to_thread(reader.read, version, writer.chain)
         loading = time.perf_counter()
         await engine.update_weights(replace(update, location=str(reading.directory)))
         loaded = time.perf_counter()
@@ -150,8 +151,8 @@ async def measure(root: Path, options: argparse.Namespace) -> dict[str, object]:
             continue
         shares.append(size / full)
         encoded.append(written)
-        applied.append(loading - middle)
-        usual.append(stream.longest(begin, middle))
+        applied.append(read)
+        usual.append(stream.longest(begin, loading))
         pauses.append(stream.longest(loading, loaded + options.stream_seconds))
         print(f"version {version}: {shares[-1]:.4f} of the bytes", file=sys.stderr)
     joined = ChainReader(url, root / "joined").read()

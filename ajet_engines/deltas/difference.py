@@ -35,6 +35,7 @@ _WIDTHS = (8, 4, 2, 1)
 _SPARSE = 1 / 6
 _LEVEL = 1
 _MOST_THREADS = 8
+_BLOCK = 32 * 1024
 # Threads would take longer to start than this to change.
 _FEW_BYTES = 4 * 1024 * 1024
 
@@ -51,7 +52,9 @@ class _TensorChange(ChainPart):
     :param kind: ``same`` has no payload; ``sparse`` has `changed` gaps and values; ``all`` has all
         values.
     :param payload: bytes of its payload.
-    :param crc32: of the bytes of the new tensor.
+    :param gap_width: bytes of a gap.
+    :param checksum: of the bytes of the new tensor: the CRC-32 of the XOR of its blocks of 32 KiB,
+        the last one padded with zeros. This is several times faster than the CRC-32 of all bytes.
     """
 
     name: str
@@ -60,8 +63,9 @@ class _TensorChange(ChainPart):
     width: Literal[1, 2, 4, 8]
     kind: Literal["same", "sparse", "all"]
     changed: _Count = 0
+    gap_width: Literal[2, 4] = 2
     payload: _Count = 0
-    crc32: int
+    checksum: int
 
 
 class _FileChange(ChainPart):
@@ -181,11 +185,14 @@ def _tensor_difference(
     positions = np.flatnonzero(changes)
     kind: Literal["same", "sparse", "all"] = "all"
     payload = b""
+    gap_width: Literal[2, 4] = 2
     if not len(positions):
         kind = "same"
     elif len(positions) <= len(changes) * _SPARSE and len(changes) < 2**32:
         kind = "sparse"
-        gaps = np.diff(positions, prepend=-1).astype("<u4")
+        gaps = np.diff(positions, prepend=-1)
+        gap_width = 2 if gaps.max() < 2**16 else 4
+        gaps = gaps.astype(f"<u{gap_width}")
         payload = _packed(_planes(gaps) + _planes(changes[positions]))
     else:
         payload = _packed(_planes(changes))
@@ -196,8 +203,9 @@ def _tensor_difference(
         width=width,
         kind=kind,
         changed=len(positions),
+        gap_width=gap_width,
         payload=len(payload),
-        crc32=zlib.crc32(new.data),
+        checksum=_checksum(new),
     )
     return tensor, payload
 
@@ -215,15 +223,27 @@ def _change(
     if tensor.kind == "sparse":
         if tensor.changed > len(words):
             raise _damaged()
-        planes = _unpacked(payload, tensor.changed * (4 + tensor.width))
-        gaps = _from_planes(planes[: 4 * tensor.changed], 4)
+        planes = _unpacked(payload, tensor.changed * (tensor.gap_width + tensor.width))
+        of_gaps = tensor.changed * tensor.gap_width
+        gaps = _from_planes(planes[:of_gaps], tensor.gap_width)
         positions = np.cumsum(gaps, dtype=np.int64) - 1
         if len(positions) and not 0 <= positions[0] <= positions[-1] < len(words):
             raise _damaged()
-        words[positions] ^= _from_planes(planes[4 * tensor.changed :], tensor.width)
+        words[positions] ^= _from_planes(planes[of_gaps:], tensor.width)
     elif tensor.kind == "all":
         words ^= _from_planes(_unpacked(payload, whole.nbytes), tensor.width)
-    return tensor if zlib.crc32(whole.data) != tensor.crc32 else None
+    return tensor if _checksum(whole) != tensor.checksum else None
+
+
+def _checksum(content: np.ndarray[Any, Any]) -> int:
+    import numpy as np
+
+    whole = len(content) // _BLOCK * _BLOCK
+    blocks = content[:whole].view(np.uint64).reshape(-1, _BLOCK // 8)
+    # The reduction of no blocks is 0.
+    folded = np.bitwise_xor.reduce(blocks, axis=0).view(np.uint8)
+    folded[: len(content) - whole] ^= content[whole:]
+    return zlib.crc32(folded.data)
 
 
 def _words(content: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:

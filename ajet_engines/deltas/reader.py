@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ajet_core.errors import EngineError
-from ajet_engines.deltas.chain import ChainEntry, Storage, StoredFile, read_chain, sha256_of
+from ajet_engines.deltas.chain import (
+    Chain,
+    ChainEntry,
+    Storage,
+    StoredFile,
+    read_chain,
+    sha256_of,
+)
 from ajet_engines.deltas.difference import apply_difference
 
 __all__ = ["ChainReader", "LocalWeights"]
@@ -48,6 +55,9 @@ class ChainReader:
     def __init__(self, url: str, cache: Path) -> None:
         self._storage = Storage(url)
         self._cache = cache
+        self._size = 0
+        # The last difference is needed again for the directory before the one that it made.
+        self._last: tuple[StoredFile | None, bytes] = (None, b"")
 
     def read(self, version: int | None = None, chain: str | None = None) -> LocalWeights:
         """Return a directory of a version, from as few bytes as possible.
@@ -92,20 +102,32 @@ class ChainReader:
         def place(of: int) -> Path:
             return self._cache / f"{chain.chain}-v{of:09d}"
 
-        needed = chain.path_to(wanted, lambda of: place(of).is_dir())
-        if needed:
-            self._make(place, needed)
+        self._size = 0
+        needed: list[ChainEntry] = []
+        if not place(wanted).is_dir():
+            local = sorted(
+                entry.version for entry in chain.entries if place(entry.version).is_dir()
+            )
+            needed, old = _cheapest(chain, wanted, local)
+            self._make(place, needed, old)
         self._drop_others(place(wanted), chain.chain)
-        return LocalWeights(
-            place(wanted),
-            sum(entry.size for entry in needed),
-            sum(entry.base is not None for entry in needed),
-        )
+        differences = sum(entry.base is not None for entry in needed)
+        return LocalWeights(place(wanted), self._size, differences)
 
-    def _make(self, place: Callable[[int], Path], needed: list[ChainEntry]) -> None:
+    def _make(
+        self, place: Callable[[int], Path], needed: list[ChainEntry], old: int | None
+    ) -> None:
+        """Make a directory.
+
+        :param old: a version whose directory is no longer needed, and from which `needed` leads to
+            the wanted one: it is changed in place.
+        """
         aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=self._cache))
         try:
             base: Path | None = None
+            if old is not None:
+                # This replaces the empty directory.
+                base = place(old).rename(aside)
             for entry in needed:
                 if entry.base is None:
                     self._download(entry.files, aside)
@@ -122,6 +144,7 @@ class ChainReader:
     def _download(self, files: tuple[StoredFile, ...], target: Path) -> None:
         def one(file: StoredFile) -> None:
             path = target / file.name
+            self._size += file.size
             self._storage.download(file.path, path)
             if path.stat().st_size != file.size or sha256_of(path) != file.sha256:
                 raise _damaged(file, self._storage.url)
@@ -133,9 +156,13 @@ class ChainReader:
         if len(entry.files) != 1:
             raise EngineError(f"the index of the weights at {self._storage.url} is damaged")
         file = entry.files[0]
+        if self._last[0] == file:
+            return self._last[1]
         content = self._storage.read(file.path, file.size + 1)
         if len(content) != file.size or hashlib.sha256(content).hexdigest() != file.sha256:
             raise _damaged(file, self._storage.url)
+        self._size += file.size
+        self._last = file, content
         return content
 
     def _drop_others(self, newest: Path, chain: str) -> None:
@@ -146,7 +173,7 @@ class ChainReader:
         for path in others[: 1 - _KEPT]:
             shutil.rmtree(path, ignore_errors=True)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self._cache.mkdir(parents=True, exist_ok=True)
         with (self._cache / ".lock").open("w") as file:
@@ -154,6 +181,22 @@ class ChainReader:
             for left in self._cache.glob(".unfinished-*"):
                 shutil.rmtree(left, ignore_errors=True)
             yield
+
+
+def _cheapest(chain: Chain, wanted: int, local: list[int]) -> tuple[list[ChainEntry], int | None]:
+    """Return what to read, and the version whose directory to change in place, if any.
+
+    Nothing is copied if the older of two directories is changed; the newer one may be in use.
+
+    :raises EngineError: the chain does not lead to `wanted`.
+    """
+    if len(local) >= _KEPT:
+        oldest = local[0]
+        with contextlib.suppress(EngineError):
+            needed = chain.path_to(wanted, lambda version: version == oldest)
+            if all(entry.base is not None for entry in needed):
+                return needed, oldest
+    return chain.path_to(wanted, lambda version: version in local), None
 
 
 def _damaged(file: StoredFile, url: str) -> EngineError:
