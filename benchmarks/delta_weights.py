@@ -7,7 +7,8 @@ each version on the channel, as a run does; the engine reads it. `tiny` is the m
 - `bytes_share`: bytes of a difference over those of all files: median and worst over the steps.
 - `encode_s`, `apply_s`: median seconds to write a difference, and to make a directory from it,
   with a checksum of each tensor. `apply_to_copy` is the latter over the time in which numpy copies
-  the same bytes in memory: medians.
+  the same bytes in memory: medians. `prepare_s` are the seconds in which the reader prepares a
+  directory for the next version, after the engine has loaded this one.
 - `join_bytes_share`: what a new reader reads for the last version, over all files.
 - `served_is_trained`: whether all files of every version are those that the trainer wrote, and the
   engine's checksums of all tensors are the trainer's.
@@ -121,7 +122,7 @@ async def measure(root: Path, options: argparse.Namespace) -> dict[str, object]:
     url = str(root / "chain")
     writer, reader = ChainWriter(url), ChainReader(url, options.cache or root / "cache")
     load = LOADS[options.size]
-    shares, encoded, applied, pauses, usual = [], [], [], [], []
+    shares, encoded, applied, afterwards, pauses, usual = [], [], [], [], [], []
     same = True
     full = 0
     for version in range(options.steps + 1):
@@ -144,6 +145,9 @@ async def measure(root: Path, options: argparse.Namespace) -> dict[str, object]:
         loaded = time.perf_counter()
         await asyncio.sleep(options.stream_seconds)
         await stream.close()
+        preparing = time.perf_counter()
+        reader.prepare(reading)
+        prepared = time.perf_counter() - preparing
         same &= files_of(reading.directory) == files_of(directory)
         same &= (await engine.seal()).tensors == len(update.checksums)
         if not version:
@@ -152,6 +156,7 @@ async def measure(root: Path, options: argparse.Namespace) -> dict[str, object]:
         shares.append(size / full)
         encoded.append(written)
         applied.append(read)
+        afterwards.append(prepared)
         usual.append(stream.longest(begin, loading))
         pauses.append(stream.longest(loading, loaded + options.stream_seconds))
         print(f"version {version}: {shares[-1]:.4f} of the bytes", file=sys.stderr)
@@ -168,6 +173,7 @@ async def measure(root: Path, options: argparse.Namespace) -> dict[str, object]:
         "bytes_share_worst": round(max(shares), 5),
         "encode_s": round(statistics.median(encoded), 4),
         "apply_s": round(statistics.median(applied), 4),
+        "prepare_s": round(statistics.median(afterwards), 4),
         "copy_s": round(copy, 4),
         "apply_to_copy": round(statistics.median(applied) / copy, 3),
         "join_bytes_share": round(joined.size / full, 4),

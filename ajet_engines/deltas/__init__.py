@@ -8,9 +8,17 @@ write and read directories, as for ``safetensors_dir``.
 """
 
 from ajet_engines.deltas.chain import Chain, ChainEntry, read_chain
-from ajet_engines.deltas.reader import ChainReader
+from ajet_engines.deltas.reader import ChainReader, LocalWeights
 from ajet_engines.deltas.writer import ChainWriter
 
-__all__ = ["CHANNEL", "Chain", "ChainEntry", "ChainReader", "ChainWriter", "read_chain"]
+__all__ = [
+    "CHANNEL",
+    "Chain",
+    "ChainEntry",
+    "ChainReader",
+    "ChainWriter",
+    "LocalWeights",
+    "read_chain",
+]
 
 CHANNEL = "delta"

@@ -103,11 +103,12 @@ def difference(old: Path, new: Path) -> bytes:
     return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *payloads])
 
 
-def apply_difference(content: bytes, base: Path, target: Path) -> None:
+def apply_difference(content: bytes, base: Path, target: Path, *, check: bool = True) -> None:
     """Make a directory of a base and a difference.
 
     :param target: an empty directory, or `base` itself to change it in place. After an error its
         content is undefined.
+    :param check: whether to check the new tensors; do so at least for the last of several.
     :raises EngineError: the difference is damaged, or `base` is not the directory that it is from.
     :raises OSError: a file cannot be read or written.
     """
@@ -144,7 +145,7 @@ def apply_difference(content: bytes, base: Path, target: Path) -> None:
             if path.name not in names:
                 path.unlink()
     size = sum(part.nbytes for part, _, _ in jobs)
-    changed = _in_threads(lambda job: _change(*job), jobs, size)
+    changed = _in_threads(lambda job: _change(*job, check=check), jobs, size)
     wrong = [tensor.name for tensor in changed if tensor is not None]
     if wrong:
         raise EngineError(
@@ -211,7 +212,7 @@ def _tensor_difference(
 
 
 def _change(
-    whole: np.ndarray[Any, Any], tensor: _TensorChange, payload: memoryview
+    whole: np.ndarray[Any, Any], tensor: _TensorChange, payload: memoryview, *, check: bool
 ) -> _TensorChange | None:
     """Change the bytes of a tensor; return it if the result is not the new tensor.
 
@@ -232,7 +233,7 @@ def _change(
         words[positions] ^= _from_planes(planes[of_gaps:], tensor.width)
     elif tensor.kind == "all":
         words ^= _from_planes(_unpacked(payload, whole.nbytes), tensor.width)
-    return tensor if _checksum(whole) != tensor.checksum else None
+    return tensor if check and _checksum(whole) != tensor.checksum else None
 
 
 def _checksum(content: np.ndarray[Any, Any]) -> int:

@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,9 @@ from ajet_engines.deltas.difference import apply_difference
 __all__ = ["ChainReader", "LocalWeights"]
 
 _DOWNLOADS = 4
-_KEPT = 2
+_VERSIONS = "[0-9a-f]*-v*"
+_SPARE = ".spare"
+_UNFINISHED = ".unfinished-"
 # Files disappear from a chain while it is read if two full versions follow in that time.
 _ATTEMPTS = 3
 
@@ -56,7 +58,7 @@ class ChainReader:
         self._storage = Storage(url)
         self._cache = cache
         self._size = 0
-        # The last difference is needed again for the directory before the one that it made.
+        # The last difference is needed again for the spare directory.
         self._last: tuple[StoredFile | None, bytes] = (None, b"")
 
     def read(self, version: int | None = None, chain: str | None = None) -> LocalWeights:
@@ -85,6 +87,39 @@ class ChainReader:
             ) from error
         raise AssertionError("unreachable")
 
+    def prepare(self, weights: LocalWeights) -> None:
+        """Make a spare directory, which the next `read` changes instead of copying this one.
+
+        It is the directory of the version before, brought up to date, or a copy.
+
+        :param weights: what `read` returned, once the version before is no longer needed.
+        :raises EngineError: it cannot be made; `read` works without it.
+        """
+        newest = weights.directory
+        try:
+            with self._locked(), self._aside(newest.with_name(newest.name + _SPARE)) as aside:
+                before = [path for path in self._cache.glob(_VERSIONS) if path != newest]
+                chain = read_chain(self._storage)
+                if not (chain is not None and self._advance(chain, before, newest, aside)):
+                    shutil.copytree(newest, aside, dirs_exist_ok=True)
+                for path in before:
+                    shutil.rmtree(path, ignore_errors=True)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"cannot make a spare directory of {newest}: {error}") from error
+
+    def _advance(self, chain: Chain, before: list[Path], newest: Path, aside: Path) -> bool:
+        """Turn a directory of `before` into the newest version; return False if none can be."""
+        for entry in chain.entries:
+            if newest == self._place(chain, entry.version) and entry.base is not None:
+                old = self._place(chain, entry.base)
+                if old in before:
+                    old.rename(aside)
+                    self._apply([entry], aside, aside)
+                    return True
+        return False
+
     def _read(self, version: int | None, expected: str | None) -> LocalWeights:
         chain = read_chain(self._storage)
         if chain is None or chain.newest is None:
@@ -98,45 +133,52 @@ class ChainReader:
                 "replaced the chain: give each run its own weights.url"
             )
         wanted = chain.newest.version if version is None else version
-
-        def place(of: int) -> Path:
-            return self._cache / f"{chain.chain}-v{of:09d}"
-
         self._size = 0
         needed: list[ChainEntry] = []
-        if not place(wanted).is_dir():
-            local = sorted(
-                entry.version for entry in chain.entries if place(entry.version).is_dir()
-            )
-            needed, old = _cheapest(chain, wanted, local)
-            self._make(place, needed, old)
-        self._drop_others(place(wanted), chain.chain)
+        if not self._place(chain, wanted).is_dir():
+            needed = self._make(chain, wanted)
+        self._drop_others(self._place(chain, wanted))
         differences = sum(entry.base is not None for entry in needed)
-        return LocalWeights(place(wanted), self._size, differences)
+        return LocalWeights(self._place(chain, wanted), self._size, differences)
 
-    def _make(
-        self, place: Callable[[int], Path], needed: list[ChainEntry], old: int | None
-    ) -> None:
-        """Make a directory.
+    def _place(self, chain: Chain, version: int) -> Path:
+        return self._cache / f"{chain.chain}-v{version:09d}"
 
-        :param old: a version whose directory is no longer needed, and from which `needed` leads to
-            the wanted one: it is changed in place.
-        """
-        aside = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=self._cache))
+    def _make(self, chain: Chain, wanted: int) -> list[ChainEntry]:
+        """Make the directory of a version, and return what that took."""
+        for spare in self._cache.glob(f"{chain.chain}-v*{_SPARE}"):
+            version = int(spare.name.removesuffix(_SPARE)[-9:])
+            with contextlib.suppress(EngineError):
+                needed = chain.path_to(wanted, version.__eq__)
+                if all(entry.base is not None for entry in needed):
+                    with self._aside(self._place(chain, wanted)) as aside:
+                        spare.rename(aside)
+                        self._apply(needed, aside, aside)
+                    return needed
+        needed = chain.path_to(wanted, lambda of: self._place(chain, of).is_dir())
+        with self._aside(self._place(chain, wanted)) as aside:
+            first, *rest = needed
+            if first.base is None:
+                self._download(first.files, aside)
+                self._apply(rest, aside, aside)
+            else:
+                self._apply(needed, self._place(chain, first.base), aside)
+        return needed
+
+    def _apply(self, entries: Sequence[ChainEntry], base: Path, target: Path) -> None:
+        for number, entry in enumerate(entries, 1):
+            last = number == len(entries)
+            apply_difference(self._difference(entry), base, target, check=last)
+            base = target
+
+    @contextlib.contextmanager
+    def _aside(self, target: Path) -> Iterator[Path]:
+        """Yield an empty directory that becomes `target`, or is removed after an error."""
+        aside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._cache))
         try:
-            base: Path | None = None
-            if old is not None:
-                # This replaces the empty directory.
-                base = place(old).rename(aside)
-            for entry in needed:
-                if entry.base is None:
-                    self._download(entry.files, aside)
-                else:
-                    # Later differences are applied in place, so that the base is copied once.
-                    apply_difference(self._difference(entry), base or place(entry.base), aside)
-                base = aside
+            yield aside
             aside.chmod(0o755)
-            aside.rename(place(needed[-1].version))
+            aside.rename(target)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -165,12 +207,13 @@ class ChainReader:
         self._last = file, content
         return content
 
-    def _drop_others(self, newest: Path, chain: str) -> None:
-        """Keep the newest version and the one before, from which the next one may be made."""
-        others = [path for path in self._cache.glob("*-v*") if path != newest]
+    def _drop_others(self, newest: Path) -> None:
+        """Keep one other directory: that of the version before, or the spare one."""
+        others = [path for path in self._cache.glob(_VERSIONS) if path != newest]
         # Directories of this chain sort by version; those of others are older.
+        chain, _, _ = newest.name.partition("-")
         others.sort(key=lambda path: (path.name.startswith(chain), path.name))
-        for path in others[: 1 - _KEPT]:
+        for path in others[:-1]:
             shutil.rmtree(path, ignore_errors=True)
 
     @contextlib.contextmanager
@@ -178,25 +221,9 @@ class ChainReader:
         self._cache.mkdir(parents=True, exist_ok=True)
         with (self._cache / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            for left in self._cache.glob(".unfinished-*"):
+            for left in self._cache.glob(f"{_UNFINISHED}*"):
                 shutil.rmtree(left, ignore_errors=True)
             yield
-
-
-def _cheapest(chain: Chain, wanted: int, local: list[int]) -> tuple[list[ChainEntry], int | None]:
-    """Return what to read, and the version whose directory to change in place, if any.
-
-    Nothing is copied if the older of two directories is changed; the newer one may be in use.
-
-    :raises EngineError: the chain does not lead to `wanted`.
-    """
-    if len(local) >= _KEPT:
-        oldest = local[0]
-        with contextlib.suppress(EngineError):
-            needed = chain.path_to(wanted, lambda version: version == oldest)
-            if all(entry.base is not None for entry in needed):
-                return needed, oldest
-    return chain.path_to(wanted, lambda version: version in local), None
 
 
 def _damaged(file: StoredFile, url: str) -> EngineError:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ajet_core.interfaces import Trainer, WeightUpdate
-from ajet_engines.deltas import CHANNEL, ChainReader, ChainWriter
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import Engine, Trainer, WeightUpdate
+from ajet_engines.deltas import CHANNEL, ChainReader, ChainWriter, LocalWeights
 
 __all__ = ["DIRECTORY", "DeltaEnd", "WeightPlaces"]
+
+_log = logging.getLogger("ajet.weights")
 
 DIRECTORY = "safetensors_dir"
 """The channel that trainer and engine use themselves."""
@@ -38,6 +42,7 @@ class DeltaEnd:
         self._cache = Path(places.cache) if places.cache else run_dir / "weights-cache"
         self._writer: ChainWriter | None = None
         self._reader: ChainReader | None = None
+        self._preparing: asyncio.Task[None] | None = None
 
     def publish(self, trainer: Trainer, channel: str, policy_version: int) -> WeightUpdate:
         """Publish the trainer's weights.
@@ -57,16 +62,28 @@ class DeltaEnd:
             metadata={**update.metadata, "chain": self._writer.chain, "bytes": str(entry.size)},
         )
 
-    async def received(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update as the engine reads it.
+    async def receive(self, engine: Engine, update: WeightUpdate) -> None:
+        """Let the engine load an update.
 
-        :raises AjetError: the chain cannot be read.
+        :raises AjetError: as `Engine.update_weights`, or the chain cannot be read.
         """
         if update.channel != CHANNEL:
-            return update
+            await engine.update_weights(update)
+            return
+        if self._preparing is not None:
+            await self._preparing
         if self._reader is None:
             self._reader = ChainReader(self._read_url, self._cache)
-        reading = await asyncio.to_thread(
-            self._reader.read, update.policy_version, update.metadata.get("chain")
+        reader, chain = self._reader, update.metadata.get("chain")
+        weights = await asyncio.to_thread(reader.read, update.policy_version, chain)
+        await engine.update_weights(
+            replace(update, channel=DIRECTORY, location=str(weights.directory))
         )
-        return replace(update, channel=DIRECTORY, location=str(reading.directory))
+        self._preparing = asyncio.create_task(asyncio.to_thread(_prepare, reader, weights))
+
+
+def _prepare(reader: ChainReader, weights: LocalWeights) -> None:
+    try:
+        reader.prepare(weights)
+    except EngineError as error:
+        _log.warning("the next weights are read more slowly: %s", error)

@@ -310,7 +310,7 @@ class WorkerHost:
         return True
 
     async def _update_weights(self, engine: Engine, update: WeightUpdate) -> None:
-        await engine.update_weights(await self._weights.received(update))
+        await self._weights.receive(engine, update)
 
     async def _ping(self, _: None) -> None:
         """Do nothing: the response shows that the worker is alive."""

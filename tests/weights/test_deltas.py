@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ajet_core.errors import ConfigError, EngineError, TrainerError
-from ajet_engines.deltas import ChainReader, ChainWriter
+from ajet_engines.deltas import ChainReader, ChainWriter, LocalWeights
 from ajet_engines.deltas.chain import INDEX, Storage, read_chain
 from ajet_engines.deltas.difference import apply_difference, difference
 
@@ -126,10 +126,8 @@ def test_a_reader_follows_with_few_bytes(
         directory, version = trainer.next()
         entry = writer.publish(directory, version)
         reading = reader.read(version, writer.chain)
-        assert reading.size == entry.size
+        assert (reading.size, reading.differences) == (entry.size, 1)
         assert content(reading.directory) == content(directory)
-    # The older of two directories is changed in place.
-    assert reading.differences == 2
     assert entry.size < 0.03 * full.size
     assert reader.read(version).size == 0
 
@@ -220,6 +218,44 @@ def test_the_cache_keeps_two_versions(
     assert versions == ["000000003", "000000004"]
 
 
+def test_a_spare_directory_is_changed_instead_of_copying_the_newest(
+    trainer: Versions, writer: ChainWriter, reader: ChainReader, tmp_path: Path
+) -> None:
+    served: LocalWeights | None = None
+    before: dict[str, bytes] = {}
+    for version in range(1, 6):
+        directory, _ = trainer.next()
+        entry = writer.publish(directory, version)
+        spares = list((tmp_path / "cache").glob("*.spare"))
+        inodes = {(spare / "model.safetensors").stat().st_ino for spare in spares}
+        reading = reader.read(version, writer.chain)
+        assert content(reading.directory) == content(directory)
+        if served is not None:
+            (reused,) = inodes
+            assert (reading.directory / "model.safetensors").stat().st_ino == reused
+            assert reading.size == entry.size
+            assert content(served.directory) == before, "the version in use must not change"
+        reader.prepare(reading)
+        served, before = reading, content(directory)
+        (spare,) = (tmp_path / "cache").glob("*.spare")
+        assert content(spare) == before
+        assert len(list((tmp_path / "cache").glob("*-v*"))) == 2
+
+
+def test_a_spare_directory_that_was_damaged_is_not_used(
+    trainer: Versions, writer: ChainWriter, reader: ChainReader, tmp_path: Path
+) -> None:
+    writer.publish(*trainer.next())
+    reader.prepare(reader.read())
+    (spare,) = (tmp_path / "cache").glob("*.spare")
+    damaged = bytearray((spare / "model.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    (spare / "model.safetensors").write_bytes(damaged)
+    directory, _ = trainer.next()
+    writer.publish(directory, 2)
+    assert content(reader.read().directory) == content(directory)
+
+
 @pytest.mark.parametrize("position", [0, 20, 200, -1])
 def test_a_damaged_difference_is_refused_and_leaves_no_directory(
     trainer: Versions, writer: ChainWriter, reader: ChainReader, tmp_path: Path, position: int
@@ -263,7 +299,9 @@ def test_a_difference_from_other_weights_is_refused(tmp_path: Path) -> None:
     other = weights(tmp_path / "other", {"w": values ^ 2})
     new = weights(tmp_path / "new", {"w": values ^ 1})
     (tmp_path / "made").mkdir()
-    with pytest.raises(EngineError, match=r"the tensor w .* is not the one that the difference is from"):
+    with pytest.raises(
+        EngineError, match=r"the tensor w .* is not the one that the difference is from"
+    ):
         apply_difference(difference(old, new), other, tmp_path / "made")
     shutil.rmtree(old)
     old.mkdir()
