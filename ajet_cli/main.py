@@ -22,6 +22,10 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         "Check the installation, and print the command that fixes each problem.",
     ),
     "env": ("ajet_cli.commands.env:env", "Create and find Python environments for backends."),
+    "engine": (
+        "ajet_cli.commands.engine:engine",
+        "Show, add or remove the engine's model servers.",
+    ),
     "mixture": (
         "ajet_cli.commands.mixture:mixture",
         "Show or change the task mixture.",

@@ -118,6 +118,7 @@ class ScriptedEngine(Engine[ScriptedEngineSettings]):
         self._policy_version = 0
         self._digest = ""
         self._probes, self._seal = ProbeWatch(), SealReport(0)
+        self._urls: list[str] = []
         self._script: _Script | None = None
         self._grammars: GrammarCheck | None = None
         self._running = self._requests = self._prompt_tokens = self._sampled_tokens = 0
@@ -230,6 +231,12 @@ class ScriptedEngine(Engine[ScriptedEngineSettings]):
         """Continue."""
         (self.context.run_dir / ASLEEP).unlink(missing_ok=True)
         await self.resume()
+
+    async def use_servers(self, urls: Sequence[str] | None) -> dict[str, str]:
+        """Keep the URLs; all servers are up."""
+        if urls is not None:
+            self._urls = list(urls)
+        return dict.fromkeys(["server 0", *self._urls], "up")
 
     async def stats(self) -> EngineStats:
         """Return counters; time in forward passes is 0."""

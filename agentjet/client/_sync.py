@@ -54,6 +54,8 @@ from ajet_core.protocol import (
     AgentCause,
     ClaimRequest,
     EndRequest,
+    EngineServer,
+    EngineServers,
     EpisodeGrant,
     EpisodeStatus,
     Evaluation,
@@ -87,6 +89,8 @@ IDS_AT_ONCE = 1000
 STEP_POLL = 0.5
 # Codes of the findings that the server reports when no more episodes arrive for its batch.
 STARVED = frozenset({"no_client", "incomplete_tasks", "no_signal"})
+
+_SERVERS = "/v1/engine/servers"
 
 
 @dataclass(kw_only=True)
@@ -653,6 +657,39 @@ class SwarmClient:
             if status.state is not ServerState.OFFLINE or status.export_dir is None:
                 raise error from None
             return status
+
+    def engine_servers(self) -> EngineServers:
+        """Return the model servers behind the engine; needs a control token.
+
+        :raises StateError: no run is active.
+        :raises EngineError: the engine has none.
+        """
+        return self._connection.perform(ApiRequest("GET", _SERVERS, EngineServers))
+
+    def add_engine_server(self, url: str) -> EngineServers:
+        """Add a running model server to the engine; needs a control token.
+
+        It gets the latest weights before its first request, in the background.
+
+        :raises StateError: no run is active.
+        :raises EngineError: the engine has no model servers.
+        :raises RequestError: the URL cannot be used.
+        """
+        body = build(EngineServer, "add_engine_server", url=url)
+        return self._connection.perform(ApiRequest("POST", f"{_SERVERS}/add", EngineServers, body))
+
+    def remove_engine_server(self, url: str) -> EngineServers:
+        """Remove a model server that was started elsewhere from the engine; needs a control token.
+
+        Its requests continue on the other servers.
+
+        :raises StateError: no run is active.
+        :raises RequestError: the engine has no such server, or no other one is up.
+        """
+        body = build(EngineServer, "remove_engine_server", url=url)
+        return self._connection.perform(
+            ApiRequest("POST", f"{_SERVERS}/remove", EngineServers, body)
+        )
 
     def mixture(self) -> MixtureStatus:
         """Return the mixture of tags in batches.

@@ -39,13 +39,15 @@ class ModelServers:
 
     :param python: interpreter to start them with; if None, the engine looks for one.
     :param arguments: added to their command line.
-    :param urls: servers that are already running; if set, none are started.
+    :param urls: servers that are already running.
+    :param started: whether the engine also starts servers; by default only without `urls`.
     :param api_key: key for the servers in `urls`.
     """
 
     python: str | None = None
     arguments: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
+    started: bool | None = None
     api_key: str | None = field(default=None, repr=False)
 
 

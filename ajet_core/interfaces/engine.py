@@ -292,6 +292,13 @@ class ServingEngine(ABC):
         """Undo `sleep`."""
         raise EngineError(f"{type(self).__name__} cannot sleep")
 
+    async def use_servers(self, urls: Sequence[str] | None) -> dict[str, str]:  # noqa: ARG002
+        """Use these model servers besides those that the engine started; None changes nothing.
+
+        :return: by name or URL of each server "up", "starting", or why it was given up.
+        """
+        raise EngineError(f"{type(self).__name__} has no model servers")
+
     @abstractmethod
     async def stats(self) -> EngineStats:
         """Return counters. An engine that answers at all is healthy."""

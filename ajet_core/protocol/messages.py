@@ -170,6 +170,21 @@ class Pace(Message):
     in_order: bool
 
 
+class EngineServer(Message):
+    """Body of ``POST /v1/engine/servers/add`` and ``/remove``: the URL of a model server."""
+
+    url: Annotated[str, Field(max_length=2048)]
+
+
+class EngineServers(Message):
+    """The model servers behind the engine.
+
+    :param servers: by name or URL "up", "starting", or why it was given up.
+    """
+
+    servers: dict[str, str]
+
+
 class GroupCountsRequest(Message):
     """Body of ``POST /v1/groups``: groups whose episodes are to be counted."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -98,8 +98,8 @@ class ServedEngine(Engine[SettingsT_co]):
         await asyncio.to_thread(check_update, update, Path(self._model.path))
 
     def replicas(self) -> int:
-        """Return the number of servers."""
-        return len(self.context.servers.urls) or 1
+        """Return the number of servers to start."""
+        return 1
 
     @property
     def fleet(self) -> Fleet:
@@ -123,7 +123,7 @@ class ServedEngine(Engine[SettingsT_co]):
         self._model = model
         self._fleet = Fleet(
             self.name,
-            self.replicas(),
+            self._urls(),
             launch=lambda one: self.launch(one, model),
             welcome=self._welcome,
             changed=self._refresh,
@@ -138,6 +138,18 @@ class ServedEngine(Engine[SettingsT_co]):
         if self.shapes:
             self._shapings = _shapings(model, self._info)
         return self._info
+
+    def _urls(self) -> list[str]:
+        servers = self.context.servers
+        started = not servers.urls if servers.started is None else servers.started
+        return [*[""] * (self.replicas() if started else 0), *servers.urls]
+
+    async def use_servers(self, urls: Sequence[str] | None) -> dict[str, str]:
+        """Add and remove servers; a new one gets the latest weights before its first request."""
+        fleet = self.fleet
+        if urls is not None:
+            await fleet.use(urls)
+        return fleet.states
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         """Sample one completion; closing the generator cancels it in the server.
@@ -185,7 +197,8 @@ class ServedEngine(Engine[SettingsT_co]):
                         )
                         if piece.finish_reason is not None:
                             return
-                    if not (flight.heard or self._halts > halts or self._closed):
+                    interrupted = self._halts > halts or chosen.removed or self._closed
+                    if not (flight.heard or interrupted):
                         # Retrying could continue forever.
                         raise EngineError(
                             f"server {chosen.number} of {self.name} ended a request before "

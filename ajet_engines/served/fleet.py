@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from ajet_core.errors import AjetError, EngineError
 from ajet_engines.served.http import ServerGoneError
@@ -16,6 +16,7 @@ from ajet_engines.served.watch import SilenceWatch
 _log = logging.getLogger("ajet.served")
 
 _RESTARTS = 3
+_LAST_LOOK_SECONDS = 5.0
 
 
 class Fleet:
@@ -24,7 +25,7 @@ class Fleet:
     The engine prepares a started server for requests, and then calls `enter`.
 
     :param name: name of the engine.
-    :param size: number of replicas.
+    :param urls: for each replica the URL of its server, "" for one that is started.
     :param launch: starts the server of a replica, or connects to it.
     :param welcome: prepares a replica whose server is running, and enters it.
     :param changed: called when a replica has come up or gone down.
@@ -36,7 +37,7 @@ class Fleet:
     def __init__(
         self,
         name: str,
-        size: int,
+        urls: Sequence[str],
         *,
         launch: Callable[[Replica], Awaitable[Launched]],
         welcome: Callable[[Replica], Awaitable[None]],
@@ -44,9 +45,9 @@ class Fleet:
         patience: float,
     ) -> None:
         self.name = name
-        self.replicas = [Replica(number) for number in range(size)]
-        self.router = Router(size)
-        self.router.down.update(range(size))
+        self.replicas = [Replica(number, url) for number, url in enumerate(urls)]
+        self.router = Router(len(urls))
+        self.router.down.update(range(len(urls)))
         self.awake = asyncio.Event()
         self.awake.set()
         self._launch, self._welcome, self._changed = launch, welcome, changed
@@ -64,6 +65,48 @@ class Fleet:
     def hopeless(self) -> bool:
         """Whether no replica is up or can be restarted."""
         return all(one.failure for one in self.replicas)
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The state of each replica by its URL, or by its number if it was started."""
+        return {
+            one.url or f"server {one.number}": one.failure or ("up" if one.up else "starting")
+            for one in self.replicas
+            if not one.removed
+        }
+
+    async def use(self, urls: Sequence[str]) -> None:
+        """Add servers in the background that are missing, and remove those that are not listed.
+
+        Requests of removed servers continue on others, with what they have sampled.
+        """
+        present = {one.url: one for one in self.replicas if one.url and not one.removed}
+        for url in dict.fromkeys(urls):
+            one = present.pop(url, None)
+            if one is not None and not one.failure:
+                continue
+            if one is None:
+                one = Replica(len(self.replicas), url)
+                self.replicas.append(one)
+                self.router.grow()
+            one.failure = ""
+            self._restoring[one] = asyncio.create_task(self._restore(one, "it was added"))
+        await asyncio.gather(*map(self._remove, present.values()))
+
+    async def _remove(self, one: Replica) -> None:
+        one.up, one.removed, one.failure = False, True, "it was removed"
+        self.router.down.add(one.number)
+        self._changed()
+        if (task := self._restoring.pop(one, None)) is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        await asyncio.gather(*(flight.end() for flight in list(one.flights)))
+        # Its counters are part of the engine's, if it still reports them.
+        with suppress(EngineError, ServerGoneError, TimeoutError):
+            async with asyncio.timeout(_LAST_LOOK_SECONDS):
+                with self.understood(one):
+                    await one.look()
+        await one.discard()
 
     def check(self) -> None:
         """Check that a server is up or may come back.

@@ -52,18 +52,22 @@ class Replica:
     """One model server.
 
     :param number: number from 0.
+    :param url: of a server that was started elsewhere; "" for one that the engine starts.
     :ivar launched: the current server, None between two servers.
     :ivar up: whether it may receive requests.
     :ivar failure: why it was given up, "" if it was not.
+    :ivar removed: whether it was given up because it is no longer wanted.
     :ivar lives: number of servers so far.
     :ivar flights: its current requests.
     :ivar asked: number of pending requests that servers should answer immediately.
     """
 
     number: int
+    url: str = ""
     launched: Launched | None = None
     up: bool = False
     failure: str = ""
+    removed: bool = False
     lives: int = 0
     flights: set[Flight] = field(default_factory=set)
     asked: int = 0

@@ -36,6 +36,12 @@ class Router:
             raise ValueError("a router needs at least one replica")
         self.load = [0] * self.replicas
 
+    def grow(self) -> None:
+        """Add a replica, which is down."""
+        self.down.add(self.replicas)
+        self.load.append(0)
+        self.replicas += 1
+
     def choose(self, prompt_ids: Sequence[int]) -> int | None:
         """Return the replica for a prompt, None if all are down. Call `begin` when sending it."""
         up = [number for number in range(self.replicas) if number not in self.down]

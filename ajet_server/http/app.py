@@ -28,6 +28,8 @@ from ajet_core.protocol import (
     AbortRequest,
     ClaimRequest,
     EndRequest,
+    EngineServer,
+    EngineServers,
     EpisodeGrant,
     EpisodeStatus,
     EvaluationList,
@@ -252,6 +254,30 @@ def _add_run_routes(router: APIRouter, service: SwarmService, audit: AuditLog) -
     async def change_mixture(request: Request, body: MixtureConfig, who: Control) -> MixtureStatus:
         async with audit.action("mixture.change", who.token_id, peer_of(request)):
             return await service.coordinator.change_mixture(body)
+
+    @router.get("/v1/engine/servers", summary="List the engine's model servers", tags=["run"])
+    async def servers(_: Control) -> EngineServers:
+        return await service.coordinator.engine_servers()
+
+    @router.post(
+        "/v1/engine/servers/add",
+        summary="Add a model server to the engine",
+        tags=["run"],
+        responses=REFUSED,
+    )
+    async def add_server(request: Request, body: EngineServer, who: Control) -> EngineServers:
+        async with audit.action("engine.add", who.token_id, peer_of(request), url=body.url):
+            return await service.coordinator.change_servers(add=body.url)
+
+    @router.post(
+        "/v1/engine/servers/remove",
+        summary="Remove a model server from the engine",
+        tags=["run"],
+        responses=REFUSED,
+    )
+    async def remove_server(request: Request, body: EngineServer, who: Control) -> EngineServers:
+        async with audit.action("engine.remove", who.token_id, peer_of(request), url=body.url):
+            return await service.coordinator.change_servers(remove=body.url)
 
 
 def _add_view_routes(router: APIRouter, service: SwarmService) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ajet_core.errors import AjetError, StateError, StoreError, error_from_payload
 from ajet_core.interfaces import RunRecord
 from ajet_core.protocol import (
+    EngineServers,
     ErrorDetail,
     MixtureConfig,
     MixtureStatus,
@@ -24,6 +25,7 @@ from ajet_core.protocol import (
 )
 from ajet_installation.settings import Settings
 from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.run.engine_servers import checked_url, without, write_servers
 from ajet_server.run.run_loop import GoBack, RunLoop
 from ajet_server.run.run_parts import RunParts
 from ajet_server.run.run_setup import ResolvedRun, check_same_run, resolve_run, stored_config
@@ -208,6 +210,49 @@ class Coordinator:
             if self._loop is not None:
                 self._loop.change_mixture(mixture)
         return self.mixture_status()
+
+    async def engine_servers(self) -> EngineServers:
+        """Return the model servers behind the engine.
+
+        :raises StateError: no run is active.
+        :raises EngineError: the engine has none.
+        """
+        return EngineServers(servers=await self._workers().engine.use_servers(None))
+
+    async def change_servers(self, *, add: str = "", remove: str = "") -> EngineServers:
+        """Add a model server to the engine, or remove one, also after a restart.
+
+        A new server gets the latest weights before its first request. Requests of a removed one
+        continue on the others.
+
+        :raises StateError: no run is active.
+        :raises EngineError: the engine has no model servers.
+        :raises RequestError: the URL cannot be used, or the server not be removed.
+        """
+        async with self._configuring:
+            engine, run = self._workers().engine, self._run
+            assert run is not None
+            urls = list(run.servers.urls)
+            states = await engine.use_servers(None)
+            if add:
+                url = checked_url(add)
+                urls += [url] if url not in urls else []
+            else:
+                urls = without(remove.rstrip("/"), urls, states)
+            started = run.servers.started
+            if started is None:
+                started = not run.servers.urls
+            servers = replace(run.servers, urls=tuple(urls), started=started)
+            await asyncio.to_thread(write_servers, self._parts.run_dir, run.run_id, servers)
+            self._run = replace(run, servers=servers)
+            if self._loop is not None:
+                self._loop.change_servers(servers)
+            return EngineServers(servers=await engine.use_servers(urls))
+
+    def _workers(self) -> RunWorkers:
+        if (workers := self.workers) is None:
+            raise StateError("no run is active: start it with POST /v1/run/start")
+        return workers
 
     def mixture_status(self) -> MixtureStatus:
         """Return the mixture, and how full the batch is.

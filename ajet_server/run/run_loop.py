@@ -20,7 +20,7 @@ from ajet_core.errors import (
     WorkerDiedError,
     WorkerError,
 )
-from ajet_core.interfaces import BatchRecord, StepReport
+from ajet_core.interfaces import BatchRecord, ModelServers, StepReport
 from ajet_core.protocol import MixtureConfig, PreflightReport, ServerState, StepSummary
 from ajet_core.timeline import TrainBatch
 from ajet_server.admission.batching import BatchBuilder
@@ -159,6 +159,10 @@ class RunLoop:
         config = self.run.config.model_copy(update={"mixture": mixture})
         self.run = replace(self.run, config=config)
         self.rollouts.change_mixture(mixture)
+
+    def change_servers(self, servers: ModelServers) -> None:
+        """Use other model servers, also after a restart of the engine."""
+        self.run = replace(self.run, servers=servers)
 
     async def to_end(self) -> Path:
         """Train until the run ends.

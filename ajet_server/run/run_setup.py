@@ -36,6 +36,7 @@ from ajet_server.gateway.rendering.factory import make_renderer
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_server.observe.run_merger import make_merger
 from ajet_server.run.channels import IN_PROCESS, choose_channel
+from ajet_server.run.engine_servers import read_servers
 from ajet_server.run.exactness import check_exact
 from ajet_server.store.checkpoints import Checkpoint
 from ajet_server.workers.codec import BootPlan, ComponentPlan
@@ -157,7 +158,7 @@ def resolve_run(
         reloads=trainer.capabilities.reloads,
         rehearses=trainer.capabilities.rehearses,
         uses_rewards="advantage" in trainer.capabilities.algorithm_fields,
-        servers=_model_servers(settings, engine),
+        servers=read_servers(settings.server.run_dir, run_id, _model_servers(settings, engine)),
         collective_host=settings.workers.collective_host,
         weights=_weight_places(settings),
     )

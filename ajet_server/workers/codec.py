@@ -68,7 +68,8 @@ class BootPlan:
     @property
     def components(self) -> BootPlan:
         """The plan without what changes between boots; a worker with an equal one can be reused."""
-        return replace(self, checkpoint=None, policy_version=0)
+        servers = replace(self.servers, urls=(), started=None)
+        return replace(self, checkpoint=None, policy_version=0, servers=servers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,13 @@ class BootReport:
 
     engine: EngineInfo | None
     trainer: TrainerInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServerUrls:
+    """The parameters of `ServingEngine.use_servers`."""
+
+    urls: list[str] | None
 
 
 _adapters: dict[Any, TypeAdapter[Any]] = {}

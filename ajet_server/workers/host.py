@@ -125,6 +125,9 @@ class WorkerHost:
                 self._on_engine(methods.RESUME, lambda engine, _: engine.resume()),
                 self._on_engine(methods.SLEEP, self._sleep),
                 self._on_engine(methods.WAKE, self._wake),
+                self._on_engine(
+                    methods.USE_SERVERS, lambda engine, servers: engine.use_servers(servers.urls)
+                ),
                 self._on_engine(methods.STATS, lambda engine, _: engine.stats()),
                 self._on_engine(methods.METRICS, lambda engine, _: engine.metrics()),
                 self._on_trainer(methods.STEP, lambda trainer, batch: trainer.step(batch)),
@@ -295,6 +298,8 @@ class WorkerHost:
         if self._engine is not None:
             # The engine sleeps if the server was killed during a training step.
             await (self._wake(self._engine, None) if self._asleep else self._engine.resume())
+            if plan.servers.urls != self._booted[0].servers.urls:
+                await self._engine.use_servers(plan.servers.urls)
         return self._booted[1]
 
     async def _is_idle(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from ajet_core.interfaces import EngineStats, SealReport, StepReport, WeightUpdate
 from ajet_core.timeline import TrainBatch
-from ajet_server.workers.codec import BootPlan, BootReport
+from ajet_server.workers.codec import BootPlan, BootReport, ModelServerUrls
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -50,6 +50,7 @@ PAUSE = Method("engine.pause", NoneType, NoneType)
 RESUME = Method("engine.resume", NoneType, NoneType)
 SLEEP = Method("engine.sleep", NoneType, NoneType)
 WAKE = Method("engine.wake", NoneType, NoneType)
+USE_SERVERS = Method("engine.use_servers", ModelServerUrls, dict[str, str])
 STATS = Method("engine.stats", NoneType, EngineStats)
 METRICS = Method("engine.metrics", NoneType, str)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from ajet_core.interfaces import (
@@ -16,6 +16,7 @@ from ajet_core.interfaces import (
 )
 from ajet_core.timeline import TrainBatch
 from ajet_server.workers import methods
+from ajet_server.workers.codec import ModelServerUrls
 from ajet_server.workers.connection import WorkerConnection
 
 
@@ -52,6 +53,10 @@ class RemoteEngine(ServingEngine):
 
     async def wake(self) -> None:
         await self._connection.call(methods.WAKE, None)
+
+    async def use_servers(self, urls: Sequence[str] | None) -> dict[str, str]:
+        listed = None if urls is None else list(urls)
+        return await self._connection.call(methods.USE_SERVERS, ModelServerUrls(listed))
 
     async def stats(self) -> EngineStats:
         return await self._connection.call(methods.STATS, None)

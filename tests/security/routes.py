@@ -25,6 +25,8 @@ _BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/groups"): {"groups": ["a"]},
     ("POST", "/v1/heartbeats"): {"episode_ids": [UNKNOWN_EPISODE]},
     ("POST", "/v1/run/start"): {"wait_seconds": 0},
+    ("POST", "/v1/engine/servers/add"): {"url": "http://127.0.0.1:9"},
+    ("POST", "/v1/engine/servers/remove"): {"url": "http://127.0.0.1:9"},
     ("PUT", "/v1/mixture"): {"ratios": {"a": 1.0}},
     ("POST", "/v1/tokens"): {"name": "attacker", "scope": "control"},
     ("POST", "/v1/chat/completions"): {"messages": [{"role": "user", "content": "x"}]},

@@ -15,7 +15,6 @@ from ajet_core.interfaces import (
     EngineInfo,
     EngineStats,
     GenerateRequest,
-    ModelServers,
     WeightUpdate,
     WorkerContext,
 )
@@ -176,11 +175,15 @@ class FakeEngine(ServedEngine):
     ) -> None:
         super().__init__(
             ComponentSettings(),
-            WorkerContext(directory, servers=ModelServers(urls=("",) * replicas)),
+            WorkerContext(directory),
         )
+        self._started = replicas
         self.servers: list[FakeServer] = []
         self.plan: list[str] = []
         self._tells, self._scores = tells, scores
+
+    def replicas(self) -> int:
+        return self._started
 
     async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
         if self.plan and (problem := self.plan.pop(0)):

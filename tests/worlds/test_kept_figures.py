@@ -53,3 +53,17 @@ def test_planted_faults_are_found_and_healthy_runs_raise_no_alarm() -> None:
     found = measure("health.py", "--healthy", "4", "--jobs", "1")
     assert found["found"] / found["planted"] >= 0.9, found
     assert found["false_alarms"] == 0, found
+
+
+def test_exact_runs_are_the_same_and_little_slower() -> None:
+    found = measure("exact.py", "--world", "mine", "--steps", "4", "--rounds", "2")
+    assert found["identical"] == {"weights": True, "samples": True, "metrics": True}
+    assert found["gap"] == 0.0
+    assert found["cost"] <= 2.5
+
+
+def test_differences_of_weights_are_small_and_exact() -> None:
+    found = measure("delta_weights.py", "--size", "tiny")
+    assert found["served_is_trained"]
+    assert found["bytes_share_worst"] <= 0.03
+    assert found["join_bytes_share"] <= 1.5

@@ -43,8 +43,8 @@ class SglangEngine(ServedEngine[SglangEngineSettings]):
         self.sockets = SocketDirectory("sglang")
 
     def replicas(self) -> int:
-        """Return the number of URLs, or the configured number of replicas."""
-        return len(self.context.servers.urls) or self.settings.replicas
+        """Return the configured number of replicas."""
+        return self.settings.replicas
 
     async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
         """Start a server, or wait for the one at the replica's URL.
@@ -52,8 +52,8 @@ class SglangEngine(ServedEngine[SglangEngineSettings]):
         :raises EngineError: it did not start; the message contains the last lines of its log.
         """
         servers, options = self.context.servers, self.settings
-        if servers.urls:
-            address = Address(servers.urls[replica.number], api_key=servers.api_key)
+        if replica.url:
+            address = Address(replica.url, api_key=servers.api_key)
             server = _server(address, model, shapes=False, sleeps=options.sleep)
             return await attach(server, address.url, options.boot_timeout_seconds)
         key, socket = secrets.token_urlsafe(32), self.sockets.new(replica.number)

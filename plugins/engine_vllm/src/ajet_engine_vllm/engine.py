@@ -41,17 +41,16 @@ class VllmEngine(ServedEngine[VllmEngineSettings]):
         self.sockets = SocketDirectory("vllm")
 
     def replicas(self) -> int:
-        """Return the number of URLs, or the configured number of replicas."""
-        return len(self.context.servers.urls) or self.settings.replicas
+        """Return the configured number of replicas."""
+        return self.settings.replicas
 
     async def launch(self, replica: Replica, model: ModelConfig) -> Launched:
         """Start a server, or wait for the one at the replica's URL.
 
         :raises EngineError: it did not start; the message contains the last lines of its log.
         """
-        urls = self.context.servers.urls
-        if urls:
-            address = Address(urls[replica.number], api_key=self.context.servers.api_key)
+        if replica.url:
+            address = Address(replica.url, api_key=self.context.servers.api_key)
             limit = self.settings.boot_timeout_seconds
             return await attach(self._server(address, model), address.url, limit)
         socket = self.sockets.new(replica.number)

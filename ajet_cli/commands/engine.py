@@ -1,0 +1,89 @@
+"""``ajet engine``."""
+
+from __future__ import annotations
+
+import time
+
+import click
+from rich.table import Table
+
+from agentjet.client import SwarmClient
+from ajet_cli.output import table_console
+from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_core.protocol import EngineServers
+
+_RETRIES = 1
+_POLL_SECONDS = 0.5
+
+url_option = click.option(
+    "--url", help="URL of the swarm server.  [default: AJET_URL, or http://127.0.0.1:8642]"
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.group()
+def engine() -> None:
+    """Show, add or remove the model servers behind the engine of a run."""
+
+
+@engine.command("list")
+@url_option
+@json_option
+@config_option
+@pass_state
+def list_servers(state: CliState, url: str | None, as_json: bool) -> None:
+    """Show the model servers and their states."""
+    with _client(state, url) as client:
+        _print(client.engine_servers(), as_json)
+
+
+@engine.command()
+@click.argument("server")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the server is up.")
+@url_option
+@json_option
+@config_option
+@pass_state
+def add(state: CliState, server: str, no_wait: bool, url: str | None, as_json: bool) -> None:
+    """Add the running model server at the URL SERVER.
+
+    It gets the latest weights before its first request.
+    """
+    with _client(state, url) as client:
+        servers = client.add_engine_server(server)
+        while not no_wait and servers.servers.get(server.rstrip("/")) == "starting":
+            time.sleep(_POLL_SECONDS)
+            servers = client.engine_servers()
+    _print(servers, as_json)
+    if servers.servers.get(server.rstrip("/")) not in {"up", "starting"}:
+        raise SystemExit(1)
+
+
+@engine.command()
+@click.argument("server")
+@url_option
+@json_option
+@config_option
+@pass_state
+def remove(state: CliState, server: str, url: str | None, as_json: bool) -> None:
+    """Remove the model server at the URL SERVER; its requests continue on the others."""
+    with _client(state, url) as client:
+        _print(client.remove_engine_server(server), as_json)
+
+
+def _client(state: CliState, url: str | None) -> SwarmClient:
+    settings = state.settings(set_flags("client", url=url)).client
+    token = settings.token.get_secret_value() if settings.token else None
+    return SwarmClient(settings.url, token, retries=_RETRIES)
+
+
+def _print(servers: EngineServers, as_json: bool) -> None:
+    if as_json:
+        click.echo(servers.model_dump_json())
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("server")
+    table.add_column("state")
+    for name, now in servers.servers.items():
+        table.add_row(name, now)
+    table_console().print(table)
