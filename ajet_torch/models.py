@@ -235,7 +235,7 @@ def stored_tensors(directory: Path, module: nn.Module) -> dict[str, torch.Tensor
     """Return the tensors of a directory by their names in the state of a model.
 
     This does not create another model as `load_model` does, which holds the interpreter's lock for
-    long. The files are mapped into memory, so that copying a tensor reads it.
+    long.
 
     :return: None if the tensors are not those of `module`, have another form in files (such as
         experts that transformers stacks), or cannot be read: then use `load_model`.
@@ -247,7 +247,7 @@ def stored_tensors(directory: Path, module: nn.Module) -> dict[str, torch.Tensor
     try:
         for path in sorted(directory.glob("*.safetensors")):
             with safe_open(path, "pt") as file:
-                stored |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                stored |= {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         return None
     # Files may include tied tensors.

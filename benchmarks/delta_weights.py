@@ -12,8 +12,9 @@ each version on the channel, as a run does; the engine reads it. `tiny` is the m
 - `join_bytes_share`: what a new reader reads for the last version, over all files.
 - `served_is_trained`: whether all files of every version are those that the trainer wrote, and the
   engine's checksums of all tensors are the trainer's.
-- `pause_ms`: the longest time between two chunks of a stream while new weights are loaded, and
-  `usual_ms` the longest otherwise: medians over the steps.
+- `pause_ms`: the longest time between two chunks of a stream while new weights are read, loaded and
+  the next ones prepared, and `usual_ms` the longest before: medians over the odd steps. The other
+  times are those of the even steps, without a stream.
 
 The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
@@ -132,33 +133,36 @@ async def measure(root: Path, options: argparse.Namespace) -> dict[str, object]:
         update = trainer.publish("safetensors_dir", version)
         directory = Path(update.location)
         writing = time.perf_counter()
-        size = writer.publish(directory, version).size
+        entry = writer.publish(directory, version)
         written = time.perf_counter() - writing
+        # In every second version a stream runs beside the whole update, which takes longer then.
+        stream = Stream(engine) if version % 2 else None
+        begin = time.perf_counter()
+        if stream is not None:
+            await asyncio.sleep(options.stream_seconds)
         reading_began = time.perf_counter()
         reading = await asyncio.to_thread(reader.read, version, writer.chain)
         read = time.perf_counter() - reading_began
-        stream = Stream(engine)
-        begin = time.perf_counter()
-        await asyncio.sleep(options.stream_seconds)
-        loading = time.perf_counter()
         await engine.update_weights(replace(update, location=str(reading.directory)))
-        loaded = time.perf_counter()
-        await asyncio.sleep(options.stream_seconds)
-        await stream.close()
         preparing = time.perf_counter()
-        reader.prepare(reading)
+        await asyncio.to_thread(reader.prepare, reading)
         prepared = time.perf_counter() - preparing
+        if stream is not None:
+            await asyncio.sleep(options.stream_seconds)
+            pauses.append(stream.longest(reading_began, time.perf_counter()))
+            usual.append(stream.longest(begin, reading_began))
+            await stream.close()
         same &= files_of(reading.directory) == files_of(directory)
         same &= (await engine.seal()).tensors == len(update.checksums)
         if not version:
-            full = size
+            full = entry.size
             continue
-        shares.append(size / full)
+        assert entry.difference is not None
+        shares.append(entry.difference.size / full)
         encoded.append(written)
-        applied.append(read)
-        afterwards.append(prepared)
-        usual.append(stream.longest(begin, loading))
-        pauses.append(stream.longest(loading, loaded + options.stream_seconds))
+        if stream is None:
+            applied.append(read)
+            afterwards.append(prepared)
         print(f"version {version}: {shares[-1]:.4f} of the bytes", file=sys.stderr)
     joined = ChainReader(url, root / "joined").read()
     same &= files_of(joined.directory) == files_of(directory)
@@ -187,7 +191,7 @@ def main() -> None:
     """Parse the command line, measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=sorted(LOADS), default="tiny")
-    parser.add_argument("--steps", type=at_least(1), default=6)
+    parser.add_argument("--steps", type=at_least(2), default=6)
     parser.add_argument("--stream-seconds", type=float, default=0.5)
     parser.add_argument("--cache", type=Path, help="the reader's directory, such as one in memory")
     parser.add_argument("--output", type=Path)

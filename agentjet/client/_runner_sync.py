@@ -236,6 +236,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         """Attempt a job; return None if its episode was given up meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._turns.may_claim(job))
+            if self._stopping:
+                return _Attempt(job, error=RunnerStoppedError("the runner was stopped"))
         try:
             episode = self._claim(job.task, self._terms)
         except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread

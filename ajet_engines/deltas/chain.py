@@ -6,19 +6,22 @@ import contextlib
 import hashlib
 import re
 import secrets
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ajet_core.errors import ConfigError, EngineError
+from ajet_core.files import write_whole
 
 __all__ = [
     "INDEX",
     "Chain",
     "ChainEntry",
     "ChainPart",
+    "ChainPath",
     "FileName",
     "Storage",
     "StoredFile",
@@ -51,7 +54,7 @@ class ChainPart(BaseModel):
 class StoredFile(ChainPart):
     """A file below the chain.
 
-    :param name: name in the directory of the weights; that of a difference is not used.
+    :param name: name in the directory of the weights; that of a difference is its path.
     :param path: name below the chain.
     :param size: in bytes.
     :param sha256: of its content, in hexadecimal digits.
@@ -64,21 +67,42 @@ class StoredFile(ChainPart):
 
 
 class ChainEntry(ChainPart):
-    """A version of the weights.
+    """A version of the weights. It has a difference, all files, or both.
 
     :param version: the policy version.
-    :param base: the version that the difference is from; None if `files` are all files.
-    :param files: all files of the version, or one difference.
+    :param base: the version that the difference is from.
+    :param difference: None if there is no version before.
+    :param files: all files; empty if the version can only be made from differences.
     """
 
     version: Annotated[int, Field(ge=0)]
     base: Annotated[int, Field(ge=0)] | None = None
-    files: tuple[StoredFile, ...]
+    difference: StoredFile | None = None
+    files: tuple[StoredFile, ...] = ()
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files; 0 if the entry has none."""
         return sum(file.size for file in self.files)
+
+    @property
+    def stored(self) -> list[StoredFile]:
+        """Everything that the entry names."""
+        return [*self.files, *([] if self.difference is None else [self.difference])]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPath:
+    """What a reader needs for a version.
+
+    :param start: the entry of which all files are read; None if the reader has `base`.
+    :param base: the version that the reader has; None if it reads all files of `start`.
+    :param steps: entries whose differences follow, in this order.
+    """
+
+    start: ChainEntry | None
+    base: int | None
+    steps: tuple[ChainEntry, ...]
 
 
 class Chain(ChainPart):
@@ -101,45 +125,54 @@ class Chain(ChainPart):
         """The last version."""
         return self.entries[-1] if self.entries else None
 
-    def path_to(self, version: int, has: Callable[[int], bool]) -> list[ChainEntry]:
-        """Return what to read for a version: differences, and all files of a version before them.
+    def path_to(self, version: int, has: Container[int] = ()) -> ChainPath:
+        """Return the path with the fewest bytes to a version.
 
-        :param has: whether the reader has a version, from which it can continue.
-        :return: in the order of reading; empty if the reader has the version.
+        :param has: versions that the reader has.
         :raises EngineError: the chain has no such version, or lacks one that it is based on.
         """
         by_version = {entry.version: entry for entry in self.entries}
-        needed: list[ChainEntry] = []
-        wanted: int | None = version
-        while wanted is not None and not has(wanted):
-            entry = by_version.get(wanted)
-            if entry is None:
-                raise EngineError(_lacks(wanted, version, self.newest))
-            needed.append(entry)
-            wanted = entry.base
-            if len(needed) > len(self.entries):
-                raise EngineError("the index of the weights is circular: it is damaged")
-        return needed[::-1]
+        steps: list[ChainEntry] = []
+        best: tuple[int, ChainPath] | None = None
+        size, at = 0, version
+        while at not in has:
+            entry = by_version.get(at)
+            if entry is None or len(steps) > len(self.entries):
+                break
+            if entry.files and (best is None or size + entry.size < best[0]):
+                best = size + entry.size, ChainPath(entry, None, tuple(reversed(steps)))
+            if entry.base is None or entry.difference is None:
+                break
+            steps.append(entry)
+            size += entry.difference.size
+            at = entry.base
+        if at in has and (best is None or size <= best[0]):
+            return ChainPath(None, at, tuple(reversed(steps)))
+        if best is None:
+            raise EngineError(self._lacks(at, version))
+        return best[1]
 
-
-def _lacks(wanted: int, version: int, newest: ChainEntry | None) -> str:
-    last = "it is empty" if newest is None else f"its newest version is {newest.version}"
-    if wanted == version:
-        return f"the chain of weights has no version {version}; {last}"
-    return (
-        f"version {version} of the weights is a difference from version {wanted}, which the chain "
-        f"no longer has; {last}"
-    )
+    def _lacks(self, at: int, version: int) -> str:
+        last = (
+            "it is empty" if self.newest is None else f"its newest version is {self.newest.version}"
+        )
+        if at == version:
+            return f"the chain of weights has no version {version}; {last}"
+        return (
+            f"version {version} of the weights is a difference from version {at}, which the chain "
+            f"does not have; {last}. Restart the run, so that all files are written again"
+        )
 
 
 class Storage:
     """Files below a URL that ``fsspec`` supports, or in a directory.
 
     :param url: such as ``/mnt/shared/weights``, ``s3://bucket/run`` or ``https://host/weights``.
+    :param setting: name of the setting that has the URL, for errors.
     :raises ConfigError: the URL has a scheme that is not supported, or a package is missing.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, setting: str = "weights.url") -> None:
         try:
             import fsspec
         except ImportError as error:
@@ -148,24 +181,25 @@ class Storage:
                 "'agentjet[delta]'",
                 param="weight_channel",
             ) from error
-        # Other kinds pass unknown options to their clients, which refuse them.
-        local = fsspec.core.split_protocol(url)[0] in (None, "file", "local")
-        options = {"auto_mkdir": True} if local else {}
+        protocol = fsspec.core.split_protocol(url)[0]
+        self._is_local = protocol in (None, "file", "local")
         try:
+            options = _http_options() if protocol in ("http", "https") else {}
             self._files, self._root = fsspec.core.url_to_fs(url, **options)
         except (ImportError, ValueError) as error:
-            raise ConfigError(f"weights.url: cannot use {url!r}: {error}") from error
+            raise ConfigError(f"{setting}: cannot use {url!r}: {error}") from error
         self.url = url
 
     def read(self, name: str, most: int) -> bytes:
         """Return the content of a file.
 
-        :param most: bytes that are read at most.
+        :param most: bytes that it may have.
         :raises FileNotFoundError: there is no such file.
-        :raises OSError: it cannot be read.
+        :raises OSError: it cannot be read, or is larger.
         """
-        with self._files.open(self._path(name), "rb") as file:
-            content: bytes = file.read(most)
+        content: bytes = self._files.cat_file(self._path(name))
+        if len(content) > most:
+            raise OSError(f"{name} has {len(content)} bytes, more than {most}")
         return content
 
     def write(self, name: str, content: bytes) -> None:
@@ -173,17 +207,23 @@ class Storage:
 
         :raises OSError: it cannot be written.
         """
-        with self._files.transaction, self._files.open(self._path(name), "wb") as file:
-            file.write(content)
+        if self._is_local:
+            path = FilePath(self._path(name))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content, mode=0o644)
+        else:
+            self._files.pipe_file(self._path(name), content)
 
-    def upload(self, source: Path, name: str) -> None:
+    def upload(self, source: FilePath, name: str) -> None:
         """Copy a local file.
 
         :raises OSError: it cannot be copied.
         """
+        if self._is_local:
+            FilePath(self._root).mkdir(parents=True, exist_ok=True)
         self._files.put_file(str(source), self._path(name))
 
-    def download(self, name: str, target: Path) -> None:
+    def download(self, name: str, target: FilePath) -> None:
         """Copy to a local file.
 
         :raises FileNotFoundError: there is no such file.
@@ -191,13 +231,31 @@ class Storage:
         """
         self._files.get_file(self._path(name), str(target))
 
+    def names(self) -> list[str]:
+        """Return the names of all files; none if the storage cannot list them."""
+        try:
+            listed = self._files.ls(self._root, detail=False)
+        # Each kind of storage has its own errors.
+        except Exception:  # noqa: BLE001
+            return []
+        return [str(path).rstrip("/").rpartition("/")[2] for path in listed]
+
     def remove(self, name: str) -> None:
-        """Remove a file, unless it is gone."""
-        with contextlib.suppress(OSError, NotImplementedError):
+        """Remove a file, if possible."""
+        # Each kind of storage has its own errors.
+        with contextlib.suppress(Exception):
             self._files.rm_file(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
+
+
+def _http_options() -> dict[str, object]:
+    import aiohttp
+
+    # The default limits a whole download to five minutes, too few for large files.
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+    return {"client_kwargs": {"timeout": timeout}}
 
 
 def read_chain(storage: Storage) -> Chain | None:
@@ -220,7 +278,7 @@ def read_chain(storage: Storage) -> Chain | None:
         ) from error
 
 
-def sha256_of(path: Path) -> str:
+def sha256_of(path: FilePath) -> str:
     """Return the SHA-256 of a local file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

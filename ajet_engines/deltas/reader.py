@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import os
+import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet_core.errors import EngineError
+from ajet_core.errors import AjetError, EngineError
 from ajet_engines.deltas.chain import (
     Chain,
     ChainEntry,
@@ -26,7 +29,9 @@ from ajet_engines.deltas.difference import apply_difference
 __all__ = ["ChainReader", "LocalWeights"]
 
 _DOWNLOADS = 4
-_VERSIONS = "[0-9a-f]*-v*"
+_PLACE = "reader-"
+_LOCK = ".lock"
+_VERSION = re.compile(r"[0-9a-f]{16}-v\d{9}\Z")
 _SPARE = ".spare"
 _UNFINISHED = ".unfinished-"
 # Files disappear from a chain while it is read if two full versions follow in that time.
@@ -47,16 +52,23 @@ class LocalWeights:
 
 
 class ChainReader:
-    """Makes directories of the versions of a chain. Several processes can share a cache.
+    """Makes directories of the versions of a chain.
+
+    Each reader has a directory of its own in the cache, and takes over what a process that ended
+    has left there.
 
     :param url: of the chain, see `Storage`.
-    :param cache: a local directory for the last two versions; it is created.
+    :param cache: a local directory; it is created. It needs room for two versions.
+    :param setting: name of the setting that has the URL, for errors.
     :raises ConfigError: the URL cannot be used, or a package is missing.
     """
 
-    def __init__(self, url: str, cache: Path) -> None:
-        self._storage = Storage(url)
+    def __init__(self, url: str, cache: Path, setting: str = "weights.url") -> None:
+        self._storage = Storage(url, setting)
         self._cache = cache
+        self._place: Path | None = None
+        self._lock: int | None = None
+        self._busy = threading.Lock()
         self._size = 0
         # The last difference is needed again for the spare directory.
         self._last: tuple[StoredFile | None, bytes] = (None, b"")
@@ -64,27 +76,21 @@ class ChainReader:
     def read(self, version: int | None = None, chain: str | None = None) -> LocalWeights:
         """Return a directory of a version, from as few bytes as possible.
 
+        It stays as it is until the second next call.
+
         :param version: None for the newest.
         :param chain: the id of the chain; None for any.
         :raises EngineError: the chain has no such version, or is damaged; or the directory cannot
             be written.
         """
-        try:
-            with self._locked():
-                for attempt in range(1, _ATTEMPTS + 1):
-                    try:
-                        return self._read(version, chain)
-                    except FileNotFoundError:
-                        if attempt == _ATTEMPTS:
-                            raise
-        except EngineError:
-            raise
-        # Each kind of storage has its own errors.
-        except Exception as error:
-            raise EngineError(
-                f"cannot read version {'' if version is None else version} of the weights at "
-                f"{self._storage.url}: {error}"
-            ) from error
+        named = "the newest version" if version is None else f"version {version}"
+        with self._busy, _explained(f"read {named} of the weights at {self._storage.url}"):
+            for attempt in range(1, _ATTEMPTS + 1):
+                try:
+                    return self._read(version, chain)
+                except FileNotFoundError:
+                    if attempt == _ATTEMPTS:
+                        raise
         raise AssertionError("unreachable")
 
     def prepare(self, weights: LocalWeights) -> None:
@@ -96,29 +102,21 @@ class ChainReader:
         :raises EngineError: it cannot be made; `read` works without it.
         """
         newest = weights.directory
-        try:
-            with self._locked(), self._aside(newest.with_name(newest.name + _SPARE)) as aside:
-                before = [path for path in self._cache.glob(_VERSIONS) if path != newest]
+        with self._busy, _explained(f"make a spare directory of {newest}"):
+            with self._aside(newest.with_name(newest.name + _SPARE)) as aside:
+                before = self._others(newest)
                 chain = read_chain(self._storage)
-                if not (chain is not None and self._advance(chain, before, newest, aside)):
+                if chain is None or not self._advance(chain, before, newest, aside):
+                    for path in before:
+                        shutil.rmtree(path, ignore_errors=True)
                     shutil.copytree(newest, aside, dirs_exist_ok=True)
-                for path in before:
-                    shutil.rmtree(path, ignore_errors=True)
-        except EngineError:
-            raise
-        except Exception as error:
-            raise EngineError(f"cannot make a spare directory of {newest}: {error}") from error
+            self._last = (None, b"")
 
-    def _advance(self, chain: Chain, before: list[Path], newest: Path, aside: Path) -> bool:
-        """Turn a directory of `before` into the newest version; return False if none can be."""
-        for entry in chain.entries:
-            if newest == self._place(chain, entry.version) and entry.base is not None:
-                old = self._place(chain, entry.base)
-                if old in before:
-                    old.rename(aside)
-                    self._apply([entry], aside, aside)
-                    return True
-        return False
+    def close(self) -> None:
+        """Leave the directory in the cache to another reader."""
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = self._place = None
 
     def _read(self, version: int | None, expected: str | None) -> LocalWeights:
         chain = read_chain(self._storage)
@@ -129,55 +127,86 @@ class ChainReader:
             )
         if expected is not None and chain.chain != expected:
             raise EngineError(
-                f"the weights at {self._storage.url} are those of another trainer, which has "
-                "replaced the chain: give each run its own weights.url"
+                f"the weights at {self._storage.url} are those of another trainer, or an old index "
+                "from a cache: give each run its own weights.url, and let no cache keep chain.json"
             )
         wanted = chain.newest.version if version is None else version
+        directory = self._directory(chain, wanted)
         self._size = 0
-        needed: list[ChainEntry] = []
-        if not self._place(chain, wanted).is_dir():
-            needed = self._make(chain, wanted)
-        self._drop_others(self._place(chain, wanted))
-        differences = sum(entry.base is not None for entry in needed)
-        return LocalWeights(self._place(chain, wanted), self._size, differences)
+        differences = 0 if directory.is_dir() else self._make(chain, wanted, directory)
+        # The version before may be in service until the engine has loaded this one.
+        others = self._others(directory)
+        others.sort(
+            key=lambda path: (
+                _VERSION.match(path.name) is not None,
+                path.name.startswith(chain.chain),
+                path.name,
+            )
+        )
+        for path in others[:-1]:
+            shutil.rmtree(path, ignore_errors=True)
+        return LocalWeights(directory, self._size, differences)
 
-    def _place(self, chain: Chain, version: int) -> Path:
-        return self._cache / f"{chain.chain}-v{version:09d}"
+    def _make(self, chain: Chain, wanted: int, directory: Path) -> int:
+        """Make the directory of a version, and return the number of differences applied."""
+        spares, local = self._versions(chain, _SPARE), self._versions(chain)
+        # What is local could be damaged: at last the chain's files are read.
+        for has in (*filter(None, (spares, local)), {}):
+            try:
+                path = chain.path_to(wanted, has)
+            except EngineError:
+                if has:
+                    continue
+                raise
+            if has and path.base is None:
+                continue
+            if not has:
+                for spare in spares.values():
+                    shutil.rmtree(spare, ignore_errors=True)
+            try:
+                with self._aside(directory) as aside:
+                    base = aside
+                    if path.start is not None:
+                        self._download(path.start.files, aside)
+                    elif has is spares:
+                        has[path.base or 0].rename(aside)
+                    else:
+                        base = has[path.base or 0]
+                    self._apply(path.steps, base, aside)
+                return len(path.steps)
+            except _DamagedBaseError:
+                if path.base is None:
+                    raise
+                shutil.rmtree(has[path.base], ignore_errors=True)
+        raise AssertionError("unreachable")
 
-    def _make(self, chain: Chain, wanted: int) -> list[ChainEntry]:
-        """Make the directory of a version, and return what that took."""
-        for spare in self._cache.glob(f"{chain.chain}-v*{_SPARE}"):
-            version = int(spare.name.removesuffix(_SPARE)[-9:])
-            with contextlib.suppress(EngineError):
-                needed = chain.path_to(wanted, version.__eq__)
-                if all(entry.base is not None for entry in needed):
-                    with self._aside(self._place(chain, wanted)) as aside:
-                        spare.rename(aside)
-                        self._apply(needed, aside, aside)
-                    return needed
-        needed = chain.path_to(wanted, lambda of: self._place(chain, of).is_dir())
-        with self._aside(self._place(chain, wanted)) as aside:
-            first, *rest = needed
-            if first.base is None:
-                self._download(first.files, aside)
-                self._apply(rest, aside, aside)
-            else:
-                self._apply(needed, self._place(chain, first.base), aside)
-        return needed
+    def _advance(self, chain: Chain, before: list[Path], newest: Path, aside: Path) -> bool:
+        """Turn a directory of `before` into the newest version; return False if none can be."""
+        for entry in chain.entries:
+            if newest == self._directory(chain, entry.version) and entry.base is not None:
+                old = self._directory(chain, entry.base)
+                if old in before:
+                    old.rename(aside)
+                    self._apply([entry], aside, aside)
+                    return True
+        return False
 
-    def _apply(self, entries: Sequence[ChainEntry], base: Path, target: Path) -> None:
-        for number, entry in enumerate(entries, 1):
-            last = number == len(entries)
-            apply_difference(self._difference(entry), base, target, check=last)
+    def _apply(self, steps: Sequence[ChainEntry], base: Path, target: Path) -> None:
+        for number, entry in enumerate(steps, 1):
+            content, last = self._difference(entry), number == len(steps)
+            try:
+                apply_difference(content, base, target, check=last)
+            except EngineError as error:
+                # The difference itself has its digest.
+                raise _DamagedBaseError(error.message) from error
             base = target
 
     @contextlib.contextmanager
     def _aside(self, target: Path) -> Iterator[Path]:
         """Yield an empty directory that becomes `target`, or is removed after an error."""
-        aside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._cache))
+        aside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._home()))
         try:
             yield aside
-            aside.chmod(0o755)
             aside.rename(target)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -186,47 +215,107 @@ class ChainReader:
     def _download(self, files: tuple[StoredFile, ...], target: Path) -> None:
         def one(file: StoredFile) -> None:
             path = target / file.name
-            self._size += file.size
             self._storage.download(file.path, path)
             if path.stat().st_size != file.size or sha256_of(path) != file.sha256:
                 raise _damaged(file, self._storage.url)
 
         with ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="weights") as pool:
             list(pool.map(one, files))
+        self._size += sum(file.size for file in files)
 
     def _difference(self, entry: ChainEntry) -> bytes:
-        if len(entry.files) != 1:
+        file = entry.difference
+        if file is None:
             raise EngineError(f"the index of the weights at {self._storage.url} is damaged")
-        file = entry.files[0]
         if self._last[0] == file:
             return self._last[1]
-        content = self._storage.read(file.path, file.size + 1)
+        content = self._storage.read(file.path, file.size)
         if len(content) != file.size or hashlib.sha256(content).hexdigest() != file.sha256:
             raise _damaged(file, self._storage.url)
         self._size += file.size
         self._last = file, content
         return content
 
-    def _drop_others(self, newest: Path) -> None:
-        """Keep one other directory: that of the version before, or the spare one."""
-        others = [path for path in self._cache.glob(_VERSIONS) if path != newest]
-        # Directories of this chain sort by version; those of others are older.
-        chain, _, _ = newest.name.partition("-")
-        others.sort(key=lambda path: (path.name.startswith(chain), path.name))
-        for path in others[:-1]:
-            shutil.rmtree(path, ignore_errors=True)
+    def _directory(self, chain: Chain, version: int) -> Path:
+        return self._home() / f"{chain.chain}-v{version:09d}"
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self._cache.mkdir(parents=True, exist_ok=True)
-        with (self._cache / ".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            for left in self._cache.glob(f"{_UNFINISHED}*"):
-                shutil.rmtree(left, ignore_errors=True)
-            yield
+    def _versions(self, chain: Chain, suffix: str = "") -> dict[int, Path]:
+        """Return the local directories of a chain by their version."""
+        paths = {e.version: self._directory(chain, e.version) for e in chain.entries}
+        places = {v: path.with_name(path.name + suffix) for v, path in paths.items()}
+        return {v: path for v, path in places.items() if path.is_dir()}
+
+    def _others(self, newest: Path) -> list[Path]:
+        """Return all other directories with weights."""
+        return [
+            path
+            for path in self._home().iterdir()
+            if path != newest and _VERSION.match(path.name.removesuffix(_SPARE))
+        ]
+
+    def _home(self) -> Path:
+        """Return this reader's directory.
+
+        :raises EngineError: the cache belongs to another user.
+        """
+        while self._place is None:
+            self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._cache.stat().st_uid != os.geteuid():
+                raise EngineError(f"weights.cache: {self._cache} belongs to another user")
+            for path in sorted(self._cache.glob(f"{_PLACE}*")):
+                if (lock := _locked(path)) is None:
+                    continue
+                if self._place is None:
+                    self._place, self._lock = path, lock
+                else:
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(lock)
+            if self._place is None:
+                # The next pass takes it, unless another reader is faster.
+                tempfile.mkdtemp(prefix=_PLACE, dir=self._cache)
+            else:
+                for left in self._place.glob(f"{_UNFINISHED}*"):
+                    shutil.rmtree(left, ignore_errors=True)
+        return self._place
+
+
+class _DamagedBaseError(EngineError):
+    """A difference does not lead from a local directory to the published weights."""
+
+
+def _locked(place: Path) -> int | None:
+    """Lock a reader's directory until the descriptor is closed; None if its reader is alive."""
+    try:
+        lock = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Convert all errors to `AjetError`."""
+    try:
+        yield
+    except AjetError:
+        raise
+    except FileNotFoundError as error:
+        raise EngineError(
+            f"cannot {what}: {error.filename or error} is missing; restart the run, so that all "
+            "files are written again"
+        ) from error
+    # Each kind of storage has its own errors.
+    except Exception as error:
+        raise EngineError(f"cannot {what}: {error}") from error
 
 
 def _damaged(file: StoredFile, url: str) -> EngineError:
     return EngineError(
-        f"{file.path} at {url} is damaged: it is not what its index says; publish the weights again"
+        f"{file.path} at {url} is damaged: it is not what its index says; restart the run, so that "
+        "all files are written again"
     )

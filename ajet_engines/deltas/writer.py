@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ajet_core.errors import EngineError, TrainerError
-from ajet_engines.deltas.chain import (
-    INDEX,
-    Chain,
-    ChainEntry,
-    Storage,
-    StoredFile,
-    read_chain,
-    sha256_of,
-)
+from ajet_core.errors import TrainerError
+from ajet_engines.deltas.chain import INDEX, Chain, ChainEntry, Storage, StoredFile, sha256_of
 from ajet_engines.deltas.difference import difference
 
 __all__ = ["ChainWriter"]
 
 # After this many differences, or this share of all files in bytes, all files are written again: a
-# new reader reads at most so much.
+# new reader reads at most so much besides them.
 _MOST_DIFFERENCES = 64
 _MOST_SHARE = 0.5
 _KEPT_FULL = 2
+_OURS = re.compile(r"[0-9a-f]{16}-v\d{9}[.-]")
 
 
 class ChainWriter:
@@ -41,11 +34,7 @@ class ChainWriter:
         self._storage = Storage(url)
         self._chain = Chain.new()
         self._last: tuple[int, Path] | None = None
-        self._old: list[str] = []
-        self._void: list[str] = []
-        with contextlib.suppress(EngineError):
-            if (before := read_chain(self._storage)) is not None:
-                self._old = _paths(before.entries)
+        self._unnamed: set[str] = set()
 
     @property
     def chain(self) -> str:
@@ -59,71 +48,73 @@ class ChainWriter:
             which is written as a difference from it; if it is gone then, all files are written.
         :raises TrainerError: the directory cannot be read, or the chain not written.
         """
+        if self._last is not None and version <= self._last[0]:
+            # The run was set back: what was published since is void.
+            self._begin_anew()
         try:
             entry = self._written(directory, version)
-            kept, dropped = _split([*self._chain.entries, entry])
-            chain = self._chain.model_copy(update={"entries": tuple(kept)})
+            entries = _kept([*self._chain.entries, entry])
+            chain = self._chain.model_copy(update={"entries": tuple(entries)})
             self._storage.write(INDEX, chain.model_dump_json().encode())
         # Each kind of storage has its own errors.
         except Exception as error:
-            self._last = None
+            # Readers may have seen this version already: do not use its number in this chain again.
+            self._begin_anew()
+            self._clean(keep=())
             raise TrainerError(
                 f"cannot write the weights of version {version} to {self._storage.url}: {error}"
             ) from error
         self._chain, self._last = chain, (version, directory)
-        # Files that the index no longer names may still be read: remove them next time.
-        for path in self._old:
-            self._storage.remove(path)
-        self._old = self._void + _paths(dropped)
-        self._void = []
+        self._clean(keep=[file.path for one in entries for file in one.stored])
         return entry
 
     def _written(self, directory: Path, version: int) -> ChainEntry:
-        last = self._last
-        if last is None or version <= last[0] or not last[1].is_dir() or self._is_long():
-            if last is not None and version <= last[0]:
-                # The run was set back: what was published since is void.
-                self._void = _paths(self._chain.entries)
-                self._chain = Chain.new()
-            return self._full(directory, version)
-        content = difference(last[1], directory)
-        name = f"{self._chain.chain}-v{version:09d}.delta"
-        self._storage.write(name, content)
-        file = StoredFile(
-            name=name, path=name, size=len(content), sha256=hashlib.sha256(content).hexdigest()
-        )
-        return ChainEntry(version=version, base=last[0], files=(file,))
+        name = f"{self._chain.chain}-v{version:09d}"
+        entry = ChainEntry(version=version)
+        full, since = self._since_full()
+        if self._last is not None and self._last[1].is_dir():
+            content = difference(self._last[1], directory)
+            self._storage.write(f"{name}.delta", content)
+            digest = hashlib.sha256(content).hexdigest()
+            path = f"{name}.delta"
+            stored = StoredFile(name=path, path=path, size=len(content), sha256=digest)
+            entry = ChainEntry(version=version, base=self._last[0], difference=stored)
+            sizes = [one.difference.size for one in since if one.difference is not None]
+            small = sum(sizes) + len(content) <= _MOST_SHARE * full
+            if small and len(since) < _MOST_DIFFERENCES:
+                return entry
+        return entry.model_copy(update={"files": tuple(self._upload(directory, name))})
 
-    def _full(self, directory: Path, version: int) -> ChainEntry:
-        files = []
+    def _since_full(self) -> tuple[int, Sequence[ChainEntry]]:
+        """Return the bytes of the last full version, and the entries after it."""
+        for number, entry in enumerate(reversed(self._chain.entries)):
+            if entry.files:
+                return entry.size, self._chain.entries[len(self._chain.entries) - number :]
+        return 0, ()
+
+    def _upload(self, directory: Path, name: str) -> Iterable[StoredFile]:
         for source in sorted(path for path in directory.iterdir() if path.is_file()):
-            path = f"{self._chain.chain}-v{version:09d}-{source.name}"
+            path = f"{name}-{source.name}"
             self._storage.upload(source, path)
-            size = source.stat().st_size
-            digest = sha256_of(source)
-            files.append(StoredFile(name=source.name, path=path, size=size, sha256=digest))
-        return ChainEntry(version=version, files=tuple(files))
+            size, digest = source.stat().st_size, sha256_of(source)
+            yield StoredFile(name=source.name, path=path, size=size, sha256=digest)
 
-    def _is_long(self) -> bool:
-        since: list[ChainEntry] = []
-        for entry in reversed(self._chain.entries):
-            if entry.base is None:
-                size = sum(one.size for one in since)
-                return len(since) >= _MOST_DIFFERENCES or size > _MOST_SHARE * entry.size
-            since.append(entry)
-        return True
+    def _begin_anew(self) -> None:
+        self._chain, self._last = Chain.new(), None
+
+    def _clean(self, keep: Iterable[str]) -> None:
+        """Remove the files of earlier chains and of processes that ended while they wrote.
+
+        Readers may still read what the index has just ceased to name: that is removed next time.
+        """
+        kept = set(keep)
+        unnamed = {name for name in self._storage.names() if _OURS.match(name)} - kept
+        for name in unnamed & self._unnamed:
+            self._storage.remove(name)
+        self._unnamed = unnamed - self._unnamed
 
 
-def _paths(entries: Iterable[ChainEntry]) -> list[str]:
-    return [file.path for entry in entries for file in entry.files]
-
-
-def _split(entries: Iterable[ChainEntry]) -> tuple[list[ChainEntry], list[ChainEntry]]:
-    """Return the entries from the last full versions on, and those before."""
-    kept: list[ChainEntry] = []
-    dropped: list[ChainEntry] = []
-    full = 0
-    for entry in reversed(list(entries)):
-        (kept if full < _KEPT_FULL else dropped).append(entry)
-        full += entry.base is None
-    return kept[::-1], dropped[::-1]
+def _kept(entries: Sequence[ChainEntry]) -> list[ChainEntry]:
+    """Return the entries from the last full versions on."""
+    full = [number for number, entry in enumerate(entries) if entry.files]
+    return list(entries[full[-_KEPT_FULL:][0] :])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ajet_core.errors import SealError
+from ajet_core.errors import EngineError, SealError
 from ajet_core.interfaces import EngineCapabilities, SealReport, ServingEngine, WeightUpdate
 from ajet_server.observe.events import EventLog
 
@@ -52,6 +52,11 @@ class SealWatch:
             self._tell(version, error.message)
             raise
         self.last = report = await engine.seal() if self._seals else SealReport(version)
+        if report.policy_version != version:
+            raise EngineError(
+                f"the engine has weights of policy version {report.policy_version} after it was "
+                f"updated to {version}"
+            )
         for breach in report.breaches:
             self._tell(version, breach)
         if version == self._failed_version:

@@ -54,12 +54,12 @@ class DeltaEnd:
         if self._writer is None:
             self._writer = ChainWriter(self._url)
         update = trainer.publish(DIRECTORY, policy_version)
-        entry = self._writer.publish(Path(update.location), policy_version)
+        self._writer.publish(Path(update.location), policy_version)
         return replace(
             update,
             channel=CHANNEL,
             location=self._read_url,
-            metadata={**update.metadata, "chain": self._writer.chain, "bytes": str(entry.size)},
+            metadata={**update.metadata, "chain": self._writer.chain},
         )
 
     async def receive(self, engine: Engine, update: WeightUpdate) -> None:
@@ -71,9 +71,11 @@ class DeltaEnd:
             await engine.update_weights(update)
             return
         if self._preparing is not None:
-            await self._preparing
+            # Not awaited directly: if this is cancelled, it must go on.
+            await asyncio.wait([self._preparing])
         if self._reader is None:
-            self._reader = ChainReader(self._read_url, self._cache)
+            setting = "weights.read_url" if self._read_url != self._url else "weights.url"
+            self._reader = ChainReader(self._read_url, self._cache, setting)
         reader, chain = self._reader, update.metadata.get("chain")
         weights = await asyncio.to_thread(reader.read, update.policy_version, chain)
         await engine.update_weights(

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ajet_core.errors import ConfigError, EngineError, TrainerError
-from ajet_engines.deltas import ChainReader, ChainWriter, LocalWeights
-from ajet_engines.deltas.chain import INDEX, Storage, read_chain
+from ajet_engines.deltas import ChainEntry, ChainReader, ChainWriter, LocalWeights
+from ajet_engines.deltas.chain import INDEX, Chain, Storage, read_chain
 from ajet_engines.deltas.difference import apply_difference, difference
 
 Tensors = dict[str, np.ndarray[Any, Any]]
@@ -50,6 +50,17 @@ def weights(directory: Path, tensors: Tensors, **others: str) -> Path:
 
 def content(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def small(entry: ChainEntry) -> int:
+    assert entry.difference is not None
+    return entry.difference.size
+
+
+def places(cache: Path, pattern: str = "*-v*") -> list[Path]:
+    """The directories of the only reader."""
+    (home,) = cache.glob("reader-*")
+    return sorted(path for path in home.glob(pattern) if not path.name.startswith("."))
 
 
 def halves(size: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -126,9 +137,9 @@ def test_a_reader_follows_with_few_bytes(
         directory, version = trainer.next()
         entry = writer.publish(directory, version)
         reading = reader.read(version, writer.chain)
-        assert (reading.size, reading.differences) == (entry.size, 1)
+        assert (reading.size, reading.differences) == (small(entry), 1)
         assert content(reading.directory) == content(directory)
-    assert entry.size < 0.03 * full.size
+    assert small(entry) < 0.03 * full.size
     assert reader.read(version).size == 0
 
 
@@ -140,9 +151,10 @@ def test_a_reader_that_joins_or_missed_versions_reads_what_it_lacks(
     reader.read()
     entries += [writer.publish(*one) for one in published[1:]]
     reading = reader.read()
-    assert (reading.size, reading.differences) == (sum(one.size for one in entries[1:]), 5)
+    assert (reading.size, reading.differences) == (sum(map(small, entries[1:])), 5)
     new = ChainReader(str(tmp_path / "chain"), tmp_path / "other").read(4)
-    assert (new.size, new.differences) == (sum(one.size for one in entries[:4]), 3)
+    differences = sum(map(small, entries[1:4]))
+    assert (new.size, new.differences) == (entries[0].size + differences, 3)
     assert content(new.directory) == content(published[3][0])
     assert content(reading.directory) == content(published[5][0])
 
@@ -155,13 +167,13 @@ def test_all_files_are_written_again_before_differences_become_large(
         writer.publish(directory, version)
     chain = read_chain(Storage(str(tmp_path / "chain")))
     assert chain is not None
-    full = [entry.version for entry in chain.entries if entry.base is None]
+    full = [entry.version for entry in chain.entries if entry.files]
     assert len(full) == 2, "two full versions are kept, so that readers can finish"
     assert chain.entries[0].version == full[0] > 1
     assert content(reader.read().directory) == content(directory)
     with pytest.raises(EngineError, match=r"no version 1; its newest version is 12$"):
         reader.read(1)
-    named = {file.path for entry in chain.entries for file in entry.files}
+    named = {file.path for entry in chain.entries for file in entry.stored}
     before_last_publish = {path.name for path in (tmp_path / "chain").iterdir()} - {INDEX}
     assert named <= before_last_publish
     assert len(before_last_publish - named) < 8, "what the index no longer names is removed"
@@ -214,7 +226,7 @@ def test_the_cache_keeps_two_versions(
     for _ in range(4):
         writer.publish(*trainer.next())
         reader.read()
-    versions = sorted(path.name[-9:] for path in (tmp_path / "cache").glob("*-v*"))
+    versions = [path.name[-9:] for path in places(tmp_path / "cache")]
     assert versions == ["000000003", "000000004"]
 
 
@@ -226,20 +238,20 @@ def test_a_spare_directory_is_changed_instead_of_copying_the_newest(
     for version in range(1, 6):
         directory, _ = trainer.next()
         entry = writer.publish(directory, version)
-        spares = list((tmp_path / "cache").glob("*.spare"))
+        spares = places(tmp_path / "cache", "*.spare") if served is not None else []
         inodes = {(spare / "model.safetensors").stat().st_ino for spare in spares}
         reading = reader.read(version, writer.chain)
         assert content(reading.directory) == content(directory)
         if served is not None:
             (reused,) = inodes
             assert (reading.directory / "model.safetensors").stat().st_ino == reused
-            assert reading.size == entry.size
+            assert reading.size == small(entry)
             assert content(served.directory) == before, "the version in use must not change"
         reader.prepare(reading)
         served, before = reading, content(directory)
-        (spare,) = (tmp_path / "cache").glob("*.spare")
+        (spare,) = places(tmp_path / "cache", "*.spare")
         assert content(spare) == before
-        assert len(list((tmp_path / "cache").glob("*-v*"))) == 2
+        assert len(places(tmp_path / "cache")) == 2
 
 
 def test_a_spare_directory_that_was_damaged_is_not_used(
@@ -247,7 +259,7 @@ def test_a_spare_directory_that_was_damaged_is_not_used(
 ) -> None:
     writer.publish(*trainer.next())
     reader.prepare(reader.read())
-    (spare,) = (tmp_path / "cache").glob("*.spare")
+    (spare,) = places(tmp_path / "cache", "*.spare")
     damaged = bytearray((spare / "model.safetensors").read_bytes())
     damaged[-1] ^= 1
     (spare / "model.safetensors").write_bytes(damaged)
@@ -263,13 +275,14 @@ def test_a_damaged_difference_is_refused_and_leaves_no_directory(
     writer.publish(*trainer.next())
     reader.read()
     entry = writer.publish(*trainer.next())
-    path = tmp_path / "chain" / entry.files[0].path
+    assert entry.difference is not None
+    path = tmp_path / "chain" / entry.difference.path
     damaged = bytearray(path.read_bytes())
     damaged[position] ^= 4
     path.write_bytes(damaged)
     with pytest.raises(EngineError, match=r"\.delta at .* is damaged"):
         reader.read()
-    assert len(list((tmp_path / "cache").glob("*-v*"))) == 1
+    assert len(places(tmp_path / "cache")) == 1
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -341,7 +354,7 @@ def test_a_chain_without_the_base_is_refused(
     chain = json.loads(index.read_text(encoding="utf-8"))
     del chain["entries"][0]
     index.write_text(json.dumps(chain), encoding="utf-8")
-    with pytest.raises(EngineError, match="a difference from version 1, which the chain no longer"):
+    with pytest.raises(EngineError, match="a difference from version 1, which the chain does"):
         ChainReader(str(tmp_path / "chain"), tmp_path / "cache").read()
 
 
@@ -372,21 +385,105 @@ def test_a_failed_publish_is_followed_by_a_whole_one(
     assert content(reader.read(version, writer.chain).directory) == content(directory)
 
 
-def test_readers_that_share_a_cache_read_once(
+def test_each_reader_has_a_place_in_the_cache_and_takes_over_a_free_one(
     trainer: Versions, writer: ChainWriter, tmp_path: Path
 ) -> None:
-    entry = writer.publish(*trainer.next())
-    read = []
+    def reader() -> ChainReader:
+        return ChainReader(str(tmp_path / "chain"), tmp_path / "cache")
 
-    def follow() -> None:
-        read.append(ChainReader(str(tmp_path / "chain"), tmp_path / "cache").read().size)
+    full = writer.publish(*trainer.next())
+    one, other = reader(), reader()
+    assert [one.read().size, other.read().size] == [full.size, full.size]
+    directory, _ = trainer.next()
+    entry = writer.publish(directory, 2)
+    one.prepare(one.read())
+    assert content(other.read().directory) == content(directory)
+    one.close()
+    third = reader()
+    assert third.read().size == 0
+    other.close()
+    fourth, fifth = reader(), reader()
+    assert [fourth.read().size, fifth.read().size] == [0, full.size + small(entry)]
 
-    threads = [threading.Thread(target=follow) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(read) == [0, 0, 0, entry.size]
+
+def test_a_cache_of_another_user_is_refused(
+    trainer: Versions,
+    writer: ChainWriter,
+    reader: ChainReader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer.publish(*trainer.next())
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    with pytest.raises(EngineError, match=r"weights\.cache: .* belongs to another user"):
+        reader.read()
+
+
+def test_a_damaged_local_version_is_read_again_from_the_chain(
+    trainer: Versions, writer: ChainWriter, reader: ChainReader
+) -> None:
+    writer.publish(*trainer.next())
+    local = reader.read().directory / "model.safetensors"
+    damaged = bytearray(local.read_bytes())
+    damaged[-1] ^= 1
+    local.write_bytes(damaged)
+    directory, _ = trainer.next()
+    writer.publish(directory, 2)
+    assert content(reader.read().directory) == content(directory)
+
+
+def test_a_follower_reads_the_difference_to_a_full_version(
+    trainer: Versions, writer: ChainWriter, reader: ChainReader
+) -> None:
+    sizes = []
+    for version in range(1, 12):
+        directory, _ = trainer.next(changed=4000)
+        entry = writer.publish(directory, version)
+        sizes.append((reader.read().size, small(entry) if version > 1 else entry.size))
+        if version > 1 and entry.files:
+            break
+    assert entry.files
+    assert [read for read, _ in sizes] == [least for _, least in sizes]
+
+
+def test_a_new_reader_never_reads_more_than_one_and_a_half_times_the_weights(
+    trainer: Versions, writer: ChainWriter, tmp_path: Path
+) -> None:
+    full = 0
+    for version in range(1, 25):
+        changed = 20_000 if version % 7 == 0 else 1500
+        full = writer.publish(trainer.next(changed)[0], version).size or full
+        new = ChainReader(str(tmp_path / "chain"), tmp_path / f"cache-{version}").read()
+        assert new.size <= 1.5 * full
+
+
+def test_files_of_a_process_that_failed_are_removed(trainer: Versions, tmp_path: Path) -> None:
+    chain = tmp_path / "chain"
+    first = ChainWriter(str(chain))
+    first.publish(*trainer.next())
+    (chain / "0123456789abcdef-v000000009-model.safetensors").write_bytes(b"half")
+    (chain / "notes.txt").write_text("of somebody else", encoding="utf-8")
+    second = ChainWriter(str(chain))
+    for _ in range(2):
+        second.publish(*trainer.next())
+    index = Chain.model_validate_json((chain / INDEX).read_bytes())
+    named = {file.path for entry in index.entries for file in entry.stored}
+    assert {path.name for path in chain.iterdir()} == {INDEX, "notes.txt", *named}
+
+
+def test_a_run_that_is_set_back_after_a_failed_publish_has_another_chain(
+    trainer: Versions, writer: ChainWriter, reader: ChainReader, tmp_path: Path
+) -> None:
+    writer.publish(trainer.next()[0], 5)
+    writer.publish(trainer.next()[0], 6)
+    reader.read(6)
+    before = writer.chain
+    with pytest.raises(TrainerError):
+        writer.publish(tmp_path / "missing", 7)
+    directory, _ = trainer.next()
+    writer.publish(trainer.next()[0], 5)
+    writer.publish(directory, 6)
+    assert writer.chain != before
+    assert content(reader.read(6, writer.chain).directory) == content(directory)
 
 
 @pytest.fixture
@@ -419,7 +516,30 @@ def test_a_chain_behind_a_web_server(
         entry = writer.publish(directory, version)
         reading = reader.read(version, writer.chain)
         assert content(reading.directory) == content(directory)
-    assert reading.size == entry.size
+    assert reading.size == small(entry)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_web_server_that_refuses_is_not_taken_for_an_empty_chain(
+    tmp_path: Path, status: int
+) -> None:
+    pytest.importorskip("aiohttp")
+
+    class Refusing(_Quiet):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            reader = ChainReader(f"http://127.0.0.1:{server.server_port}", tmp_path / "cache")
+            with pytest.raises(EngineError, match=rf"cannot read the weights at http.*{status}"):
+                reader.read()
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_chain_in_an_object_store(trainer: Versions, tmp_path: Path) -> None:
