@@ -44,14 +44,14 @@ def source_of(wanted: Recipe, tree: Path | None, find_links: Path | None) -> Sou
     if tree is not None:
         if not _is_tree(tree):
             raise ConfigError(f"{tree} is not a source tree of agentjet")
-        core = ("-e", f"{tree.absolute()}[server]")
+        core = ("-e", f"{tree.absolute()}[delta,server]")
         directory = tree.absolute() / wanted.source
         if not (directory / "pyproject.toml").is_file():
             note = f"the plugin {wanted.plugin} is left out: {directory} does not exist"
             return Source(core, note=note)
         return Source(core, ("-e", str(directory)), names)
     links = ("--find-links", str(find_links.absolute())) if find_links is not None else ()
-    core = (*links, f"agentjet[server]=={ajet_core.__version__}")
+    core = (*links, f"agentjet[delta,server]=={ajet_core.__version__}")
     pattern = f"{wanted.plugin.replace('-', '_')}-*.whl"
     if find_links is not None and not any(find_links.glob(pattern)):
         note = f"the plugin {wanted.plugin} is left out: no {pattern} in {find_links}"
