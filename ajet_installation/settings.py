@@ -221,7 +221,7 @@ class ModelServerSettings(_Section):
     """The model servers behind one engine, such as ``vllm``.
 
     Not allowed in a run's configuration, because a client must not choose what the server executes
-    or connects to.
+    or connects to. The control token can add URLs while a run is active (``ajet engine add``).
 
     :param python: interpreter to start them with; by default the worker's interpreter if it has the
         engine, or an environment named after the engine.

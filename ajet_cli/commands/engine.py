@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from agentjet.client import SwarmClient
@@ -51,6 +52,8 @@ def add(state: CliState, server: str, no_wait: bool, url: str | None, as_json: b
     """
     with _client(state, url) as client:
         servers = client.add_engine_server(server)
+        if not no_wait:
+            click.echo(f"waiting for {server} (Ctrl-C to stop waiting)", err=True)
         while not no_wait and servers.servers.get(server.rstrip("/")) == "starting":
             time.sleep(_POLL_SECONDS)
             servers = client.engine_servers()
@@ -85,5 +88,5 @@ def _print(servers: EngineServers, as_json: bool) -> None:
     table.add_column("server")
     table.add_column("state")
     for name, now in servers.servers.items():
-        table.add_row(name, now)
+        table.add_row(escape(name), escape(now))
     table_console().print(table)

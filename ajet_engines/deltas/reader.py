@@ -76,7 +76,7 @@ class ChainReader:
     def read(self, version: int | None = None, chain: str | None = None) -> LocalWeights:
         """Return a directory of a version, from as few bytes as possible.
 
-        It stays as it is until the second next call.
+        It stays as it is until the call after the next.
 
         :param version: None for the newest.
         :param chain: the id of the chain; None for any.
@@ -150,7 +150,7 @@ class ChainReader:
     def _make(self, chain: Chain, wanted: int, directory: Path) -> int:
         """Make the directory of a version, and return the number of differences applied."""
         spares, local = self._versions(chain, _SPARE), self._versions(chain)
-        # What is local could be damaged: at last the chain's files are read.
+        # What is local could be damaged. As a last resort, read the files of the chain.
         for has in (*filter(None, (spares, local)), {}):
             try:
                 path = chain.path_to(wanted, has)
@@ -161,8 +161,10 @@ class ChainReader:
             if has and path.base is None:
                 continue
             if not has:
-                for spare in spares.values():
-                    shutil.rmtree(spare, ignore_errors=True)
+                # Make room: no spare directory leads to this version.
+                for one in self._others(directory):
+                    if one.name.endswith(_SPARE):
+                        shutil.rmtree(one, ignore_errors=True)
             try:
                 with self._aside(directory) as aside:
                     base = aside
@@ -279,7 +281,7 @@ class ChainReader:
         return self._place
 
 
-class _DamagedBaseError(EngineError):
+class _DamagedBaseError(Exception):
     """A difference does not lead from a local directory to the published weights."""
 
 
@@ -291,10 +293,13 @@ def _locked(place: Path) -> int | None:
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another reader may have removed the directory between the two calls.
+        if os.fstat(lock).st_ino == (place / _LOCK).stat().st_ino:
+            return lock
     except OSError:
-        os.close(lock)
-        return None
-    return lock
+        pass
+    os.close(lock)
+    return None
 
 
 @contextlib.contextmanager

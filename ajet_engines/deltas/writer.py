@@ -35,6 +35,7 @@ class ChainWriter:
         self._chain = Chain.new()
         self._last: tuple[int, Path] | None = None
         self._unnamed: set[str] = set()
+        self._attempted: list[str] = []
 
     @property
     def chain(self) -> str:
@@ -51,6 +52,7 @@ class ChainWriter:
         if self._last is not None and version <= self._last[0]:
             # The run was set back: what was published since is void.
             self._begin_anew()
+        self._attempted = []
         try:
             entry = self._written(directory, version)
             entries = _kept([*self._chain.entries, entry])
@@ -59,8 +61,9 @@ class ChainWriter:
         # Each kind of storage has its own errors.
         except Exception as error:
             # Readers may have seen this version already: do not use its number in this chain again.
+            for name in self._attempted:
+                self._storage.remove(name)
             self._begin_anew()
-            self._clean(keep=())
             raise TrainerError(
                 f"cannot write the weights of version {version} to {self._storage.url}: {error}"
             ) from error
@@ -68,15 +71,20 @@ class ChainWriter:
         self._clean(keep=[file.path for one in entries for file in one.stored])
         return entry
 
+    def _stored(self, name: str) -> str:
+        """Note a name, whose file is removed if the version cannot be published."""
+        self._attempted.append(name)
+        return name
+
     def _written(self, directory: Path, version: int) -> ChainEntry:
         name = f"{self._chain.chain}-v{version:09d}"
         entry = ChainEntry(version=version)
         full, since = self._since_full()
         if self._last is not None and self._last[1].is_dir():
             content = difference(self._last[1], directory)
-            self._storage.write(f"{name}.delta", content)
             digest = hashlib.sha256(content).hexdigest()
-            path = f"{name}.delta"
+            path = self._stored(f"{name}.delta")
+            self._storage.write(path, content)
             stored = StoredFile(name=path, path=path, size=len(content), sha256=digest)
             entry = ChainEntry(version=version, base=self._last[0], difference=stored)
             sizes = [one.difference.size for one in since if one.difference is not None]
@@ -94,7 +102,7 @@ class ChainWriter:
 
     def _upload(self, directory: Path, name: str) -> Iterable[StoredFile]:
         for source in sorted(path for path in directory.iterdir() if path.is_file()):
-            path = f"{name}-{source.name}"
+            path = self._stored(f"{name}-{source.name}")
             self._storage.upload(source, path)
             size, digest = source.stat().st_size, sha256_of(source)
             yield StoredFile(name=source.name, path=path, size=size, sha256=digest)

@@ -398,6 +398,8 @@ class ServedEngine(Engine[SettingsT_co]):
         """Bring a started server to the state of the others."""
         async with self.fleet.patient(one):
             info = await one.server.prepare()
+            if one.url and self._info is not None:
+                _check_like(self._info, info, one.url, self._model.path)
         while not await self._brought_up(one, info):
             _log.warning(
                 "server %d of %s waits for weights of a new trainer", one.number, self.name
@@ -414,10 +416,18 @@ class ServedEngine(Engine[SettingsT_co]):
                     await one.server.load(update)
                 except WeightsGoneError:
                     return False
+                except EngineError as error:
+                    if not one.url:
+                        raise
+                    raise EngineError(
+                        f"the server at {one.url} cannot load the run's weights; start it with the "
+                        f"model {self._model.path}, then add it again: {error}"
+                    ) from error
                 await self._sealing.prove(one, update, None)
                 await one.server.go_on()
             one.totals.begin(await one.server.stats())
-            self._info = info
+            if self._info is None or not one.url:
+                self._info = info
             self.fleet.enter(one)
         return True
 
@@ -463,3 +473,21 @@ def _shapings(model: ModelConfig, info: EngineInfo) -> Shapings:
     from ajet_engines.shaping import Shapings
 
     return Shapings(model.path, info.vocab_size)
+
+
+def _check_like(first: EngineInfo, info: EngineInfo, url: str, model: str) -> None:
+    """Check that a server elsewhere can do what the engine's first one can.
+
+    :raises EngineError: it cannot.
+    """
+    if info.vocab_size != first.vocab_size or info.max_context < first.max_context:
+        raise EngineError(
+            f"the server at {url} has a vocabulary of {info.vocab_size} and a context of "
+            f"{info.max_context} tokens, not {first.vocab_size} and {first.max_context} as the "
+            f"others; start it with the model {model} and this context, then add it again"
+        )
+    if info.needs_probe and not first.needs_probe:
+        raise EngineError(
+            f"the server at {url} cannot prove its weights as the others do; start it with the "
+            "command in the plugin's README, then add it again"
+        )

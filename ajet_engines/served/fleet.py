@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 
 from ajet_core.errors import AjetError, EngineError
 from ajet_engines.served.http import ServerGoneError
@@ -16,7 +16,7 @@ from ajet_engines.served.watch import SilenceWatch
 _log = logging.getLogger("ajet.served")
 
 _RESTARTS = 3
-_LAST_LOOK_SECONDS = 5.0
+_FAREWELL_SECONDS = 30.0
 
 
 class Fleet:
@@ -76,7 +76,7 @@ class Fleet:
         }
 
     async def use(self, urls: Sequence[str]) -> None:
-        """Add servers in the background that are missing, and remove those that are not listed.
+        """Add missing servers in the background, and remove those that are not listed.
 
         Requests of removed servers continue on others, with what they have sampled.
         """
@@ -86,27 +86,44 @@ class Fleet:
             if one is not None and not one.failure:
                 continue
             if one is None:
-                one = Replica(len(self.replicas), url)
+                one = Replica(len(self.replicas), url, added=True)
                 self.replicas.append(one)
                 self.router.grow()
             one.failure = ""
             self._restoring[one] = asyncio.create_task(self._restore(one, "it was added"))
+        # With a server that is starting, requests wait.
+        self._changed()
         await asyncio.gather(*map(self._remove, present.values()))
 
     async def _remove(self, one: Replica) -> None:
+        was_up = one.up
         one.up, one.removed, one.failure = False, True, "it was removed"
         self.router.down.add(one.number)
         self._changed()
         if (task := self._restoring.pop(one, None)) is not None:
             task.cancel()
             await asyncio.wait([task])
+        if was_up:
+            try:
+                async with asyncio.timeout(_FAREWELL_SECONDS):
+                    with self.understood(one):
+                        await self._farewell(one)
+            except (AjetError, ServerGoneError, TimeoutError) as error:
+                _log.warning("server %d of %s was removed: %s", one.number, self.name, error)
         await asyncio.gather(*(flight.end() for flight in list(one.flights)))
-        # Its counters are part of the engine's, if it still reports them.
-        with suppress(EngineError, ServerGoneError, TimeoutError):
-            async with asyncio.timeout(_LAST_LOOK_SECONDS):
-                with self.understood(one):
-                    await one.look()
         await one.discard()
+
+    async def _farewell(self, one: Replica) -> None:
+        """Read what a server has sampled, and leave it as it was found."""
+        if not self.awake.is_set():
+            await one.server.wake()
+        await one.server.halt()
+        for flight in one.flights:
+            flight.drop_unless_begun()
+        await asyncio.gather(*(flight.over() for flight in one.flights))
+        # Its counters are part of the engine's.
+        await one.look()
+        await one.server.go_on()
 
     def check(self) -> None:
         """Check that a server is up or may come back.
@@ -114,9 +131,10 @@ class Fleet:
         :raises EngineError: no server can be restarted.
         """
         if self.hopeless:
+            reasons = [one.failure for one in self.replicas if not one.removed]
             raise EngineError(
                 f"no server of {self.name} can be restarted. First reason: "
-                f"{self.replicas[0].failure}"
+                f"{(reasons or ['all were removed'])[0]}"
             )
 
     def choose(self, token_ids: Sequence[int]) -> Replica:
@@ -130,25 +148,50 @@ class Fleet:
         return self.replicas[number]
 
     async def start(self) -> None:
-        """Start all servers. If one fails, call `close` to end the others.
+        """Start all servers, and connect to those at a URL. If this fails, call `close`.
 
-        :raises EngineError: a server did not start.
+        All that are started must come up. The others may come up later, but one server must.
+
+        :raises EngineError: a server did not start, or none is up.
         """
+        boots = {one: asyncio.create_task(self._boot(one)) for one in self.replicas}
         try:
-            async with asyncio.TaskGroup() as boots:
-                for one in self.replicas:
-                    boots.create_task(self._boot(one))
-        except BaseExceptionGroup as error:
-            first = error.exceptions[0]
-            if isinstance(first, ServerGoneError):
+            await _all_of([boot for one, boot in boots.items() if not one.url])
+            while not self.up and (pending := [boot for boot in boots.values() if not boot.done()]):
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if not self.up:
+                await _all_of(list(boots.values()))
+        except BaseException as error:
+            for boot in boots.values():
+                boot.cancel()
+            await asyncio.gather(*boots.values(), return_exceptions=True)
+            if isinstance(error, ServerGoneError):
                 raise EngineError(
-                    f"a server of {self.name} was lost while it started: {first}"
-                ) from first
-            raise first from None
+                    f"a server of {self.name} was lost while it started: {error}"
+                ) from error
+            raise
+        for one, boot in boots.items():
+            if one.url:
+                self._restoring[one] = asyncio.create_task(self._followed(one, boot))
         self._watch = asyncio.create_task(SilenceWatch(self.replicas, self.lose).run())
 
+    async def _followed(self, one: Replica, boot: asyncio.Task[None]) -> None:
+        """Wait for the first boot of a replica; restore it if that fails."""
+        try:
+            await boot
+        except asyncio.CancelledError:
+            boot.cancel()
+            raise
+        # As in `_restore`.
+        except Exception as error:  # noqa: BLE001
+            why = str(error) or type(error).__name__
+            _log.error("server %d of %s could not be reached: %s", one.number, self.name, why)
+            await self._restore(one, why)
+
     def enter(self, one: Replica) -> None:
-        """Allow requests to a replica."""
+        """Allow requests to a replica, unless it was removed meanwhile."""
+        if one.removed:
+            return
         one.up = True
         one.failure = ""
         self.router.down.discard(one.number)
@@ -191,9 +234,10 @@ class Fleet:
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
-                self._restoring[one] = asyncio.create_task(
-                    self._restore(one, "it was not ready yet")
-                )
+                if not one.removed:
+                    self._restoring[one] = asyncio.create_task(
+                        self._restore(one, "it was not ready yet")
+                    )
         await asyncio.gather(*(one.discard() for one in self.replicas if not one.up))
 
     async def ask(self, one: Replica, asking: Awaitable[None]) -> None:
@@ -285,7 +329,8 @@ class Fleet:
     ) -> None:
         if before is not None:
             await before
-        for _ in range(_RESTARTS):
+        # A URL that never answered is probably wrong.
+        for _ in range(1 if one.added and not one.lives else _RESTARTS):
             try:
                 await one.discard()
                 await self.awake.wait()
@@ -299,3 +344,11 @@ class Fleet:
         one.failure = why
         self._changed()
         await one.discard()
+
+
+async def _all_of(boots: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for all; raise the first error as soon as it occurs."""
+    if boots:
+        done, _ = await asyncio.wait(boots, return_when=asyncio.FIRST_EXCEPTION)
+        for boot in done:
+            boot.result()

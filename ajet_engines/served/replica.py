@@ -17,6 +17,7 @@ from ajet_engines.served.totals import ServerTotals
 _log = logging.getLogger("ajet.served")
 
 _LOOK_SECONDS = 1.0
+_FIRST_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,15 @@ class Launched:
     process: ServerProcess | None
 
 
-async def attach(server: ModelServer, url: str, timeout: float) -> Launched:
+async def attach(server: ModelServer, replica: Replica, timeout: float) -> Launched:
     """Wait for a server that was started separately.
 
+    :param timeout: seconds; fewer for one that was added and has never answered.
     :raises EngineError: the server does not answer in time.
     """
+    url = replica.url
+    if replica.added and not replica.lives:
+        timeout = min(timeout, _FIRST_SECONDS)
     try:
         async with asyncio.timeout(timeout):
             while not await server.healthy():  # noqa: ASYNC110
@@ -53,6 +58,7 @@ class Replica:
 
     :param number: number from 0.
     :param url: of a server that was started elsewhere; "" for one that the engine starts.
+    :param added: whether it was added to a running engine.
     :ivar launched: the current server, None between two servers.
     :ivar up: whether it may receive requests.
     :ivar failure: why it was given up, "" if it was not.
@@ -64,6 +70,7 @@ class Replica:
 
     number: int
     url: str = ""
+    added: bool = False
     launched: Launched | None = None
     up: bool = False
     failure: str = ""

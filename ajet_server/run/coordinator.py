@@ -212,12 +212,12 @@ class Coordinator:
         return self.mixture_status()
 
     async def engine_servers(self) -> EngineServers:
-        """Return the model servers behind the engine.
+        """Return the model servers behind the engine; while it starts, those elsewhere.
 
-        :raises StateError: no run is active.
+        :raises StateError: no run is configured.
         :raises EngineError: the engine has none.
         """
-        return EngineServers(servers=await self._workers().engine.use_servers(None))
+        return EngineServers(servers=await self._use_servers(None))
 
     async def change_servers(self, *, add: str = "", remove: str = "") -> EngineServers:
         """Add a model server to the engine, or remove one, also after a restart.
@@ -225,34 +225,36 @@ class Coordinator:
         A new server gets the latest weights before its first request. Requests of a removed one
         continue on the others.
 
-        :raises StateError: no run is active.
+        :raises StateError: no run is configured.
         :raises EngineError: the engine has no model servers.
-        :raises RequestError: the URL cannot be used, or the server not be removed.
+        :raises RequestError: the URL cannot be used, or the server cannot be removed.
         """
         async with self._configuring:
-            engine, run = self._workers().engine, self._run
-            assert run is not None
-            urls = list(run.servers.urls)
-            states = await engine.use_servers(None)
-            if add:
-                url = checked_url(add)
-                urls += [url] if url not in urls else []
-            else:
-                urls = without(remove.rstrip("/"), urls, states)
-            started = run.servers.started
-            if started is None:
-                started = not run.servers.urls
-            servers = replace(run.servers, urls=tuple(urls), started=started)
-            await asyncio.to_thread(write_servers, self._parts.run_dir, run.run_id, servers)
-            self._run = replace(run, servers=servers)
+            states = await self._use_servers(None)
+            assert self._run is not None
+            before = self._run.servers
+            urls, url = list(before.urls), checked_url(add or remove)
+            if remove:
+                urls = without(url, urls, states)
+            elif url not in urls:
+                urls.append(url)
+            started = not before.urls if before.started is None else before.started
+            servers = replace(before, urls=tuple(urls), started=started)
+            states = await self._use_servers(urls)
+            await asyncio.to_thread(write_servers, self._parts.run_dir, self._run.run_id, servers)
+            self._run = replace(self._run, servers=servers)
             if self._loop is not None:
                 self._loop.change_servers(servers)
-            return EngineServers(servers=await engine.use_servers(urls))
+            return EngineServers(servers=states)
 
-    def _workers(self) -> RunWorkers:
-        if (workers := self.workers) is None:
-            raise StateError("no run is active: start it with POST /v1/run/start")
-        return workers
+    async def _use_servers(self, urls: list[str] | None) -> dict[str, str]:
+        if self._run is None:
+            raise StateError("no run is configured: PUT /v1/run first")
+        if (workers := self.workers) is not None:
+            return await workers.engine.use_servers(urls)
+        # The list is for the next start of the engine.
+        known = self._run.servers.urls if urls is None else urls
+        return dict.fromkeys(known, "not used: the engine does not run")
 
     def mixture_status(self) -> MixtureStatus:
         """Return the mixture, and how full the batch is.

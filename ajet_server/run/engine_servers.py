@@ -14,6 +14,7 @@ from ajet_core.interfaces import ModelServers
 
 __all__ = ["checked_url", "read_servers", "without", "write_servers"]
 
+_PORTS = {"http": 80, "https": 443}
 _FILE = "engine-servers.json"
 
 
@@ -35,20 +36,24 @@ def write_servers(run_dir: Path, run_id: str, servers: ModelServers) -> None:
 
 
 def checked_url(url: str) -> str:
-    """Return the URL of a model server without a slash at its end.
+    """Return the URL of a model server in a form that is the same for the same server.
 
     :raises RequestError: it is not an HTTP URL of a host.
     """
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        host, port = parts.hostname or "", parts.port
+        plain = not (parts.query or parts.fragment or "@" in parts.netloc)
+        valid = parts.scheme in _PORTS and host and port != 0 and plain and url.isprintable()
     except ValueError:
         valid = False
-    if not valid or parts.username or parts.query or parts.fragment:
+    if not valid or " " in url:
         raise RequestError(
             f"{url!r} is not the URL of a model server, such as http://10.0.0.5:8000", param="url"
         )
-    return url.rstrip("/")
+    name = f"[{host}]" if ":" in host else host
+    at = "" if port in (None, _PORTS[parts.scheme]) else f":{port}"
+    return f"{parts.scheme}://{name}{at}{parts.path.rstrip('/')}"
 
 
 def without(url: str, urls: Sequence[str], states: Mapping[str, str]) -> list[str]:
@@ -59,11 +64,13 @@ def without(url: str, urls: Sequence[str], states: Mapping[str, str]) -> list[st
     """
     if url not in urls:
         raise RequestError(
-            f"the engine has no server {url}, but {', '.join(urls) or 'none elsewhere'}; servers "
-            "that the engine started cannot be removed",
+            f"no server {url} was added or configured, but {', '.join(urls) or 'none'}; servers "
+            "that the engine has started cannot be removed",
             param="url",
         )
-    if all(state != "up" for name, state in states.items() if name != url):
+    if states.get(url) == "up" and all(
+        state != "up" for name, state in states.items() if name != url
+    ):
         raise RequestError(
             f"{url} is the only server that is up: add another one first", param="url"
         )

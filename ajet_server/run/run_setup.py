@@ -36,7 +36,7 @@ from ajet_server.gateway.rendering.factory import make_renderer
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_server.observe.run_merger import make_merger
 from ajet_server.run.channels import IN_PROCESS, choose_channel
-from ajet_server.run.engine_servers import read_servers
+from ajet_server.run.engine_servers import checked_url, read_servers
 from ajet_server.run.exactness import check_exact
 from ajet_server.store.checkpoints import Checkpoint
 from ajet_server.workers.codec import BootPlan, ComponentPlan
@@ -361,6 +361,6 @@ def _model_servers(settings: Settings, engine: EngineSpec) -> ModelServers:
     return ModelServers(
         python=said.python,
         arguments=tuple(said.arguments),
-        urls=tuple(said.urls),
+        urls=tuple(checked_url(url) for url in said.urls),
         api_key=None if key is None else key.get_secret_value(),
     )

@@ -73,7 +73,7 @@ def test_list_shows_the_state_of_each_server() -> None:
 def test_add_waits_until_the_server_is_up() -> None:
     added = ajet("add", f"{A}/", "--json")
     assert added.exit_code == 0, added.output
-    assert json.loads(added.output) == {"servers": {"server 0": "up", A: "up"}}
+    assert json.loads(added.stdout) == {"servers": {"server 0": "up", A: "up"}}
     assert ajet("remove", A).exit_code == 0
     assert FakeClient.servers == {"server 0": "up"}
 
@@ -88,4 +88,4 @@ def test_add_fails_if_the_server_does() -> None:
 def test_add_need_not_wait() -> None:
     added = ajet("add", A, "--no-wait", "--json")
     assert added.exit_code == 0
-    assert json.loads(added.output)["servers"][A] == "starting"
+    assert json.loads(added.stdout)["servers"][A] == "starting"

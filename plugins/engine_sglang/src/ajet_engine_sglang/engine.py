@@ -55,7 +55,7 @@ class SglangEngine(ServedEngine[SglangEngineSettings]):
         if replica.url:
             address = Address(replica.url, api_key=servers.api_key)
             server = _server(address, model, shapes=False, sleeps=options.sleep)
-            return await attach(server, address.url, options.boot_timeout_seconds)
+            return await attach(server, replica, options.boot_timeout_seconds)
         key, socket = secrets.token_urlsafe(32), self.sockets.new(replica.number)
         plan = LaunchPlan(
             python=await asyncio.to_thread(

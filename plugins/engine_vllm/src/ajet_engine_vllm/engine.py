@@ -52,7 +52,7 @@ class VllmEngine(ServedEngine[VllmEngineSettings]):
         if replica.url:
             address = Address(replica.url, api_key=self.context.servers.api_key)
             limit = self.settings.boot_timeout_seconds
-            return await attach(self._server(address, model), address.url, limit)
+            return await attach(self._server(address, model), replica, limit)
         socket = self.sockets.new(replica.number)
         servers = self.context.servers
         plan = LaunchPlan(
