@@ -171,7 +171,7 @@ class Fleet:
                 ) from error
             raise
         for one, boot in boots.items():
-            if one.url:
+            if not one.up:
                 self._restoring[one] = asyncio.create_task(self._followed(one, boot))
         self._watch = asyncio.create_task(SilenceWatch(self.replicas, self.lose).run())
 
