@@ -51,14 +51,17 @@ def add(state: CliState, server: str, no_wait: bool, url: str | None, as_json: b
     It gets the latest weights before its first request.
     """
     with _client(state, url) as client:
+        before = set(client.engine_servers().servers)
         servers = client.add_engine_server(server)
+        # The server's list may write the URL in another way.
+        added = min(set(servers.servers) - before, default=server.rstrip("/"))
         if not no_wait:
             click.echo(f"waiting for {server} (Ctrl-C to stop waiting)", err=True)
-        while not no_wait and servers.servers.get(server.rstrip("/")) == "starting":
+        while not no_wait and servers.servers.get(added) == "starting":
             time.sleep(_POLL_SECONDS)
             servers = client.engine_servers()
     _print(servers, as_json)
-    if servers.servers.get(server.rstrip("/")) not in {"up", "starting"}:
+    if servers.servers.get(added, "up") not in {"up", "starting"}:
         raise SystemExit(1)
 
 

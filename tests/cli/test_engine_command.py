@@ -39,7 +39,7 @@ class FakeClient:
         return EngineServers(servers=self.servers)
 
     def add_engine_server(self, url: str) -> EngineServers:
-        self.servers[url.rstrip("/")] = "starting"
+        self.servers[url.rstrip("/").lower()] = "starting"
         return EngineServers(servers=self.servers)
 
     def remove_engine_server(self, url: str) -> EngineServers:
@@ -71,7 +71,7 @@ def test_list_shows_the_state_of_each_server() -> None:
 
 
 def test_add_waits_until_the_server_is_up() -> None:
-    added = ajet("add", f"{A}/", "--json")
+    added = ajet("add", f"{A.upper()}/", "--json")
     assert added.exit_code == 0, added.output
     assert json.loads(added.stdout) == {"servers": {"server 0": "up", A: "up"}}
     assert ajet("remove", A).exit_code == 0
