@@ -42,10 +42,9 @@ def test_the_example_trains_a_mixture_and_changes_it(
         number, _, tasks = line.partition(" ")
         trained = ast.literal_eval(tasks)
         assert int(number) == step
-        # Tasks that were begun, and found no slot to continue, are trained besides.
-        extra = {tag: trained[tag] - count for tag, count in wanted.items()}
         assert trained.keys() == wanted.keys()
-        assert all(0 <= more <= 6 - wanted[tag] for tag, more in extra.items()), line
+        # Tasks that a slow client left half-way for some seconds are trained besides.
+        assert all(trained[tag] >= count for tag, count in wanted.items()), line
 
 
 def test_the_schedule_that_is_shown_is_one() -> None:

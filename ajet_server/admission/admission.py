@@ -188,6 +188,11 @@ class Admission:
         if freed:
             self.admit()
 
+    def wait_less(self) -> None:
+        """Record that some time has passed: tasks lose their slots if no claim follows."""
+        if self._builder is not None and self._builder.wait_less():
+            self._moved()
+
     def heard(self, record: EpisodeRecord) -> None:
         """Undo `silent` for an episode."""
         if (builder := self._builder_of(record)) is not None:

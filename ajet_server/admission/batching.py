@@ -173,6 +173,23 @@ class BatchBuilder:
             group.fall_silent(episode)
             self._count(episode.group)
 
+    def wait_less(self) -> bool:
+        """Record that some time has passed; return whether slots became free.
+
+        A task keeps its slot for two calls of this after its last episode ended. In an exact batch
+        it keeps it for good, because which tasks are slow depends on timing.
+        """
+        if self.draws is not None:
+            return False
+        freed = False
+        for name in [name for name, group in self._groups.items() if group.awaits]:
+            group = self._groups[name]
+            group.wait_less()
+            before = group.counted.active
+            self._add_up(name, group)
+            freed |= group.counted.active < before
+        return freed
+
     def heard(self, episode: EpisodeRecord) -> None:
         """Undo `silent`; a task may then get more episodes than the batch needs."""
         group = self._groups.get(episode.group)
@@ -261,7 +278,8 @@ class BatchBuilder:
                 if self._config.full_by == "episodes":
                     waits = any(version in claimed for version in group.open.values())
                 else:
-                    incomplete = bool(group.open) and not group.complete(size)
+                    follows = bool(group.awaits) and not self._draining
+                    incomplete = bool(group.open or follows) and not group.complete(size)
                     waits = incomplete and any(v in claimed for v in group.versions())
                 if waits:
                     yield group

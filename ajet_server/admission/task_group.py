@@ -13,6 +13,9 @@ from ajet_server.observe.failures import counts_against_task
 
 # A baseline needs at least two episodes to compare.
 _FEWEST_EPISODES = 2
+# Without this, a task would lose its slot whenever its episodes end before the next claim arrives,
+# and would be split between two batches.
+_LOOKS_BETWEEN_EPISODES = 2
 
 
 class BatchCounts(NamedTuple):
@@ -42,6 +45,8 @@ class TaskGroup:
     :ivar failures: how many of `aborted` count as failures of the task.
     :ivar forgotten: episodes aborted before the group was restarted.
     :ivar exhausted: the task failed too often to be retried in this batch.
+    :ivar awaits: how many more calls of `wait_less` keep its slot while none of its episodes is
+        open: its client may be about to claim the next one.
     :ivar idle: the group was neither complete nor active when the last batch was made, and has not
         changed since.
     :ivar counted: its contribution to the sums over all groups.
@@ -57,6 +62,7 @@ class TaskGroup:
     failures: int = 0
     forgotten: set[str] = field(default_factory=set)
     exhausted: bool = False
+    awaits: int = 0
     idle: bool = False
     counted: BatchCounts = field(default_factory=BatchCounts)
 
@@ -64,6 +70,7 @@ class TaskGroup:
         """Record an open episode whose client is not silent."""
         self.close(episode)
         self.open[episode.episode_id] = episode.claim_version
+        self.awaits = 0
 
     def fall_silent(self, episode: EpisodeRecord) -> None:
         """Record that the client of an open episode is silent."""
@@ -81,10 +88,12 @@ class TaskGroup:
         """Record an episode that ended with a reward."""
         self.close(episode)
         self.ended[episode.episode_id] = episode
+        self.awaits = _LOOKS_BETWEEN_EPISODES
 
     def abort(self, episode: EpisodeRecord, max_failures: int) -> None:
         """Record an aborted episode."""
         self.close(episode)
+        self.awaits = 0
         self.aborted.add(episode.episode_id)
         self.failures += counts_against_task(episode)
         if episode.final:
@@ -108,11 +117,15 @@ class TaskGroup:
     def holds_slot(self, size: int) -> bool:
         """Return whether the group occupies one of the batch's slots.
 
-        An incomplete task without open episodes does not: its client may be gone and must not keep
-        the batch from filling. It gets a slot again when its next episode starts. A complete task
-        with too few ended episodes does not occupy a slot either.
+        An incomplete task does not if no episode was open for a while: its client may be gone and
+        must not keep the batch from filling. It gets a slot again when its next episode starts. A
+        complete task with too few ended episodes does not occupy a slot either.
         """
-        return self.worth(size) if self.complete(size) else bool(self.open)
+        return self.worth(size) if self.complete(size) else bool(self.open or self.awaits)
+
+    def wait_less(self) -> None:
+        """Record that some time has passed."""
+        self.awaits = max(0, self.awaits - 1)
 
     def complete(self, size: int) -> bool:
         """Return whether the group has all its episodes, apart from those that will not come."""

@@ -34,6 +34,8 @@ T = TypeVar("T")
 EpisodeListener = Callable[[EpisodeRecord], None]
 
 _SHOWN_ID = 64
+# How often tasks without open episodes come closer to losing their slots.
+_WAIT_SECONDS = 1.0
 
 
 class EpisodeRegistry:
@@ -72,6 +74,7 @@ class EpisodeRegistry:
         self._admission = admission
         self._evaluations = evaluations
         self._listeners = list(listeners)
+        self._waited_at = clock()
         self.open = open_episodes
         self.prepared = PreparedEpisodes(clock)
 
@@ -302,6 +305,9 @@ class EpisodeRegistry:
         silent = [episode.record for episode in self.open.newly_silent()]
         silent += [part.record for part in self.prepared.newly_silent()]
         self._admission.silent(silent)
+        if (now := self._clock()) >= self._waited_at + _WAIT_SECONDS:
+            self._waited_at = now
+            self._admission.wait_less()
         return self.open.seconds_to_look()
 
     @contextlib.contextmanager

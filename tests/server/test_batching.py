@@ -53,6 +53,12 @@ def test_a_task_that_nobody_works_on_any_more_gives_its_place_to_others() -> Non
     batch = builder()
     for group in "ab":
         finish(batch, start(batch, group), 1.0)
+    # Their clients may be about to claim the next episode.
+    assert not batch.may_begin("c")
+    assert batch.decided == {"a", "b"}
+    assert not batch.wait_less()
+    assert not batch.may_begin("c")
+    assert batch.wait_less()
     for record in [start(batch, g) for g in "ccdd"]:
         finish(batch, record, 1.0)
     assert batch.is_full()
@@ -488,6 +494,8 @@ def test_the_sums_are_those_of_counting_again(
                 recount.aborts.append(group)
                 recount.given_up += [group] * (what == "give up")
                 fail(batch, running, final=what == "give up")
+        batch.wait_less()
+        batch.wait_less()
         assert [batch.may_begin(g) for g in "abcde"] == [recount.may_begin(g) for g in "abcde"]
         assert batch.is_full() == recount.is_full()
         assert batch.progress().open_episodes == len(recount.open)

@@ -188,3 +188,16 @@ def test_what_depends_on_timing_is_refused(
         check_exact(config(**changes), *spec(**able), "safetensors_dir")
     assert refused.value.param == param
     assert "set exact to false" in refused.value.message
+
+
+def test_a_task_keeps_its_slot_until_it_is_complete() -> None:
+    config = BatchConfig(tasks=1, episodes_per_task=2)
+    for draws, kept in ((Draws(seed=1), True), (None, False)):
+        builder = BatchBuilder(config, draws=draws)
+        first = replace(episode("a"), episode_id=builder.new_id("a", "train", 0))
+        builder.opened(first)
+        builder.ended(replace(first, state="ended", reward=1.0))
+        for _ in range(3):
+            builder.wait_less()
+        assert builder.may_begin("b") is not kept
+        assert builder.may_begin("a")

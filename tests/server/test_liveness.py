@@ -139,6 +139,8 @@ class World:
             self.turn_silent(record)
         elif what < 0.95:
             self.crash()
+        elif what < 0.97:
+            self.builder.wait_less()
         elif self.training:
             self.trained()
         if self.builder.is_full() and not self.training and rng.random() < 0.7:
@@ -171,6 +173,8 @@ def test_new_tasks_always_fill_the_batch(
         for _ in range(2 * batch.tasks * batch.episodes_per_task + 2):
             if world.builder.is_full():
                 break
+            world.builder.wait_less()
+            world.builder.wait_less()
             for tag in "xy":
                 name = next(names)
                 begun = [world.claim(name, tag) for _ in range(batch.episodes_per_task)]

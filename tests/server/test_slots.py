@@ -177,6 +177,8 @@ def test_half_a_task_that_nobody_goes_on_with_is_taken_along_in_the_end() -> Non
     batch = batches(tasks=1, rollout=ASYNC)
     (half,) = [start(batch, "half")]
     end(batch, half)
+    batch.wait_less()
+    batch.wait_less()
     assert half.episode_id not in (roll_out(batch, "x"), batch.take().ended)[1]
     # Its client may only have been between two episodes; now a whole batch has passed.
     roll_out(batch, "y")
@@ -463,6 +465,8 @@ def test_whatever_clients_do_there_is_a_way_to_the_next_batch(
         if batch.is_full() and not training:
             batch.take()
             training = True
+        batch.wait_less()
+        batch.wait_less()
         if not (training or opened or len(silent) > batch.episodes_per_task):
             assert any(batch.takes(tag) for tag in tags)
 
