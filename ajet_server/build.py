@@ -64,7 +64,12 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     )
     open_episodes = OpenEpisodes(time.monotonic, time.time, server.max_episode_seconds)
     admission = Admission(
-        board, events, tenants, idle_seconds=open_episodes.still, wall_clock=time.time
+        board,
+        events,
+        tenants,
+        clock=time.monotonic,
+        idle_seconds=open_episodes.still,
+        wall_clock=time.time,
     )
     evaluations = Evaluations()
     episodes = EpisodeRegistry(

@@ -308,6 +308,9 @@ class SwarmService:
         counters["open_episodes"] = len(self.episodes.open)
         counters["prepared_episodes"] = len(self.episodes.prepared)
         counters["waiting_claims"] = self.admission.waiting_count
+        if (limit := self.admission.concurrency.limit) is not None:
+            counters["episode_limit"] = limit
+            counters["tokens_missed"] = self.admission.concurrency.missed
         if (
             workers := coordinator.workers
         ) is not None and self.board.state is not ServerState.BOOTING:
@@ -402,8 +405,14 @@ class SwarmService:
 
     def pace(self) -> Pace:
         """Return how clients are to run episodes."""
-        builder = self.admission.builder
-        return Pace(in_order=builder is None or builder.draws is not None)
+        builder, advised = self.admission.builder, self.admission.concurrency.advised
+        if builder is None:
+            return Pace(in_order=True)
+        most = builder.most_episodes
+        return Pace(
+            in_order=builder.draws is not None,
+            episodes=most if advised is None else min(most, advised),
+        )
 
     async def group_counts(self, request: GroupCountsRequest, client_id: str) -> GroupCountsAnswer:
         """Count a client's episodes by group."""

@@ -24,7 +24,7 @@ from agentjet.client import (
     Swarm,
     SwarmClient,
 )
-from agentjet.client._runner import check_concurrency
+from agentjet.client._runner import Concurrency, check_concurrency
 from ajet_core.errors import AjetError, ConfigError
 from ajet_core.protocol import RunConfig, RunStatus, ServerStatus
 
@@ -43,7 +43,7 @@ def train(
     config: RunConfig | None = None,
     epochs: int = 1,
     episodes_per_task: int | None = None,
-    concurrency: int = 64,
+    concurrency: Concurrency = "auto",
     retries: int = 1,
     episode_timeout: float | None = None,
     resume: bool = False,
@@ -73,7 +73,8 @@ def train(
         other.
     :param episodes_per_task: how often each task is rolled out per epoch; these episodes are
         compared with each other. By default as many as the run's batches take.
-    :param concurrency: the number of episodes that run at once.
+    :param concurrency: the number of episodes that run at once; ``auto``: as many as the server
+        wants.
     :param episode_timeout: seconds after which a program that has not finished is given up.
     :param resume: skip episodes that have already ended, also those of another process with the
         same arguments.
@@ -166,7 +167,7 @@ async def train_async(
     config: RunConfig | None = None,
     epochs: int = 1,
     episodes_per_task: int | None = None,
-    concurrency: int = 64,
+    concurrency: Concurrency = "auto",
     retries: int = 1,
     episode_timeout: float | None = None,
     resume: bool = False,

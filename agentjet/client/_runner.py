@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Generic, Literal
 
 from agentjet.client._episode import (
     EpisodeFailure,
@@ -17,6 +17,10 @@ from agentjet.client._episode import (
     traceback_text,
 )
 from ajet_core.errors import EpisodeError, RequestError
+from ajet_core.protocol import Pace
+
+Concurrency = int | Literal["auto"]
+"""How many episodes run at once; ``auto`` follows the server."""
 
 # How long episodes stay open after their program has died.
 RUNNER_LEASE_SECONDS = 60.0
@@ -24,6 +28,7 @@ RUNNER_LEASE_SECONDS = 60.0
 # slots are freed, for example for its successor.
 _HEARTBEAT_SECONDS = 0.5
 _BEATS_PER_LEASE = 3
+_USUAL_EPISODES = 64
 
 _log = logging.getLogger("ajet.client")
 
@@ -96,12 +101,23 @@ def make_jobs(remaining: Sequence[tuple[Task, int]]) -> list[Job]:
     ]
 
 
-def check_concurrency(concurrency: int) -> None:
+def check_concurrency(concurrency: Concurrency) -> None:
     """:raises RequestError: the number is not positive."""
-    if concurrency < 1:
+    if concurrency != "auto" and not (isinstance(concurrency, int) and concurrency >= 1):
         raise RequestError(
-            f"concurrency is {concurrency}; it must be at least 1", param="concurrency"
+            f'concurrency is {concurrency!r}; it must be at least 1, or "auto"',
+            param="concurrency",
         )
+
+
+def episodes_at_once(concurrency: Concurrency, pace: Pace | None) -> int:
+    """Return how many episodes a runner has under way or waiting.
+
+    :param pace: what the server wants; None if it did not tell.
+    """
+    if concurrency != "auto":
+        return concurrency
+    return max(1, pace.episodes) if pace is not None and pace.episodes else _USUAL_EPISODES
 
 
 def concerns_one_episode(error: BaseException) -> bool:

@@ -23,11 +23,13 @@ from agentjet.client._episode import (
     abort_reason,
 )
 from agentjet.client._runner import (
+    Concurrency,
     Job,
     Ledger,
     OnResult,
     Turns,
     concerns_one_episode,
+    episodes_at_once,
     heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
@@ -71,7 +73,7 @@ async def run_episodes(
     outcome_of: Callable[[object], OutcomeT],
     end: Callable[[EpisodeT, OutcomeT], Awaitable[object]],
     terms: ClaimTerms,
-    concurrency: int,
+    concurrency: Concurrency,
     retries: int,
     episode_timeout: float | None,
     on_result: OnResult[EpisodeT, OutcomeT] | None,
@@ -96,25 +98,28 @@ async def run_episodes(
         episode_timeout=episode_timeout,
         ledger=ledger,
         jobs=deque(jobs),
+        concurrency=concurrency,
     )
     await runner.keep_pace()
     heart = asyncio.create_task(runner.beat())
-    workers = [asyncio.create_task(runner.work()) for _ in range(min(concurrency, len(jobs)))]
     try:
-        if workers:
-            done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
-            for worker in done:
-                worker.result()
+        if jobs:
+            await runner.over
     finally:
         # After an exception or a cancellation the workers abort their episodes concurrently.
-        for running in (heart, *workers):
-            running.cancel()
-        await asyncio.gather(heart, *workers, return_exceptions=True)
+        running = (heart, *runner.workers)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
     return ledger.report(clock() - began)
 
 
 class _Runner(Generic[EpisodeT, OutcomeT]):
-    """The tasks of one call of `run_episodes`."""
+    """The tasks of one call of `run_episodes`.
+
+    :ivar workers: tasks that work on one job after the other.
+    :ivar over: done when there are no jobs left, or with the exception of a worker.
+    """
 
     def __init__(
         self,
@@ -128,6 +133,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         episode_timeout: float | None,
         ledger: Ledger[EpisodeT, OutcomeT],
         jobs: deque[Job],
+        concurrency: Concurrency,
     ) -> None:
         self._client = client
         self._agent = agent
@@ -142,10 +148,32 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._turns = Turns(in_order=terms.kind == "train")
         self._turn = asyncio.Condition()
         self._open: dict[str, EpisodeT] = {}
+        self._concurrency = concurrency
+        self._pace: Pace | None = None
+        self._at_once = 0
+        self.workers: set[asyncio.Task[None]] = set()
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def work(self) -> None:
-        """Take jobs until there are none left."""
-        while self._jobs:
+    def _hire(self) -> None:
+        """Start workers until there are as many as episodes that may run at once."""
+        for _ in range(min(self._at_once - len(self.workers), len(self._jobs))):
+            worker = asyncio.create_task(self._work())
+            self.workers.add(worker)
+            worker.add_done_callback(self._left)
+
+    def _left(self, worker: asyncio.Task[None]) -> None:
+        self.workers.discard(worker)
+        error = None if worker.cancelled() else worker.exception()
+        if self.over.done():
+            return
+        if error is not None:
+            self.over.set_exception(error)
+        elif not self.workers:
+            self.over.set_result(None)
+
+    async def _work(self) -> None:
+        """Take jobs until there are none left, or too many workers."""
+        while self._jobs and len(self.workers) <= self._at_once:
             job = self._jobs.popleft()
             while await self._attempt(job):
                 pass
@@ -176,14 +204,17 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 self._turn.notify_all()
 
     async def keep_pace(self) -> None:
-        """Ask the server how to run episodes."""
+        """Ask the server how to run episodes, and have as many workers as it wants."""
         if self._terms.kind == "train":
             # The next time may succeed if this one does not.
             with contextlib.suppress(AjetError):
-                self._turns.in_order = (await self._client.pace()).in_order
+                self._pace = await self._client.pace()
+                self._turns.in_order = self._pace.in_order
             if not self._turns.in_order:
                 async with self._turn:
                     self._turn.notify_all()
+        self._at_once = episodes_at_once(self._concurrency, self._pace)
+        self._hire()
 
     async def _roll_out(self, job: Job, episode: EpisodeT) -> bool:
         try:

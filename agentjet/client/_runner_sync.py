@@ -27,11 +27,13 @@ from agentjet.client._episode import (
     abort_reason,
 )
 from agentjet.client._runner import (
+    Concurrency,
     Job,
     Ledger,
     OnResult,
     Turns,
     concerns_one_episode,
+    episodes_at_once,
     heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
@@ -102,7 +104,7 @@ def run_episodes(
     outcome_of: Callable[[object], OutcomeT],
     end: Callable[[EpisodeT, OutcomeT], object],
     terms: ClaimTerms,
-    concurrency: int,
+    concurrency: Concurrency,
     retries: int,
     episode_timeout: float | None,
     on_result: OnResult[EpisodeT, OutcomeT] | None,
@@ -127,9 +129,10 @@ def run_episodes(
         terms=terms,
         episode_timeout=episode_timeout,
         clock=clock,
+        concurrency=concurrency,
     )
     try:
-        runner.start(min(concurrency, len(jobs)), jobs)
+        runner.start(jobs)
         pending = len(jobs)
         while pending:
             attempt = runner.results.get()
@@ -172,6 +175,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         terms: ClaimTerms,
         episode_timeout: float | None,
         clock: Callable[[], float],
+        concurrency: Concurrency,
     ) -> None:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.results: queue.SimpleQueue[_Attempt[EpisodeT, OutcomeT]] = queue.SimpleQueue()
@@ -189,15 +193,18 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._turns = Turns(in_order=terms.kind == "train")
         self._changed = threading.Condition()
         self._stopping = False
+        self._concurrency = concurrency
+        self._pace: Pace | None = None
+        self._at_once = 0
         self._workers = 0
+        # Those that have not ended.
+        self._staff = 0
 
-    def start(self, threads: int, jobs: Sequence[Job]) -> None:
+    def start(self, jobs: Sequence[Job]) -> None:
         """Queue all jobs and start the threads."""
-        self._keep_pace()
         for job in jobs:
             self.jobs.put(job)
-        for _ in range(threads):
-            self._start_worker()
+        self._keep_pace()
         threading.Thread(target=self._beat, name="ajet-heartbeat", daemon=True).start()
 
     def stop(self) -> None:
@@ -215,12 +222,22 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 list(pool.map(lambda episode: self._abort(episode, stopped), still_open))
 
     def _start_worker(self) -> None:
-        name = f"ajet-agent-{self._workers}"
-        self._workers += 1
+        with self._changed:
+            name = f"ajet-agent-{self._workers}"
+            self._workers += 1
+            self._staff += 1
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
+    def _stays(self) -> bool:
+        """Return whether a worker takes another job; False if there are too many workers."""
+        with self._changed:
+            if self._staff <= self._at_once:
+                return True
+            self._staff -= 1
+            return False
+
     def _work(self) -> None:
-        while (job := self.jobs.get()) is not None and not self._stopping:
+        while self._stays() and (job := self.jobs.get()) is not None and not self._stopping:
             attempt: _Attempt[EpisodeT, OutcomeT] | None
             try:
                 attempt = self._attempt(job)
@@ -257,14 +274,18 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 self._changed.notify_all()
 
     def _keep_pace(self) -> None:
-        """Ask the server how to run episodes."""
+        """Ask the server how to run episodes, and have as many threads as it wants."""
         if self._terms.kind == "train":
             # The next time may succeed if this one does not.
             with contextlib.suppress(AjetError):
                 pace = self._client.pace()
                 with self._changed:
+                    self._pace = pace
                     self._turns.in_order = pace.in_order
                     self._changed.notify_all()
+        self._at_once = episodes_at_once(self._concurrency, self._pace)
+        for _ in range(min(self._at_once - self._staff, self.jobs.qsize())):
+            self._start_worker()
 
     def _roll_out(self, job: Job, episode: EpisodeT) -> _Attempt[EpisodeT, OutcomeT] | None:
         try:
@@ -370,4 +391,6 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             self.results.put(
                 _Attempt(rolling.job, rolling.episode, error=error, outage=not reached)
             )
+            with self._changed:
+                self._staff -= 1
             self._start_worker()

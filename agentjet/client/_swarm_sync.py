@@ -35,6 +35,7 @@ from agentjet.client._episode import (
 from agentjet.client._joint import Rewards, SwarmEpisode, SwarmOutcome, check_configs
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
+    Concurrency,
     as_tasks,
     check_concurrency,
     check_episodes_per_task,
@@ -360,7 +361,10 @@ class Swarm:
         :raises AjetError: a server did not answer.
         """
         paces = [client.pace() for client in self.clients.values()]
-        return Pace(in_order=any(pace.in_order for pace in paces))
+        episodes = [pace.episodes for pace in paces if pace.episodes is not None]
+        return Pace(
+            in_order=any(pace.in_order for pace in paces), episodes=min(episodes, default=None)
+        )
 
     def resolve(self) -> int:
         """Finish the prepared parts that a crashed program left behind.
@@ -432,7 +436,7 @@ class Swarm:
         agent: JointAgent,
         *,
         episodes_per_task: int = 1,
-        concurrency: int = 64,
+        concurrency: Concurrency = "auto",
         kind: Kind = "train",
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,

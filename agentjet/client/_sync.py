@@ -32,6 +32,7 @@ from agentjet.client._episode import (
 from agentjet.client._evaluation import EvaluationReport, evaluation_report, tagged
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
+    Concurrency,
     as_tasks,
     check_concurrency,
     check_episodes_per_task,
@@ -461,7 +462,7 @@ class SwarmClient:
         agent: SyncAgent,
         *,
         episodes_per_task: int = 1,
-        concurrency: int = 64,
+        concurrency: Concurrency = "auto",
         kind: Kind = "train",
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,
@@ -469,7 +470,7 @@ class SwarmClient:
         resume: bool = False,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
-        """Roll out many episodes, `concurrency` at a time, each agent in a thread of its own.
+        """Roll out many episodes, several at a time, each agent in a thread of its own.
 
         An exception in an agent aborts its episode, and the task is retried with a new episode, up
         to `retries` times. Leases are renewed meanwhile. An error that concerns all episodes (no
@@ -479,6 +480,8 @@ class SwarmClient:
         :param tasks: task ids, or `Task` objects where the agent needs more than the id.
         :param agent: called with the task and its episode; returns the reward or an
             `EpisodeOutcome`.
+        :param concurrency: how many episodes run at once. ``auto``: as many as the server wants, or
+            64 for evaluation.
         :param lease_seconds: how long the episodes stay open if this program dies; their slots in
             the batch are freed within two seconds.
         :param episode_timeout: seconds after which an agent that has not finished is given up,
@@ -515,7 +518,7 @@ class SwarmClient:
         *,
         episodes_per_task: int = 1,
         tag: str = "",
-        concurrency: int = 64,
+        concurrency: Concurrency = "auto",
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,
         episode_timeout: float | None = None,

@@ -108,6 +108,7 @@ class GenerateChunk:
     :param sampled_from: [T] each token's log-probability under the distribution that it was sampled
         from, and the tokens this kept, as in `ajet_core.timeline.SampledFrom`, b"" for all; only if
         requested and if it is not the policy's own.
+    :param cached_tokens: prompt tokens read from a cache, in one chunk; None in others.
     """
 
     token_ids: list[int]
@@ -116,6 +117,7 @@ class GenerateChunk:
     finish_reason: FinishReason | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
     sampled_from: list[tuple[float, bytes]] | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,21 +216,22 @@ class RolloutConfig(Message):
         and the weights change during them. Engine and trainer then have separate processes.
     :param max_staleness: of any trained token. A batch waits for the tasks that would be too old
         for the next one; an episode that is still too old is left out as a whole.
-    :param max_mean_staleness: ``async``: mean staleness of trained tokens over the steps, which is
-        the number of batches that are rolled out ahead of the one that fills. None, or more than
-        `max_staleness`, means `max_staleness`. A higher value hides slower tools, and each step
-        learns less.
+    :param max_mean_staleness: ``async``: mean staleness of trained tokens, which is the number of
+        batches rolled out ahead of the one that fills. None, or more than `max_staleness`, means
+        `max_staleness`. A higher value hides slower tools, and each step learns less.
+    :param concurrency: the most open episodes; further claims wait. ``auto`` finds out how many fit
+        into the engine's cache of keys and values.
     :param spare_tasks: ``sync``: tasks that may be rolled out in addition to those that fill a
         batch, so that the batch does not wait for the slowest.
-    :param drain_seconds: ``sync``: how long a full batch waits for episodes that are still open.
+    :param drain_seconds: ``sync``: how long a full batch waits for open episodes.
     :param late: the treatment of a task that has open episodes when its batch is made. ``carry``:
         it belongs to a later batch, with all its episodes. ``drop``: the server aborts the open
         episodes, in ``sync`` at once, in ``async`` when they are too old to be trained.
     :param late_seconds: ``carry``: how long a batch that is otherwise complete waits for tasks that
         would be too old for the next one. After this time their open episodes are aborted, and
         their ended episodes are trained.
-    :param engine_sleeps: ``sync``: the engine frees its device memory while a step is trained, for
-        a trainer on the same device. Calls wait meanwhile.
+    :param engine_sleeps: ``sync``: the engine frees device memory while a step is trained, for a
+        trainer on the same device. Calls wait meanwhile.
     :param agents: names of agents, each with a text that its system prompt contains. They identify
         the agent of a call without the header ``x-ajet-agent``. The first match counts.
     """
@@ -238,6 +239,7 @@ class RolloutConfig(Message):
     mode: Literal["sync", "async"] = "sync"
     max_staleness: Annotated[int, Field(ge=0, le=256)] = 4
     max_mean_staleness: NonNegative | None = 1.0
+    concurrency: PositiveInt | Literal["auto"] = "auto"
     spare_tasks: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 0.0
     late: Literal["carry", "drop"] = "carry"

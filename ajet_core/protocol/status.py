@@ -232,8 +232,8 @@ class ServerStatus(Message):
         these ``aborted_CAUSE`` for each `AbortCause`, ``joint_ended`` and ``joint_aborted`` (parts
         of joint episodes), ``calls``, ``tokens_raw``, ``tokens_sampled``, ``open_episodes``,
         ``prepared_episodes`` (joint, their arbiter's outcome is not known yet), ``waiting_claims``,
-        and of the engine ``engine_prompt_tokens``, ``engine_cached_tokens``,
-        ``engine_forward_seconds``.
+        ``episode_limit``, ``tokens_missed`` (share that the engine computed again), and of the
+        engine ``engine_prompt_tokens``, ``engine_cached_tokens``, ``engine_forward_seconds``.
     """
 
     state: ServerState

@@ -18,6 +18,7 @@ class Piece:
     logprobs: list[float]
     finish_reason: Literal["stop", "length"] | None = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
+    cached_tokens: int | None = None
 
 
 class ModelServer(ABC):

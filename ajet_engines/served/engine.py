@@ -194,6 +194,7 @@ class ServedEngine(Engine[SettingsT_co]):
                             flight.policy_version,
                             piece.finish_reason,
                             piece.top_logprobs,
+                            cached_tokens=piece.cached_tokens if rest is request else None,
                         )
                         if piece.finish_reason is not None:
                             return

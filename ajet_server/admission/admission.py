@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Set
 from ajet_core.errors import AjetError, AuthError, BusyError, EpisodeError, NotRollingError
 from ajet_core.interfaces import EpisodeRecord, JointRecord
 from ajet_core.protocol import ClaimRequest, MixtureConfig, Quarantine, ServerState
+from ajet_core.timeline import Call
 from ajet_server.admission.batching import BatchBuilder
+from ajet_server.admission.concurrency import Concurrency
 from ajet_server.admission.waiting import Granted, Ticket, WaitingLine
 from ajet_server.observe.events import EventLog
 from ajet_server.security.api_keys import hash_secret, new_episode_key
@@ -29,6 +31,7 @@ class Admission:
     Claims wait here until the batch being filled has a slot for them. `EpisodeRegistry` reports
     the outcome of each admitted episode, because outcomes free slots.
 
+    :param clock: seconds, monotonic.
     :param idle_seconds: takes the monotonic time of a change; returns for how many seconds since
         then there has been no claim, call or end of an episode.
     :param wall_clock: Unix time in seconds, for records.
@@ -40,16 +43,19 @@ class Admission:
         events: EventLog,
         tenants: Tenants,
         *,
+        clock: Callable[[], float],
         idle_seconds: Callable[[float], float],
         wall_clock: Callable[[], float],
     ) -> None:
         self._board = board
         self._events = events
         self._tenants = tenants
+        self._clock = clock
         self._idle_seconds = idle_seconds
         self._wall_clock = wall_clock
         self._waiting = WaitingLine()
         self._builder: BatchBuilder | None = None
+        self._concurrency = Concurrency(None)
         board.listen(lambda _: self.admit())
 
     @property
@@ -61,6 +67,11 @@ class Admission:
     def waiting_count(self) -> int:
         """The number of claims that wait for a slot."""
         return len(self._waiting)
+
+    @property
+    def concurrency(self) -> Concurrency:
+        """The limit on open episodes."""
+        return self._concurrency
 
     @property
     def waiting_tags(self) -> Set[str]:
@@ -125,16 +136,18 @@ class Admission:
             return
         self._refuse_tags(builder)
         while (ticket := self._waiting.next(builder)) is not None:
+            if not self._concurrency.has_room(self._tenants.open_episodes):
+                self._concurrency.bind()
+                return
             self._waiting.discard(ticket)
             self._give(ticket, builder)
 
     def relieve(self) -> None:
-        """Grant a waiting claim out of turn if the batch lacks episodes and no episode is open.
+        """Grant a waiting claim out of turn after `RELIEF_SECONDS` without progress.
 
-        A claim is granted out of turn only after `RELIEF_SECONDS` without progress. Without this,
-        batch and client can deadlock: the batch waits for other tasks, while the client claims no
-        other task until this claim is granted. The deadlock can arise when the response to `end` is
-        lost.
+        Without this, batch and client can deadlock: the batch waits for other tasks, while the
+        client claims no other task until this claim is granted. This can arise when the response to
+        `end` is lost. Or the open episodes wait for the claim, which waits for one of them to end.
         """
         builder = self._builder
         if builder is None or not self._board.rolling:
@@ -151,6 +164,9 @@ class Admission:
                 self._waiting.discard(ticket)
                 self._give(ticket, builder)
                 return
+        if (ticket_of_limit := self._waiting.next(builder)) is not None:
+            self._waiting.discard(ticket_of_limit)
+            self._give(ticket_of_limit, builder)
 
     def drop(self, client_id: str, why: str) -> None:
         """Reject all waiting claims of a client."""
@@ -203,6 +219,7 @@ class Admission:
     def over(self, record: EpisodeRecord) -> None:
         """Record an episode's outcome. The outcome must already be stored durably."""
         self._tenants.closed(record)
+        self._concurrency.ended()
         if (builder := self._builder_of(record)) is not None:
             if record.state == "ended":
                 builder.ended(record)
@@ -216,11 +233,22 @@ class Admission:
             builder.given_up(record)
         self._moved()
 
+    def called(self, call: Call, cached_tokens: int | None) -> None:
+        """Record a call of an open episode.
+
+        :param cached_tokens: prompt tokens that the engine read from its cache; None if unknown.
+        """
+        open_episodes = self._tenants.open_episodes
+        if self._concurrency.called(call, cached_tokens, open_episodes, self._clock()):
+            self.admit()
+
     # --- The run ----------------------------------------------------------------------------------
 
     def begin(self, builder: BatchBuilder) -> None:
         """Start filling batches with `builder`."""
         self._builder = builder
+        # Which episodes wait for others depends on timing.
+        self._concurrency = Concurrency(None if builder.draws else builder.slots.concurrency)
         self._board.touch()
 
     def readmit(self) -> None:
@@ -256,6 +284,9 @@ class Admission:
             paused = self._board.state is ServerState.PAUSED
             ask = "ask its operator, who can see the reason with `ajet status`"
             return f"{state}; {ask}" if paused else state
+        limit = self._concurrency.limit
+        if not self._concurrency.has_room(self._tenants.open_episodes):
+            return f"{state}; {limit} episodes are open, the limit (setting rollout.concurrency)"
         progress = builder.progress()
         unit = "episodes" if progress.full_by == "episodes" else "tasks"
         return (

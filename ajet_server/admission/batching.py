@@ -416,6 +416,12 @@ class BatchBuilder:
         )
 
     @property
+    def most_episodes(self) -> int:
+        """The most episodes that may have slots at any time."""
+        by_episodes = self._config.full_by == "episodes"
+        return self.slots.most * (1 if by_episodes else self._config.episodes_per_task)
+
+    @property
     def zero_variance(self) -> int:
         """The number of complete tasks that do not count because all their rewards are equal."""
         if self._config.full_by != "differing_tasks":

@@ -24,6 +24,7 @@ class Slots:
     :param credit: as `Shares.credit`.
     :ivar quotas: by pool, the slots that make the batch full.
     :ivar limits: by pool, the most that may be under way, including the batch being filled.
+    :ivar concurrency: the most open episodes, as `RolloutConfig.concurrency`.
     :ivar waits: whether a batch waits for late episodes that would be too old for the next one.
     :ivar ratios: of the batch being filled.
     """
@@ -42,6 +43,7 @@ class Slots:
         self._spare = rollout.spare_tasks * (batch.episodes_per_task if by_episodes else 1)
         self._ahead = _slots_ahead(rollout, self.needed)
         self._max_staleness = rollout.max_staleness
+        self.concurrency = rollout.concurrency
         self.waits = rollout.late == "carry"
         self.mixture = mixture
         self._next_mixture = mixture
@@ -64,6 +66,11 @@ class Slots:
     def training(self) -> bool:
         """Whether the previous batch is trained while this one is filled."""
         return self._training
+
+    @property
+    def most(self) -> int:
+        """The most slots that may be in use at any time."""
+        return self.needed + self._spare + self._ahead
 
     @property
     def exact(self) -> bool:

@@ -259,6 +259,7 @@ class RunLoop:
             run.capabilities,
             parts.wall_clock,
             exact=run.config.exact,
+            note=parts.admission.called,
         )
         self.supervisor.ready()
 

@@ -100,6 +100,11 @@ class Tenants:
         """The tenants that have open episodes or waiting claims."""
         return self._open.keys() | self._waiting.keys()
 
+    @property
+    def open_episodes(self) -> int:
+        """The number of open episodes of all tenants."""
+        return self._open.total()
+
     # --- Episodes ---------------------------------------------------------------------------------
 
     def require_room(self) -> None:

@@ -157,16 +157,19 @@ def pack_chunk(chunk: GenerateChunk) -> list[Any]:
         chunk.finish_reason,
         chunk.top_logprobs,
         None if chunk.sampled_from is None else _pack_sampled_from(chunk.sampled_from),
+        chunk.cached_tokens,
     ]
 
 
 def unpack_chunk(plain: list[Any]) -> GenerateChunk:
     """Undo `pack_chunk`."""
-    token_ids, logprobs, policy_version, finish_reason, top, sampled_from = plain
+    token_ids, logprobs, policy_version, finish_reason, top, sampled_from, cached = plain
     if top is not None:
         top = [[(int(i), float(x)) for i, x in row] for row in top]
     if sampled_from is not None:
         logprobs_of, sets, numbers = sampled_from
         kept = [sets[number] for number in numbers]
         sampled_from = list(zip(logprobs_of, kept, strict=True))
-    return GenerateChunk(token_ids, logprobs, policy_version, finish_reason, top, sampled_from)
+    return GenerateChunk(
+        token_ids, logprobs, policy_version, finish_reason, top, sampled_from, cached
+    )

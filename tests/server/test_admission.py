@@ -45,6 +45,7 @@ class Server:
             self.board,
             events,
             Tenants(TokenBook(self.run_dir), limits),
+            clock=clock,
             idle_seconds=OpenEpisodes(clock, clock).still,
             wall_clock=clock,
         )

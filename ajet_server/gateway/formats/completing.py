@@ -25,7 +25,7 @@ from ajet_server.gateway.formats.events import Choice, ChoiceDelta, Event, Start
 from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.generation import EngineHandle, Generation, sample
 from ajet_server.gateway.formats.merging import gathered, merged
-from ajet_server.gateway.formats.recording import CallRecorder
+from ajet_server.gateway.formats.recording import CallRecorder, NoteCall
 from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.gateway.formats.stopping import StopScanner
 from ajet_server.gateway.rendering.conversation import Record
@@ -83,6 +83,7 @@ class CompletionService:
     :param clock: unix seconds.
     :param exact: whether seeds and ids follow from the episode and the prompt.
     :param token_hex: source of the random ids of completions and tool calls.
+    :param note: as for `CallRecorder`.
     :ivar unread_calls: why calls of the offered tools are not told apart from text; "" if they are,
         or if no tools were offered.
     """
@@ -98,6 +99,7 @@ class CompletionService:
         *,
         exact: bool = False,
         token_hex: TokenHex = random_hex,
+        note: NoteCall = lambda *_: None,
     ) -> None:
         self.model_name = model_name
         self._renderer = renderer
@@ -107,7 +109,7 @@ class CompletionService:
         self._clock = clock
         self._exact = exact
         self._token_hex = token_hex
-        self._recorder = CallRecorder(renderer)
+        self._recorder = CallRecorder(renderer, note)
         self.unread_calls = ""
         self._constraints = Constraints(renderer)
         # Parts of rendering hold the interpreter's lock, and the event loop must not starve.

@@ -34,6 +34,7 @@ class Generation:
     :ivar policy_versions: [T] versions of the weights that sampled the tokens.
     :ivar top_logprobs: [T][K] (token id, logprob) pairs if requested, else empty.
     :ivar sampled_from: [T] as in `GenerateChunk`, if requested, else empty.
+    :ivar cached_tokens: as in `GenerateChunk`; None if the engine has not reported them.
     :ivar finish_reason: None while the engine is sampling.
     :ivar stopped_by_text: whether a stop string ended the completion.
     """
@@ -46,6 +47,7 @@ class Generation:
     policy_versions: list[int] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     sampled_from: list[tuple[float, bytes]] = field(default_factory=list)
+    cached_tokens: int | None = None
     finish_reason: FinishReason | None = None
     stopped_by_text: bool = False
 
@@ -61,6 +63,8 @@ class Generation:
             self.top_logprobs += chunk.top_logprobs[:count]
         if chunk.sampled_from is not None:
             self.sampled_from += chunk.sampled_from[:count]
+        if chunk.cached_tokens is not None:
+            self.cached_tokens = chunk.cached_tokens
         if self.stopped_by_text:
             self.finish_reason = "stop"
         else:

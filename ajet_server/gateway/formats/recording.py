@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from ajet_core.timeline import Call, SampledFrom
@@ -29,10 +30,17 @@ from ajet_server.store.call_metadata import (
 _LONG_ANSWER = 1024
 
 
-class CallRecorder:
-    """Records sampled calls, from which conversations can then continue."""
+NoteCall = Callable[[Call, int | None], object]
 
-    def __init__(self, renderer: ChatRenderer) -> None:
+
+class CallRecorder:
+    """Records sampled calls, from which conversations can then continue.
+
+    :param note: called with each recorded call and `GenerateChunk.cached_tokens`.
+    """
+
+    def __init__(self, renderer: ChatRenderer, note: NoteCall = lambda *_: None) -> None:
+        self._note = note
         self._drift = DriftMeter(renderer)
         self._reads_calls = renderer.reads_calls
         self._saving: set[asyncio.Future[None]] = set()
@@ -89,7 +97,8 @@ class CallRecorder:
                 sampled_from=_sampled_from(generation),
             )
 
-        await session.index.commit(prompt, make, exchange.record)
+        call = await session.index.commit(prompt, make, exchange.record)
+        self._note(call, generation.cached_tokens)
 
     async def _metadata(
         self, exchange: Exchange, sampled: list[int], answer: Answer

@@ -244,8 +244,8 @@ class ConversationIndex:
 
     async def commit(
         self, prompt: Prompt, make: Callable[[SharedPrefix], Call], record: Record
-    ) -> None:
-        """Write the call that was made with `prompt`, and add it to the index.
+    ) -> Call:
+        """Write the call that was made with `prompt`, add it to the index, and return it.
 
         Nothing is awaited between indexing a call and starting its write, so a call is written
         after its base. This lets calls that end at the same time share tokens.
@@ -262,6 +262,7 @@ class ConversationIndex:
             raise
         # Only calls on disk may be continued.
         self._keep(call, prompt.ids, prompt.written)
+        return whole
 
     def add(self, call: Call, prompt_ids: array[int] | None = None) -> None:
         """Add a recorded call to the index."""

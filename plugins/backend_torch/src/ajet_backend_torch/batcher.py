@@ -142,6 +142,7 @@ class Batcher:
                 self._model.cache.copy_prefix(placement.source, slot, placement.shared)
             table.occupy(placement, request.prompt, request.request)
             request.slot = slot
+            request.cached_tokens = placement.shared
             request.note_version(0, self._version)
             self._running[slot] = request
             self._to_prefill.append(slot)

@@ -29,6 +29,7 @@ class ActiveRequest:
     :param prompt: [P] int32.
     :param mail: the queue that the caller's generator reads; filled on the event loop.
     :param slot: the KV slot, -1 while the request waits.
+    :param cached_tokens: prompt tokens whose keys and values were in the cache at its start.
     :param sent: number of sampled tokens that were sent to the caller.
     :param versions: (number of previously sampled tokens, policy version), in order.
     :param shaping: changes to the distribution that tokens are drawn from, if any.
@@ -42,6 +43,7 @@ class ActiveRequest:
     mail: asyncio.Queue[Outcome]
     shaping: Shaping | None = None
     slot: int = -1
+    cached_tokens: int = 0
     sent: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
@@ -108,6 +110,7 @@ class ActiveRequest:
                     finish_reason=finish_reason if is_last else None,
                     top_logprobs=self.top_logprobs[unsent] if wants_top else None,
                     sampled_from=self.sampled_from[unsent] if self.reports else None,
+                    cached_tokens=self.cached_tokens if is_last and finish_reason else None,
                 )
             )
         self.sent = total

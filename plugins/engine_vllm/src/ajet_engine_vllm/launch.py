@@ -55,6 +55,7 @@ class LaunchPlan:
         command += ["--model", model.path, "--served-model-name", SERVED_NAME]
         command += ["--uds", str(self.socket), "--dtype", dtype_of(model), "--seed", str(self.seed)]
         command += ["--skip-tokenizer-init", "--generation-config", "vllm"]
+        command += ["--enable-prompt-tokens-details"]
         command += [
             "--logprobs-mode",
             "processed_logprobs",

@@ -44,7 +44,7 @@ HOW_TO_START = (
     f"PYTHONPATH={IN_SERVER}:{SHARED_IN_SERVER} in its environment and the arguments "
     f"--served-model-name {SERVED_NAME} --worker-extension-cls {WORKER_EXTENSION} "
     f"--logits-processors {LOGITS_PROCESSOR} --logprobs-mode processed_logprobs --max-logprobs 20 "
-    "--generation-config vllm --skip-tokenizer-init"
+    "--generation-config vllm --skip-tokenizer-init --enable-prompt-tokens-details"
 )
 # The first chunk is sent at once and the last at the end. Requests that do not stream need no
 # others.
@@ -164,18 +164,27 @@ class VllmServer(HttpModelServer):
 
     async def _sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         events = self.http.events("/v1/completions", self._body(request))
+        last: Piece | None = None
         try:
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
                     if "error" in event:
                         error = event["error"]
                         raise ServerRefusedError(int(error["code"]), str(error["message"]))
+                    if last is not None:
+                        yield replace(last, cached_tokens=_cached(event))
+                        last = None
                     for choice in event["choices"]:
                         piece = _piece(choice, request.sampling.top_logprobs)
+                        if piece.finish_reason is not None:
+                            # The number of cached tokens follows.
+                            last = piece
                         # A request that is aborted between two tokens sends an event without
                         # tokens.
-                        if piece.token_ids or piece.finish_reason is not None:
+                        elif piece.token_ids:
                             yield piece
+                if last is not None:
+                    yield last
         except ServerRefusedError as error:
             raise _refusal(error) from error
 
@@ -199,6 +208,7 @@ class VllmServer(HttpModelServer):
             "skip_special_tokens": False,
             "vllm_xargs": {"ajet_shaping": shaping} if shaping else None,
             "stream": True,
+            "stream_options": {"include_usage": True},
             "stream_interval": self._options.chunk_tokens if request.stream else _ALL_TOKENS,
         }
 
@@ -262,6 +272,12 @@ def _piece(choice: dict[str, Any], top: int) -> Piece:
         finish_reason=reason,
         top_logprobs=[_most_likely(row, top) for row in logprobs["top_logprobs"]] if top else None,
     )
+
+
+def _cached(event: dict[str, Any]) -> int | None:
+    """Return the cached tokens of a prompt; None if the server does not report them."""
+    details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
+    return details.get("cached_tokens")
 
 
 def _most_likely(row: dict[str, float], top: int) -> list[tuple[int, float]]:
