@@ -26,7 +26,7 @@ class Curriculum:
 
     The rewards are those that the server has stored, so another process continues where the last
     one stopped. When the run has gone back to a checkpoint, the rewards of what was forgotten do
-    not count for a process that is started then.
+    not count for a process that is started once the run is ROLLING again.
 
     :param share: of the tasks that each epoch takes, 0 < share <= 1.
     :param least: the weight of a task whose rewards were all equal, relative to the task whose

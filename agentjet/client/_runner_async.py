@@ -226,7 +226,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 )
             outcome = self._outcome_of(await self._in_time(rolling))
         except Exception as error:  # noqa: BLE001 - an agent may raise anything; it is reported
-            reached = await self._abort(episode, error, final=self._ledger.is_last(job))
+            final = self._ledger.is_last(job)
+            reached = await self._abort_surely(episode, error, final=final)
             return self._ledger.failed(job, error, episode, outage=not reached)
         except BaseException as error:
             await self._abort(episode, error)
@@ -261,6 +262,25 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                     f"the agent did not finish within {self._episode_timeout:g} s"
                 ) from error
             raise
+
+    async def _abort_surely(self, episode: EpisodeT, error: BaseException, *, final: bool) -> bool:
+        """Abort an episode; if the server is unreachable, wait for it, and return False.
+
+        The job's next claim would wait too, and until the server knows of the abort, the episode
+        keeps its slot.
+        """
+        if await self._abort(episode, error, final=final):
+            return True
+        if not final:
+            with contextlib.suppress(AjetError):
+                await self._client.abort_episode(
+                    episode,
+                    abort_reason(error, episode),
+                    cause="cancelled",
+                    final=False,
+                    retries=None,
+                )
+        return False
 
     async def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> bool:
         """Abort an episode because of `error`; return False if the server is unreachable.

@@ -70,7 +70,8 @@ class _Attempt(Generic[EpisodeT, OutcomeT]):
     """The result of one attempt at a job.
 
     :param fatal: the error concerns all jobs.
-    :param outage: the server was unreachable, so that the abort was not reported.
+    :param outage: the server was unreachable, so that the abort was not reported at once.
+    :param again: whether the job is attempted again; None until the calling thread has decided.
     """
 
     job: Job
@@ -79,6 +80,7 @@ class _Attempt(Generic[EpisodeT, OutcomeT]):
     error: BaseException | None = None
     fatal: bool = False
     outage: bool = False
+    again: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +146,12 @@ def run_episodes(
                         task=attempt.job.task, episode=attempt.episode, outcome=attempt.outcome
                     )
                 )
-            elif attempt.error is not None and ledger.failed(
+            again = attempt.error is not None and ledger.failed(
                 attempt.job, attempt.error, attempt.episode, outage=attempt.outage
-            ):
-                runner.jobs.put(attempt.job)
-                continue
-            pending -= 1
+            )
+            runner.decide(attempt, again=again)
+            if not again:
+                pending -= 1
     finally:
         # After an exception (KeyboardInterrupt included) episodes are still open. Abort them, so
         # that their slots are not taken until their leases expire.
@@ -221,24 +223,43 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             with ThreadPoolExecutor(_ABORT_THREADS) as pool:
                 list(pool.map(lambda episode: self._abort(episode, stopped), still_open))
 
-    def _start_worker(self) -> None:
+    def decide(self, attempt: _Attempt[EpisodeT, OutcomeT], *, again: bool) -> None:
+        """Let the thread of an attempt continue."""
+        with self._changed:
+            attempt.again = again
+            self._changed.notify_all()
+
+    def _start_worker(self, after: _Attempt[EpisodeT, OutcomeT] | None = None) -> None:
         with self._changed:
             name = f"ajet-agent-{self._workers}"
             self._workers += 1
             self._staff += 1
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        threading.Thread(target=self._work, args=(after,), name=name, daemon=True).start()
 
-    def _stays(self) -> bool:
-        """Return whether a worker takes another job; False if there are too many workers."""
+    def _job_after(self, attempt: _Attempt[EpisodeT, OutcomeT] | None) -> Job | None:
+        """Return the job of an attempt if it is attempted again, else the next one.
+
+        At the end of the queue it would come long after its batch, which may wait for it while all
+        threads wait for the next batch.
+
+        :return: None if the thread is to end.
+        """
         with self._changed:
-            if self._staff <= self._at_once:
-                return True
-            self._staff -= 1
-            return False
+            if attempt is not None and attempt.error is not None:
+                self._changed.wait_for(lambda: self._stopping or attempt.again is not None)
+                if attempt.again:
+                    return attempt.job
+            if self._staff > self._at_once:
+                self._staff -= 1
+                return None
+        return self.jobs.get()
 
-    def _work(self) -> None:
-        while self._stays() and (job := self.jobs.get()) is not None and not self._stopping:
-            attempt: _Attempt[EpisodeT, OutcomeT] | None
+    def _work(self, attempt: _Attempt[EpisodeT, OutcomeT] | None) -> None:
+        """Attempt jobs until there are none left, or too many threads.
+
+        :param attempt: the one that comes before.
+        """
+        while (job := self._job_after(attempt)) is not None and not self._stopping:
             try:
                 attempt = self._attempt(job)
             # Report any error: if the thread ended silently, the caller would wait forever.
@@ -293,7 +314,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         except BaseException as error:  # noqa: BLE001 - an agent may raise anything; it is reported
             if not self._finished(episode):
                 return None
-            reached = self._abort(episode, error, final=self._ledger.is_last(job))
+            reached = self._abort_surely(episode, error, final=self._ledger.is_last(job))
             # Do not retry after an exception such as SystemExit.
             fatal = not isinstance(error, Exception)
             return _Attempt(job, episode, error=error, fatal=fatal, outage=not reached)
@@ -328,6 +349,25 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         """Mark an episode as finished; return False if it was already given up elsewhere."""
         with self._changed:
             return self._open.pop(episode.episode_id, None) is not None
+
+    def _abort_surely(self, episode: EpisodeT, error: BaseException, *, final: bool) -> bool:
+        """Abort an episode; if the server is unreachable, wait for it, and return False.
+
+        The job's next claim would wait too, and until the server knows of the abort, the episode
+        keeps its slot.
+        """
+        if self._abort(episode, error, final=final):
+            return True
+        if not final and not self._stopping:
+            with contextlib.suppress(AjetError):
+                self._client.abort_episode(
+                    episode,
+                    abort_reason(error, episode),
+                    cause="cancelled",
+                    final=False,
+                    retries=None,
+                )
+        return False
 
     def _abort(self, episode: EpisodeT, error: BaseException, *, final: bool = False) -> bool:
         """Abort an episode because of `error`; return False if the server is unreachable.
@@ -386,11 +426,13 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             error.add_note("It was here:\n" + "".join(traceback.format_stack(frame)).rstrip())
         reached = True
         try:
-            reached = self._abort(rolling.episode, error, final=self._ledger.is_last(rolling.job))
+            final = self._ledger.is_last(rolling.job)
+            reached = self._abort_surely(rolling.episode, error, final=final)
         finally:
-            self.results.put(
-                _Attempt(rolling.job, rolling.episode, error=error, outage=not reached)
+            attempt: _Attempt[EpisodeT, OutcomeT] = _Attempt(
+                rolling.job, rolling.episode, error=error, outage=not reached
             )
+            self.results.put(attempt)
             with self._changed:
                 self._staff -= 1
-            self._start_worker()
+            self._start_worker(attempt)

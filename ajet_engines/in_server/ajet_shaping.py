@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from typing import Any
 import numpy as np
 
 _log = logging.getLogger("ajet.shaping")
+
+# As ajet_server writes it into schemas.
+_WHITE_SPACE = re.compile(r'"x-guidance": \{"whitespace_pattern": ("(?:[^"\\]|\\.)*")\}')
+_BOUNDED = 'start: %json {"x-guidance": {"whitespace_pattern": " {0,1}"}, "type": "object"}'
 
 
 class Shaping:
@@ -91,6 +96,7 @@ class Grammars:
         self.size = size
         self.file = Path(model) / "tokenizer.json"
         self._tokenizers: dict[tuple[int, ...], Any] = {}
+        self._bounds: bool | None = None
 
     def matcher(self, grammar: str, stops: Sequence[int]) -> Any:
         """Create a matcher for the start of a completion.
@@ -110,10 +116,38 @@ class Grammars:
                 str(self.file), n_vocab=self.size, eos_token=list(stops)
             )
             self._tokenizers[tuple(stops)] = tokenizer
+        if self._bounds is None:
+            self._bounds = _bounds_white_space(tokenizer)
+        if not self._bounds:
+            grammar = _WHITE_SPACE.sub(_around_separators, grammar)
         matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise ValueError(matcher.get_error().splitlines()[0])
         return matcher
+
+
+def _bounds_white_space(tokenizer: Any) -> bool:
+    """Return whether llguidance enforces the bounds of ``whitespace_pattern``.
+
+    Versions before https://github.com/guidance-ai/llguidance/pull/370 (vLLM 0.32 and SGLang 0.5.23
+    come with one) match the pattern again and again.
+    """
+    import llguidance
+
+    tokens = tokenizer.tokenize_str("{    }")
+    matcher = llguidance.LLMatcher(tokenizer, _BOUNDED, log_level=0)
+    return bool(matcher.validate_tokens(tokens) < len(tokens))
+
+
+def _around_separators(found: re.Match[str]) -> str:
+    """Allow white space only around commas and colons, whose patterns match once."""
+    spaces = json.loads(found[1])
+    separators = {
+        "whitespace_flexible": False,
+        "item_separator": f"{spaces},{spaces}",
+        "key_separator": f"{spaces}:{spaces}",
+    }
+    return f'"x-guidance": {json.dumps(separators)}'
 
 
 class Followed:

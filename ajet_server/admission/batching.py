@@ -32,6 +32,10 @@ class Taken(NamedTuple):
     aborted: list[str]
 
 
+# Causes after which runners attempt a task again.
+_TRIED_AGAIN = frozenset({"error", "timeout", "rate_limit", "cancelled"})
+
+
 class BatchBuilder:
     """Fills one batch after the other with ended train episodes.
 
@@ -141,7 +145,7 @@ class BatchBuilder:
                 self._group(episode).end(episode)
                 self._count(episode.group)
             else:
-                self._group(episode).abort(episode, self._config.max_aborts_per_task)
+                self._abort(episode)
                 self._count(episode.group)
 
     def opened(self, episode: EpisodeRecord) -> None:
@@ -208,10 +212,17 @@ class BatchBuilder:
 
         :return: the entry if this abort quarantines the task.
         """
-        self._group(episode).abort(episode, self._config.max_aborts_per_task)
+        self._abort(episode)
         entry = self._failures.failed(episode)
         self._count(episode.group)
         return entry
+
+    def _abort(self, episode: EpisodeRecord) -> None:
+        # In an exact batch, a task that will be attempted again keeps its slot: which claim comes
+        # first depends on timing.
+        awaited = self.draws is not None and episode.cause in _TRIED_AGAIN and not episode.final
+        limit = self._config.max_aborts_per_task
+        self._group(episode).abort(episode, limit, awaited=awaited)
 
     def given_up(self, episode: EpisodeRecord) -> None:
         """Record that an aborted episode of this batch will not be retried; ignore others."""

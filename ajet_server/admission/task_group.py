@@ -90,10 +90,13 @@ class TaskGroup:
         self.ended[episode.episode_id] = episode
         self.awaits = _LOOKS_BETWEEN_EPISODES
 
-    def abort(self, episode: EpisodeRecord, max_failures: int) -> None:
-        """Record an aborted episode."""
+    def abort(self, episode: EpisodeRecord, max_failures: int, *, awaited: bool = False) -> None:
+        """Record an aborted episode.
+
+        :param awaited: its task keeps its slot for the next attempt.
+        """
         self.close(episode)
-        self.awaits = 0
+        self.awaits = _LOOKS_BETWEEN_EPISODES if awaited else 0
         self.aborted.add(episode.episode_id)
         self.failures += counts_against_task(episode)
         if episode.final:

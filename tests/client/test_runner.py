@@ -427,3 +427,18 @@ def test_otherwise_a_claim_that_waits_holds_up_no_other(
     report = drive(kind, url, ["0", "1", "2"], lambda *_: 1.0, concurrency=3)
     assert len(report.outcomes) == 3
     assert stub.overtaken
+
+
+def test_a_failed_attempt_is_repeated_before_other_tasks(
+    kind: str, url: str, stub: SwarmStub
+) -> None:
+    tried: list[str] = []
+
+    def agent(task: Task, episode: Episode) -> float:
+        tried.append(task.id)
+        if tried == ["a"]:
+            raise RuntimeError("once")
+        return 1.0
+
+    drive(kind, url, ["a", "b", "c"], agent, concurrency=1)
+    assert tried == ["a", "a", "b", "c"]

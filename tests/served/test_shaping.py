@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,23 @@ def test_places_may_be_looked_at_before_others_are_known(model: Path) -> None:
     placed.sampled(4, ids_of("d")[0])
     placed.sampled(5, ids_of("d")[0])
     assert allowed_after(6) == "cde"
+
+
+def test_white_space_is_bounded_by_versions_that_do_not_bound_it_themselves(model: Path) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 2}
+    options = {"x-guidance": {"whitespace_pattern": "[ \t]{0,3}"}}
+    grammar = f"start: %json {json.dumps({**schema, **options})}"
+
+    def accepted(text: str) -> bool:
+        grammars = Grammars(str(model), SIZE)
+        grammars._bounds = False
+        ids = ids_of(text)
+        return bool(grammars.matcher(grammar, [STOP]).validate_tokens(ids) == len(ids))
+
+    assert accepted("[1,2]")
+    assert accepted("[1   ,   2]")
+    assert not accepted("[1,    2]")
+    assert not accepted("[ 1,2]")
 
 
 def test_a_server_does_not_die_of_what_it_cannot_follow(model: Path, tmp_path: Path) -> None:

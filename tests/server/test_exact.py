@@ -201,3 +201,17 @@ def test_a_task_keeps_its_slot_until_it_is_complete() -> None:
             builder.wait_less()
         assert builder.may_begin("b") is not kept
         assert builder.may_begin("a")
+
+
+@pytest.mark.parametrize(
+    ("cause", "final", "kept"),
+    [("error", False, True), ("error", True, False), ("lease_expired", False, False)],
+)
+def test_a_task_that_is_tried_again_keeps_its_slot(cause: str, final: bool, kept: bool) -> None:
+    config = BatchConfig(tasks=1, episodes_per_task=2)
+    builder = BatchBuilder(config, draws=Draws(seed=1))
+    for _ in range(2):
+        one = replace(episode("a"), episode_id=builder.new_id("a", "train", 0))
+        builder.opened(one)
+        builder.aborted(replace(one, state="aborted", cause=cause, final=final))
+        assert builder.may_begin("b") is not kept
