@@ -117,7 +117,8 @@ def episodes_at_once(concurrency: Concurrency, pace: Pace | None) -> int:
     """
     if concurrency != "auto":
         return concurrency
-    return max(1, pace.episodes) if pace is not None and pace.episodes else _USUAL_EPISODES
+    # Claims that wait cost nothing, and the batch may need a later task.
+    return max(_USUAL_EPISODES, (pace.episodes or 0) if pace is not None else 0)
 
 
 def concerns_one_episode(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 from agentjet.client._episode import (
     ClaimTerms,
@@ -166,14 +166,20 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         error = None if worker.cancelled() else worker.exception()
         if self.over.done():
             return
-        if error is not None:
+        if worker.cancelled():
+            self.over.cancel()
+        elif error is not None:
             self.over.set_exception(error)
         elif not self.workers:
             self.over.set_result(None)
 
     async def _work(self) -> None:
         """Take jobs until there are none left, or too many workers."""
-        while self._jobs and len(self.workers) <= self._at_once:
+        while self._jobs:
+            if len(self.workers) > self._at_once:
+                # Not only when the task is done: others would leave for the same reason.
+                self.workers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+                return
             job = self._jobs.popleft()
             while await self._attempt(job):
                 pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import sys
 import threading
@@ -42,6 +43,9 @@ from ajet_core.protocol import AgentCause, Pace
 SyncAgent = Callable[[Task, Episode], float | EpisodeOutcome]
 
 _ABORT_THREADS = 16
+_MOST_THREADS = 1024
+
+_log = logging.getLogger("ajet.client")
 
 
 class SyncServer(Protocol[EpisodeT_contra]):
@@ -234,7 +238,12 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             name = f"ajet-agent-{self._workers}"
             self._workers += 1
             self._staff += 1
-        threading.Thread(target=self._work, args=(after,), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._work, args=(after,), name=name, daemon=True).start()
+        except RuntimeError:
+            with self._changed:
+                self._staff -= 1
+            raise
 
     def _job_after(self, attempt: _Attempt[EpisodeT, OutcomeT] | None) -> Job | None:
         """Return the job of an attempt if it is attempted again, else the next one.
@@ -249,6 +258,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 self._changed.wait_for(lambda: self._stopping or attempt.again is not None)
                 if attempt.again:
                     return attempt.job
+            if self._stopping:
+                return None
             if self._staff > self._at_once:
                 self._staff -= 1
                 return None
@@ -305,8 +316,15 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                     self._turns.in_order = pace.in_order
                     self._changed.notify_all()
         self._at_once = episodes_at_once(self._concurrency, self._pace)
-        for _ in range(min(self._at_once - self._staff, self.jobs.qsize())):
-            self._start_worker()
+        if self._concurrency == "auto":
+            self._at_once = min(self._at_once, _MOST_THREADS)
+        try:
+            for _ in range(min(self._at_once - self._staff, self.jobs.qsize())):
+                self._start_worker()
+        except RuntimeError as error:
+            if not self._staff:
+                raise
+            _log.warning("%d episodes run at once, and no more can: %s", self._staff, error)
 
     def _roll_out(self, job: Job, episode: EpisodeT) -> _Attempt[EpisodeT, OutcomeT] | None:
         try:

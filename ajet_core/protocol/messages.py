@@ -165,7 +165,7 @@ class Pace(Message):
 
     :param in_order: claim a task only after the first claim of the task before was answered. Then
         it does not depend on timing which tasks an exact batch has. True also without a run.
-    :param episodes: how many of the run may be under way together, also of other clients.
+    :param episodes: that may be open, of all clients together; None if the server does not say.
     """
 
     in_order: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Set
 
 from ajet_core.errors import AjetError, AuthError, BusyError, EpisodeError, NotRollingError
@@ -56,6 +57,9 @@ class Admission:
         self._waiting = WaitingLine()
         self._builder: BatchBuilder | None = None
         self._concurrency = Concurrency(None)
+        # Open episodes whose clients are silent.
+        self._silent: set[str] = set()
+        self._relieved_at = -math.inf
         board.listen(lambda _: self.admit())
 
     @property
@@ -136,7 +140,7 @@ class Admission:
             return
         self._refuse_tags(builder)
         while (ticket := self._waiting.next(builder)) is not None:
-            if not self._concurrency.has_room(self._tenants.open_episodes):
+            if not self._concurrency.has_room(self._open_episodes):
                 self._concurrency.bind()
                 return
             self._waiting.discard(ticket)
@@ -154,19 +158,28 @@ class Admission:
             return
         if self._idle_seconds(self._board.since) < RELIEF_SECONDS:
             return
-        for ticket in self._waiting:
-            if ticket.group is not None and builder.starves(ticket.request.tag):
+        for waiting in self._waiting:
+            if waiting.group is not None and builder.starves(waiting.request.tag):
                 _log.info(
                     "the batch is not full and no episode for it is open, so task %r gets one "
                     "more episode than it needs",
-                    ticket.request.task_id,
+                    waiting.request.task_id,
                 )
-                self._waiting.discard(ticket)
-                self._give(ticket, builder)
+                self._waiting.discard(waiting)
+                self._give(waiting, builder)
                 return
-        if (ticket_of_limit := self._waiting.next(builder)) is not None:
-            self._waiting.discard(ticket_of_limit)
-            self._give(ticket_of_limit, builder)
+        now = self._clock()
+        if self._concurrency.fixed or now - self._relieved_at < RELIEF_SECONDS:
+            return
+        if (ticket := self._waiting.next(builder)) is not None:
+            self._relieved_at = now
+            _log.info(
+                "%d episodes are open, the limit, and nothing moves, so task %r gets one more",
+                self._open_episodes,
+                ticket.request.task_id,
+            )
+            self._waiting.discard(ticket)
+            self._give(ticket, builder)
 
     def drop(self, client_id: str, why: str) -> None:
         """Reject all waiting claims of a client."""
@@ -199,6 +212,7 @@ class Admission:
         freed = False
         for record in records:
             freed = True
+            self._silent.add(record.episode_id)
             if (builder := self._builder_of(record)) is not None:
                 builder.silent(record)
         if freed:
@@ -211,6 +225,7 @@ class Admission:
 
     def heard(self, record: EpisodeRecord) -> None:
         """Undo `silent` for an episode."""
+        self._silent.discard(record.episode_id)
         if (builder := self._builder_of(record)) is not None:
             builder.heard(record)
             # Another silent episode of its task may have given up its slot for it.
@@ -219,6 +234,7 @@ class Admission:
     def over(self, record: EpisodeRecord) -> None:
         """Record an episode's outcome. The outcome must already be stored durably."""
         self._tenants.closed(record)
+        self._silent.discard(record.episode_id)
         self._concurrency.ended()
         if (builder := self._builder_of(record)) is not None:
             if record.state == "ended":
@@ -238,8 +254,7 @@ class Admission:
 
         :param cached_tokens: prompt tokens that the engine read from its cache; None if unknown.
         """
-        open_episodes = self._tenants.open_episodes
-        if self._concurrency.called(call, cached_tokens, open_episodes, self._clock()):
+        if self._concurrency.called(call, cached_tokens, self._open_episodes, self._clock()):
             self.admit()
 
     # --- The run ----------------------------------------------------------------------------------
@@ -247,8 +262,9 @@ class Admission:
     def begin(self, builder: BatchBuilder) -> None:
         """Start filling batches with `builder`."""
         self._builder = builder
-        # Which episodes wait for others depends on timing.
-        self._concurrency = Concurrency(None if builder.draws else builder.slots.concurrency)
+        setting = builder.slots.concurrency
+        # What an exact run does must not depend on timing.
+        self._concurrency = Concurrency(None if builder.draws and setting == "auto" else setting)
         self._board.touch()
 
     def readmit(self) -> None:
@@ -268,6 +284,11 @@ class Admission:
 
     # --- Inside -----------------------------------------------------------------------------------
 
+    @property
+    def _open_episodes(self) -> int:
+        """The number of open episodes whose clients are not silent."""
+        return self._tenants.open_episodes - len(self._silent)
+
     def _builder_of(self, record: EpisodeRecord) -> BatchBuilder | None:
         """Return the builder for a train episode; None for others, or if there is none yet."""
         return self._builder if record.kind == "train" else None
@@ -284,9 +305,9 @@ class Admission:
             paused = self._board.state is ServerState.PAUSED
             ask = "ask its operator, who can see the reason with `ajet status`"
             return f"{state}; {ask}" if paused else state
-        limit = self._concurrency.limit
-        if not self._concurrency.has_room(self._tenants.open_episodes):
-            return f"{state}; {limit} episodes are open, the limit (setting rollout.concurrency)"
+        if not self._concurrency.has_room(count := self._open_episodes):
+            limit = self._concurrency.limit
+            return f"{state}; {count} episodes are open, the limit is {limit} (rollout.concurrency)"
         progress = builder.progress()
         unit = "episodes" if progress.full_by == "episodes" else "tasks"
         return (

@@ -30,7 +30,7 @@ _MORE_MISSES = 0.03
 _MEMORY, _TARGET_MEMORY = 0.93, 0.95
 # The gain is estimated from at least so many looks at limits that differ by so much.
 _FEWEST_LOOKS, _LEAST_SPREAD = 4.0, 0.06
-# Of how many calls the mean length is.
+# The mean length is that of about so many calls.
 _CALLS_OF_MEAN = 512
 
 
@@ -49,13 +49,14 @@ class Concurrency:
     length of calls. It rises slowly, because an episode needs more of the cache with each turn.
 
     :param setting: as `RolloutConfig.concurrency`; None never limits.
+    :ivar fixed: the number that was set; None if there is none.
     :ivar missed: the share of tokens that the engine computed again at the last look, of those that
         it had computed for the same episode.
     """
 
     def __init__(self, setting: int | Literal["auto"] | None) -> None:
         self._auto = setting == "auto"
-        self._fixed = None if setting == "auto" else setting
+        self.fixed = None if setting == "auto" else setting
         self.missed = 0.0
         self._target = _TARGET
         self._first = _FIRST
@@ -68,7 +69,8 @@ class Concurrency:
         self._bound = False
         self._ended, self._ended_ever = 0, 0
         self._version: list[int] = []
-        self._reports, self._unreported = False, 0
+        # Whether anything was ever found in the cache, and whether the search for it has ended.
+        self._finds, self._hopeless, self._unreported = False, False, 0
         # Since the last look.
         self._since: float | None = None
         self._steady = True
@@ -77,10 +79,8 @@ class Concurrency:
     @property
     def limit(self) -> int | None:
         """The number of episodes that may be open; None means no limit."""
-        if not self._auto:
-            return self._fixed
         if self._fits is None:
-            return None
+            return self.fixed
         return max(_FEWEST, round(self._fits / max(1.0, self._mean_length)))
 
     @property
@@ -90,7 +90,8 @@ class Concurrency:
         Before it is known how many are too many, this is a cautious number that is not enforced: a
         client may need its episodes to wait for each other.
         """
-        return self._first if self._auto and self._fits is None else self.limit
+        cautious = self._auto and self._fits is None and not self._hopeless
+        return self._first if cautious else self.limit
 
     def has_room(self, open_episodes: int) -> bool:
         """Return whether one more episode may be open."""
@@ -110,16 +111,18 @@ class Concurrency:
         """Record a call; return whether the limit may have risen.
 
         :param cached: prompt tokens that the engine read from its cache; None if it does not report
-            them. If it never does, there is no limit.
+            them. If it never does, or finds none, there is no limit.
         :param now: seconds, monotonic.
         """
         if not self._auto:
             return False
         if cached is None:
+            # An answer that was cut short, or an engine that never reports them.
             self._unreported += 1
-            self._auto = self._reports or self._unreported < _FEWEST_CALLS
-            return not self._auto
-        self._reports = True
+            self._hopeless |= not self._finds and self._unreported >= _FEWEST_CALLS
+            return False
+        self._finds |= cached > 0
+        self._hopeless &= not self._finds
         if self._since is None:
             self._since = now
         version, base = call.policy_versions[:1], call.base
@@ -136,6 +139,9 @@ class Concurrency:
             expected = max(0, min(call.shared, base.length - 1) - _BLOCK)
             self._expected += expected
             self._found += min(cached, expected)
+        elif base is not None:
+            # New weights emptied the cache, which slows all episodes down for a while.
+            self._steady = False
         if self._settling and open_episodes > limit:
             self._look_from(now)
             return False
@@ -165,6 +171,8 @@ class Concurrency:
             # Each episode may have missed what was taken from it before the cut.
             self._settling = False
             return
+        if self._hopeless:
+            return
         if self._fits is None:
             if not (known and missed > self._target):
                 self._double(open_episodes)
@@ -186,13 +194,24 @@ class Concurrency:
     def _cut(self, missed: float) -> None:
         """Lower the limit, or accept the misses."""
         assert self._fits is not None
+        if not self._finds:
+            self._search(self._fits)
+            return
         if self._gain() > _WORTH:
             self._target = missed + _MORE_MISSES
             return
         cut = min(_CUT_PER_MISS * (missed - self._target), _MOST_CUT)
-        self._fits *= 1 - cut
+        self._fits = max(self._fits * (1 - cut), _FEWEST * self._mean_length)
         if cut > _LARGE_CUT:
             self._settling, self._bound, self._ended = True, False, 0
+
+    def _search(self, fits: float) -> None:
+        """Look for a limit at which anything is found in the cache; give up if there is none."""
+        if (self.limit or 0) <= _FEWEST:
+            self._hopeless, self._fits = True, None
+            return
+        self._fits = max(fits / 2, _FEWEST * self._mean_length)
+        self._settling, self._bound, self._ended = True, False, 0
 
     def _learn(self, open_episodes: float, rate: float) -> None:
         """Record how many calls per second some open episodes made."""

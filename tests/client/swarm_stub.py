@@ -36,6 +36,7 @@ class SwarmStub:
         self.leases_end = False
         self.beaten = threading.Event()
         self.in_order = False
+        self.paces: Iterator[int | None] = iter(())
         self.overtaken: list[str] = []
         self.held = ""
         self._claimed: Counter[str] = Counter()
@@ -108,7 +109,7 @@ class SwarmStub:
 
         @self.app.get("/v1/pace")
         async def pace() -> Any:
-            return {"in_order": self.in_order}
+            return {"in_order": self.in_order, "episodes": next(self.paces, None)}
 
         @self.app.post("/v1/groups")
         async def groups(request: Request) -> Any:

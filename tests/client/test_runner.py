@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -93,6 +94,43 @@ def test_no_more_episodes_are_open_than_asked_for(kind: str, url: str, stub: Swa
     drive(kind, url, ["a"], lambda *_: 1.0, episodes_per_task=12, concurrency=3)
     assert len(stub.outcomes) == 12
     assert stub.most_open <= 3
+
+
+def test_as_many_episodes_run_as_the_server_wants(kind: str, url: str, stub: SwarmStub) -> None:
+    stub.paces = itertools.repeat(80)
+    opened, opened_here = threading.Barrier(80), asyncio.Barrier(80)
+
+    async def together() -> float:
+        await asyncio.wait_for(opened_here.wait(), 30)
+        return 1.0
+
+    def agent(task: Task, episode: Episode) -> Any:
+        if kind == "async":
+            return together()
+        opened.wait(30)
+        return 1.0
+
+    drive(kind, url, ["a"], agent, episodes_per_task=160)
+    assert len(stub.outcomes) == 160
+    assert stub.most_open == 80
+
+
+def test_no_job_is_lost_when_the_server_wants_fewer_episodes(
+    kind: str, url: str, stub: SwarmStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentjet.client._runner._USUAL_EPISODES", 1)
+    stub.paces = itertools.cycle([5, 4, 1, 2])
+    report = drive(kind, url, ["a"], lambda *_: 1.0, episodes_per_task=300, lease_seconds=1)
+    assert len(report.outcomes) == 300
+    assert stub.most_open <= 5
+
+
+def test_an_agent_that_is_cancelled_ends_the_runner(url: str) -> None:
+    def agent(task: Task, episode: Episode) -> float:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        drive("async", url, ["a", "b"], agent)
 
 
 def test_a_failing_task_leaves_the_others_alone(kind: str, url: str, stub: SwarmStub) -> None:

@@ -110,7 +110,7 @@ class ActiveRequest:
                     finish_reason=finish_reason if is_last else None,
                     top_logprobs=self.top_logprobs[unsent] if wants_top else None,
                     sampled_from=self.sampled_from[unsent] if self.reports else None,
-                    cached_tokens=self.cached_tokens if is_last and finish_reason else None,
+                    cached_tokens=None if self.sent or chunks else self.cached_tokens,
                 )
             )
         self.sent = total

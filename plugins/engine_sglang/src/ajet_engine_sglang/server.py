@@ -188,8 +188,8 @@ class SglangServer(HttpModelServer):
                         self._begun.add(over)
                         self._counted.prompt_tokens += len(request.prompt_ids)
                         # A request that was aborted while it waited does not report cached tokens.
-                        cached = int(event["meta_info"].get("cached_tokens", 0))
-                        self._counted.cached_tokens += cached
+                        cached = event["meta_info"].get("cached_tokens")
+                        self._counted.cached_tokens += cached or 0
                         piece = replace(piece, cached_tokens=cached)
                     self._counted.sampled_tokens += len(piece.token_ids)
                     if piece.token_ids or piece.finish_reason is not None:
