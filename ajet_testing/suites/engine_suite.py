@@ -53,8 +53,11 @@ class EngineSuite(ShapingSuite):
     :cvar capabilities: the engine's declared capabilities; tests of others are skipped.
     :cvar vocab_size: token ids of prompts are below it.
     :cvar max_context: the engine's context limit, at least 400.
+    :cvar reports_cached_tokens: whether its chunks have `GenerateChunk.cached_tokens`.
     :cvar tolerance: maximum difference of a logprob from that of `expected_logprobs`.
     """
+
+    reports_cached_tokens = False
 
     @pytest.fixture
     async def engine(self) -> Engine:
@@ -85,6 +88,22 @@ class EngineSuite(ShapingSuite):
             assert set(answer.versions) == {version}
             assert all(math.isfinite(logprob) and logprob <= 0 for logprob in answer.logprobs)
             assert all(0 <= token < self.vocab_size for token in answer.ids)
+
+    async def test_cached_tokens_are_those_of_the_prompt_that_was_computed(
+        self, engine: Engine
+    ) -> None:
+        """They are reported for whole and for streamed answers, and forgotten with the weights."""
+        if not self.reports_cached_tokens:
+            pytest.skip("the engine does not report cached tokens")
+        await self.serve(engine, 0)
+        prompt = self.prompts(1, 300, 300, seed=77)[0]
+        assert await _cached(engine, prompt) == 0
+        for stream in (False, True):
+            assert 128 <= await _cached(engine, prompt, stream=stream) < len(prompt)
+        half = [*prompt[:200], *self.prompts(1, 50, 50, seed=78)[0]]
+        assert 64 <= await _cached(engine, half) <= 201
+        await self.serve(engine, 1)
+        assert await _cached(engine, prompt) == 0
 
     @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.7])
     async def test_logprobs_are_those_of_the_model(
@@ -525,3 +544,10 @@ class EngineSuite(ShapingSuite):
         await own_engine.close()
         with pytest.raises(EngineError):
             await ask(own_engine, [1])
+
+
+async def _cached(engine: Engine, prompt: list[int], *, stream: bool = False) -> int:
+    """Return the cached tokens that an answer reports once."""
+    answer = await ask(engine, prompt, stream=stream)
+    (count,) = [c.cached_tokens for c in answer.chunks if c.cached_tokens is not None]
+    return count

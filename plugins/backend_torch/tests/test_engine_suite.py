@@ -21,6 +21,7 @@ from ajet_testing.suites.engine_suite import EngineSuite
 
 class TestTorchEngine(EngineSuite):
     capabilities = hooks.ajet_register_engines()[0].capabilities
+    reports_cached_tokens = True
 
     @pytest.fixture(autouse=True)
     def _weights(

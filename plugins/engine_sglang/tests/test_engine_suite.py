@@ -25,6 +25,7 @@ pytestmark = [
 class TestSglangEngine(ModelsCase, EngineSuite):
     capabilities = hooks.ajet_register_engines()[0].capabilities
     max_context = CONTEXT
+    reports_cached_tokens = True
 
     # To mypy, fixtures of pytest_asyncio are functions, and the suite's, those of pytest, are not.
     @pytest_asyncio.fixture(loop_scope="session")

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session"), pytes
 class TestVllmEngine(ModelsCase, EngineSuite):
     capabilities = hooks.ajet_register_engines()[0].capabilities
     max_context = CONTEXT
+    reports_cached_tokens = True
 
     # To mypy, a fixture of pytest_asyncio is a function, and the suite's, one of pytest, is not.
     @pytest_asyncio.fixture(loop_scope="session")
