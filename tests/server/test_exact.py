@@ -12,6 +12,7 @@ from ajet_core.errors import ConfigError
 from ajet_core.interfaces import EngineCapabilities, TrainerCapabilities
 from ajet_core.plugin import EngineSpec, TrainerSpec
 from ajet_core.protocol import (
+    AbortCause,
     BatchConfig,
     LoraConfig,
     MixtureConfig,
@@ -207,7 +208,9 @@ def test_a_task_keeps_its_slot_until_it_is_complete() -> None:
     ("cause", "final", "kept"),
     [("error", False, True), ("error", True, False), ("lease_expired", False, False)],
 )
-def test_a_task_that_is_tried_again_keeps_its_slot(cause: str, final: bool, kept: bool) -> None:
+def test_a_task_that_is_tried_again_keeps_its_slot(
+    cause: AbortCause, final: bool, kept: bool
+) -> None:
     config = BatchConfig(tasks=1, episodes_per_task=2)
     builder = BatchBuilder(config, draws=Draws(seed=1))
     for _ in range(2):
