@@ -146,7 +146,11 @@ class ModelCall:
     async def _begun(self) -> tuple[CompletionService, Exchange]:
         completions = await completion_service(self._service)
         exchange = await completions.begin(
-            self._episode.session, self._asked.request, self._service.store.add_call, self._agent
+            self._episode.session,
+            self._asked.request,
+            self._service.store.add_call,
+            self._agent,
+            is_retry=self._same.is_retry,
         )
         self._exchange = exchange
         return completions, exchange

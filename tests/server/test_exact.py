@@ -100,7 +100,9 @@ def test_a_call_draws_by_episode_prompt_and_how_often_it_was_made() -> None:
     assert again.take([1, 2], 1).seeds == other.seeds
     assert again.take([1, 2, 3], 3).seeds == (*one.seeds, *repeated.seeds)
     # After a restart.
-    restored = EpisodeSeeds("0123456789abcdef-first", [[1, 2, 3], [1, 2], [1, 2, 3]])
+    restored = EpisodeSeeds(
+        "0123456789abcdef-first", [("a", [1, 2, 3]), ("b", [1, 2]), ("c", [1, 2, 3])]
+    )
     assert restored.take([1, 2, 3], 1).seeds == repeated.seeds
 
 

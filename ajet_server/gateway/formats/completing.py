@@ -116,11 +116,18 @@ class CompletionService:
         self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
 
     async def begin(
-        self, session: Session, request: ModelRequest, record: Record, agent: str = ""
+        self,
+        session: Session,
+        request: ModelRequest,
+        record: Record,
+        agent: str = "",
+        *,
+        is_retry: bool = False,
     ) -> Exchange:
         """Make the prompt of a request.
 
         :param agent: name of the calling agent.
+        :param is_retry: whether the client marked the request as a retry.
         :raises ContextLengthError: the prompt leaves no room for an answer in the model's context.
         :raises UnsupportedError: the engine does not support a feature of the request.
         :raises RequestError: the model's template cannot express the messages.
@@ -136,6 +143,9 @@ class CompletionService:
         # another page.
         milliseconds = int(created_at * 1000)
         completion_id = f"{request.id_prefix}{milliseconds:012x}{self._token_hex(6)}"
+        seeds = self._seeds(session, prompt.ids, request.n, is_retry=is_retry)
+        if seeds is not None and seeds.repeats:
+            completion_id = seeds.repeats
         _log.debug("prompt of %s: %s", completion_id, prompt.continuation)
         return Exchange(
             session=session,
@@ -148,7 +158,7 @@ class CompletionService:
             model_name=self.model_name,
             completion_id=completion_id,
             created_at=created_at,
-            seeds=self._seeds(session, prompt.ids, request.n),
+            seeds=seeds,
         )
 
     async def count(self, session: Session, request: ModelRequest) -> int:
@@ -195,12 +205,15 @@ class CompletionService:
         in_vain = request.has_names and not self._renderer.writes_names
         return ("messages.name",) if in_vain else ()
 
-    def _seeds(self, session: Session, prompt_ids: Sequence[int], count: int) -> CallSeeds | None:
+    def _seeds(
+        self, session: Session, prompt_ids: Sequence[int], count: int, *, is_retry: bool
+    ) -> CallSeeds | None:
         if not self._exact:
             return None
         if session.seeds is None:
-            session.seeds = EpisodeSeeds(session.episode_id, session.index.answered_prompts)
-        return session.seeds.take(prompt_ids, count)
+            answered = [(call.call_id, call.prompt_ids) for call in session.index.answered]
+            session.seeds = EpisodeSeeds(session.episode_id, answered)
+        return session.seeds.take(prompt_ids, count, is_retry=is_retry)
 
     def _ids(self, exchange: Exchange, choice: int) -> TokenHex:
         return exchange.seeds.token_hex(choice) if exchange.seeds is not None else self._token_hex

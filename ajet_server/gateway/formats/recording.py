@@ -56,6 +56,12 @@ class CallRecorder:
         """
         if answer is None and not generation.sampled_ids:
             return
+        if exchange.seeds is not None and (repeated := exchange.seeds.repeats):
+            recorded = exchange.session.index.call(repeated)
+            if answer is None or recorded.sampled_ids == generation.sampled_ids:
+                return
+            # Not with the weights of the recorded call.
+            generation.request = replace(generation.request, request_id=f"{repeated}-again")
         saving = asyncio.ensure_future(self._save(exchange, generation, answer))
         self._saving.add(saving)
         saving.add_done_callback(self._saving.discard)

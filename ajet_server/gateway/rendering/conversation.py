@@ -144,10 +144,13 @@ class ConversationIndex:
         return self._digests.messages
 
     @property
-    def answered_prompts(self) -> list[list[int]]:
-        """The prompt of each call that was answered."""
-        calls = self._sharing.values()
-        return [call.prompt_ids for call in calls if call.finish_reason != "abort"]
+    def answered(self) -> list[Call]:
+        """The calls that were answered, in the order in which they were indexed."""
+        return [call for call in self._sharing.values() if call.finish_reason != "abort"]
+
+    def call(self, call_id: str) -> Call:
+        """Return a call of the episode."""
+        return self._sharing[call_id]
 
     def plan(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] | None) -> PromptPlan:
         """Plan a prompt: find the call from which it continues, or the reason why there is none.
