@@ -21,6 +21,7 @@ from ajet_cli.gpu_check.checklist import (
 )
 from ajet_cli.gpu_check.machine import memory_used
 from ajet_cli.gpu_check.work import Gap, Load, make_batch, sample
+from ajet_core.errors import AjetError
 from ajet_core.interfaces import SealReport, StepReport, WeightUpdate
 from ajet_core.plugin import EngineSpec, PluginManager, TrainerSpec
 from ajet_core.protocol import (
@@ -32,7 +33,9 @@ from ajet_core.protocol import (
     RunConfig,
 )
 from ajet_core.timeline import Call, Layout
+from ajet_engines.deltas import CHANNEL as DELTA
 from ajet_installation.settings import Settings
+from ajet_server.run.channels import common_channels
 from ajet_server.run.probing import probed
 from ajet_server.run.run_setup import ResolvedRun, resolve_run
 from ajet_server.run.run_workers import RunWorkers
@@ -56,7 +59,6 @@ _ENGINE_MEMORY = 0.3
 _ALONE: Layout = "separate"
 _TREES: Layout = "group_tree"
 _COLLECTIVE = "collective"
-_IN_PROCESS = "in_process"
 _BOOT_GRACE = 30.0
 
 
@@ -220,9 +222,9 @@ class PairChecks:
 
     async def of_memory_and_channels(self) -> None:
         """Check sleep, and each weight channel that was not used so far."""
-        accepted = self._setup.engine.capabilities.weight_channels
-        for channel in self._setup.trainer.capabilities.weight_channels:
-            if channel in accepted and channel not in (self._channel, _IN_PROCESS):
+        trainer, engine = self._setup.trainer, self._setup.engine
+        for channel in common_channels(trainer, engine, together=False):
+            if channel != self._channel:
                 await self._check(
                     f"channel {channel}", partial(_other_channel, self._setup, channel)
                 )
@@ -373,8 +375,13 @@ async def _trees(pair: RunningPair, dtype: Dtype) -> Finding:
 async def _other_channel(setup: PairSetup, channel: str) -> Finding:
     if channel == _COLLECTIVE and setup.gpus == 1:
         raise NotApplicableError("NCCL needs a GPU for the engine and another for the trainer")
-    async with RunningPair.started(setup, "bfloat16", channel) as pair:
-        return await _weights(pair, "bfloat16")
+    try:
+        async with RunningPair.started(setup, "bfloat16", channel) as pair:
+            return await _weights(pair, "bfloat16")
+    except AjetError as error:
+        if channel == DELTA and "is not installed" in error.message:
+            raise NotApplicableError(error.message) from None
+        raise
 
 
 async def _sleep(setup: PairSetup) -> Finding:

@@ -397,7 +397,7 @@ def test_the_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert names == [
         *("interpreter", "broadcast", "random model"),
         *(f"{name} {dtype}" for dtype in ("bfloat16", "float32") for name in measured),
-        *("channel safetensors_dir", "sleep", "demo"),
+        *("channel safetensors_dir", "channel delta", "sleep", "demo"),
     ]
     checks = dict(zip(names, report.checks, strict=True))
     assert [name for name in names if checks[name].verdict != "pass"] == ["sleep"]
@@ -405,6 +405,7 @@ def test_the_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert trees["tree_tokens"] < trees["tokens"]  # type: ignore[operator]
     weights = checks["weights float32"].figures
     assert weights["changed_mean"] > 100 * weights["gap_mean"]  # type: ignore[operator]
-    assert checks["channel safetensors_dir"].figures["proof"] == "checksums"
+    for channel in ("safetensors_dir", "delta"):
+        assert checks[f"channel {channel}"].figures["proof"] == "checksums"
     assert checks["demo"].figures["steps"] == 1
     assert (report.size, report.devices) == ("tiny", [])
