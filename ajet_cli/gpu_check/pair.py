@@ -33,9 +33,8 @@ from ajet_core.protocol import (
     RunConfig,
 )
 from ajet_core.timeline import Call, Layout
-from ajet_engines.deltas import CHANNEL as DELTA
 from ajet_installation.settings import Settings
-from ajet_server.run.channels import common_channels
+from ajet_server.run.channels import DELTA, common_channels
 from ajet_server.run.probing import probed
 from ajet_server.run.run_setup import ResolvedRun, resolve_run
 from ajet_server.run.run_workers import RunWorkers

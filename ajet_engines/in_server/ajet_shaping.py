@@ -139,9 +139,9 @@ def _bounds_white_space(tokenizer: Any) -> bool:
     return bool(matcher.validate_tokens(tokens) < len(tokens))
 
 
-def _around_separators(found: re.Match[str]) -> str:
+def _around_separators(match: re.Match[str]) -> str:
     """Allow white space only around commas and colons, whose patterns match once."""
-    spaces = json.loads(found[1])
+    spaces = json.loads(match[1])
     separators = {
         "whitespace_flexible": False,
         "item_separator": f"{spaces},{spaces}",

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from ajet_core.errors import ChannelError
 from ajet_core.plugin import EngineSpec, TrainerSpec
-from ajet_engines.deltas import CHANNEL as DELTA
+from ajet_engines.deltas import CHANNEL
 from ajet_server.workers.delta_end import DIRECTORY
 
-__all__ = ["IN_PROCESS", "choose_channel", "common_channels"]
+__all__ = ["DELTA", "IN_PROCESS", "choose_channel", "common_channels"]
 
 IN_PROCESS = "in_process"
+DELTA = CHANNEL
 
 
 def common_channels(trainer: TrainerSpec, engine: EngineSpec, *, together: bool) -> list[str]:
