@@ -7,7 +7,8 @@ many, the tokens of an episode have left the cache before its next turn and are 
 First, `rollout.concurrency` is fixed to each of several numbers; the best one is that with the most
 episodes per second. Then it is ``auto``, for several seeds. The rates are those from the fourth
 batch on. In the case ``lost``, one of two replicas is lost after the fourth batch, and the rates
-are those from the eighth batch on.
+are those from the eighth batch on. In the case ``vllm``, the engine is vLLM with a tiny model
+(`make backends BACKENDS=vllm`), and nothing is trained.
 
     python benchmarks/concurrency.py
     python benchmarks/concurrency.py --case lost --seeds 3
@@ -32,7 +33,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,14 @@ from ajet_installation.settings import Settings
 from ajet_server.serve import serve
 from ajet_testing.plugins import entry_points_of
 from ajet_testing.tokenizers import CORPUS, write_model
+from ajet_worlds import load_world
+from ajet_worlds.tiny_model import create_tiny_model
 
 TASKS, EPISODES = 12, 8
 BATCH = TASKS * EPISODES
 ANSWER = 16
+_ARGUMENTS = "AJET_BENCHMARK_VLLM_ARGUMENTS"
+_VLLM_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Case:
     :param tool_seconds: mean duration of a tool.
     :param lost_after: the batch after which a replica is lost.
     :param skip: batches that do not count.
+    :param engine: ``kv_model`` or ``vllm``.
     """
 
     cache_tokens: int
@@ -74,26 +80,31 @@ class Case:
     replicas: int = 1
     lost_after: int | None = None
     skip: int = 3
+    engine: str = "kv_model"
 
 
 CASES = {
     "cache": Case(20_000),
     "slow_tools": Case(20_000, tool_seconds=1.0),
     "long": Case(40_000, turns=(16, 32)),
+    "vllm": Case(16_384, turns=(4, 8), engine="vllm"),
     "lost": Case(20_000, replicas=2, lost_after=4, skip=7),
 }
 
 
 @contextlib.contextmanager
-def server(directory: Path) -> Iterator[str]:
-    """Run a swarm server with the engine ``kv_model``; yields its URL."""
+def server(directory: Path, arguments: Sequence[str]) -> Iterator[str]:
+    """Run a swarm server, and yield its URL.
+
+    :param arguments: for servers of vLLM.
+    """
     here = str(Path(__file__).resolve().parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, __file__, "--serve", str(directory)],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, _ARGUMENTS: json.dumps(arguments)},
     )
     try:
         assert process.stderr is not None
@@ -124,26 +135,31 @@ def _serve(directory: Path) -> None:
             "model_roots": [directory],
             "port": 0,
             "max_waiting_claims": 2_000,
-        }
+        },
+        workers={"environments": Path(__file__).resolve().parents[1] / ".venvs"},
+        servers={"vllm": {"arguments": json.loads(os.environ.get(_ARGUMENTS, "[]"))}},
     )
     serve(settings, PluginManager(entry_points=points))
 
 
 def config(directory: Path, case: Case, concurrency: int | str) -> RunConfig:
     """Return the run's configuration."""
-    settings = {
-        "reply_ids": [*reply_ids()[: ANSWER - 1], reply_ids()[-1]],
-        "chunk_tokens": ANSWER,
-        "max_context": 16384,
-        "cache_tokens": case.cache_tokens,
-        "replicas": case.replicas,
-        "lost_at": case.lost_after,
-    }
+    settings: dict[str, Any] = {"replicas": case.replicas}
+    trainer = "idle"
+    if case.engine == "kv_model":
+        trainer = "scripted"
+        settings |= {
+            "reply_ids": [*reply_ids()[: ANSWER - 1], reply_ids()[-1]],
+            "chunk_tokens": ANSWER,
+            "max_context": 16384,
+            "cache_tokens": case.cache_tokens,
+            "lost_at": case.lost_after,
+        }
     return RunConfig.model_validate(
         {
             "model": {"path": str(directory / "model"), "renderer": "qwen3"},
-            "engine": {"name": "kv_model", "settings": settings},
-            "trainer": {"name": "scripted"},
+            "engine": {"name": case.engine, "settings": settings},
+            "trainer": {"name": trainer},
             "batch": {"tasks": TASKS, "episodes_per_task": EPISODES},
             "rollout": {
                 "mode": "async",
@@ -230,9 +246,15 @@ def measure(case: Case, concurrency: int | str, batches: int, seed: int) -> dict
     """Run a server and measure one setting."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        write_model(directory / "model", "qwen3")
-        (directory / "model" / "model.safetensors").touch()
-        with server(directory) as url:
+        arguments: list[str] = []
+        if case.engine == "vllm":
+            create_tiny_model(directory / "model", worlds=[load_world("grid")], seed=0)
+            blocks = case.cache_tokens // _VLLM_BLOCK
+            arguments = ["--num-gpu-blocks-override", str(blocks), "--block-size", str(_VLLM_BLOCK)]
+        else:
+            write_model(directory / "model", "qwen3")
+            (directory / "model" / "model.safetensors").touch()
+        with server(directory, arguments) as url:
             rates, limits = asyncio.run(_measure(url, directory, case, concurrency, batches, seed))
     return {
         "concurrency": concurrency,

@@ -1,4 +1,4 @@
-"""An engine with a model of a cache of keys and values, in real time."""
+"""An engine with a model of a cache of keys and values, in real time, and an idle trainer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from ajet_core.interfaces import (
     EngineStats,
     GenerateChunk,
     GenerateRequest,
+    TrainerCapabilities,
+    TrainerInfo,
     WeightUpdate,
     WorkerContext,
 )
-from ajet_core.plugin.components import EngineSpec
+from ajet_core.plugin.components import EngineSpec, TrainerSpec
 from ajet_core.plugin.spec import hookimpl
-from ajet_core.protocol import ModelConfig
+from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_testing.scripted_engine import WEIGHT_CHANNELS, ScriptedEngine, ScriptedEngineSettings
+from ajet_testing.scripted_trainer import ScriptedTrainer
 
 BLOCK = 16
 
@@ -39,6 +42,35 @@ def ajet_register_engines() -> Sequence[EngineSpec]:
             capabilities=EngineCapabilities(weight_channels=WEIGHT_CHANNELS, seals=True),
         ),
     )
+
+
+@hookimpl
+def ajet_register_trainers() -> Sequence[TrainerSpec]:
+    """Register the trainer ``idle``."""
+    return (
+        TrainerSpec(
+            name="idle",
+            target="kv_engine:IdleTrainer",
+            settings="ajet_testing.scripted_trainer:ScriptedTrainerSettings",
+            summary="Publishes the model unchanged; for a benchmark",
+            capabilities=TrainerCapabilities(
+                weight_channels=("safetensors_dir",), algorithm_fields=frozenset()
+            ),
+        ),
+    )
+
+
+class IdleTrainer(ScriptedTrainer):
+    """The scripted trainer, which publishes the directory of the model, for real engines."""
+
+    def start(self, model: ModelConfig, algorithm: AlgorithmConfig) -> TrainerInfo:
+        """Keep the path of the model."""
+        self._path = model.path
+        return super().start(model, algorithm)
+
+    def publish(self, channel: str, policy_version: int) -> WeightUpdate:
+        """Publish the model's own weights as a new version."""
+        return WeightUpdate(channel, policy_version, self._path)
 
 
 class KvEngineSettings(ScriptedEngineSettings):

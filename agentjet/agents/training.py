@@ -56,7 +56,7 @@ def train(
     """Roll a program out on a dataset to train its model.
 
     ```python
-    report = train(solve, tasks, epochs=3, concurrency=64)
+    report = train(solve, tasks, epochs=3)
     ```
 
     An exception in the program aborts only its episode, which is retried up to `retries` times.
