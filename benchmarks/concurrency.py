@@ -25,13 +25,8 @@ import itertools
 import json
 import os
 import random
-import re
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -41,6 +36,7 @@ from typing import Any
 from load import Connection, reply_ids
 from options import at_least
 from reporting import report
+from stub_processes import child
 
 from agentjet import AsyncSwarmClient, RunConfig, Task
 from ajet_core import credentials
@@ -100,26 +96,9 @@ def server(directory: Path, arguments: Sequence[str]) -> Iterator[str]:
     """
     here = str(Path(__file__).resolve().parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        [sys.executable, __file__, "--serve", str(directory)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, _ARGUMENTS: json.dumps(arguments)},
-    )
-    try:
-        assert process.stderr is not None
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if found := re.search(r"listening on (http://127\.0\.0\.1:\d+)", line):
-                break
-        else:
-            raise RuntimeError(f"the server did not start:\n{''.join(said)}")
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield found[1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
+    env = {**os.environ, "PYTHONPATH": path, _ARGUMENTS: json.dumps(arguments)}
+    with child([__file__, "--serve", str(directory)], env) as process:
+        yield f"http://127.0.0.1:{process.port}"
 
 
 def _serve(directory: Path) -> None:

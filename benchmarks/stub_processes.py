@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,22 +47,26 @@ class Child:
 @contextmanager
 def gateway(run_dir: Path, model_dir: Path) -> Iterator[Child]:
     """Run a swarm server with the scripted engine and trainer."""
-    with _child("gateway", str(run_dir), str(model_dir)) as child:
-        yield child
+    with child([__file__, "gateway", str(run_dir), str(model_dir)]) as process:
+        yield process
 
 
 @contextmanager
 def bare_recorder(reply: Path) -> Iterator[Child]:
     """Run a server that parses requests, keeps them in memory and answers with a file's content."""
-    with _child("bare", str(reply)) as child:
-        yield child
+    with child([__file__, "bare", str(reply)]) as process:
+        yield process
 
 
 @contextmanager
-def _child(*arguments: str) -> Iterator[Child]:
-    """Run this file in a process, and read its port from standard error."""
-    command = [sys.executable, __file__, *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def child(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[Child]:
+    """Run a Python program in a process, and read its port from standard error.
+
+    :param command: the program's file and arguments.
+    """
+    process = subprocess.Popen(
+        [sys.executable, *command], stderr=subprocess.PIPE, text=True, env=env
+    )
     try:
         assert process.stderr is not None
         said = []
@@ -71,7 +75,7 @@ def _child(*arguments: str) -> Iterator[Child]:
             if found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
                 break
         else:
-            raise RuntimeError(f"{arguments[0]} did not start:\n{''.join(said)}")
+            raise RuntimeError(f"{command[0]} did not start:\n{''.join(said)}")
         # Pass on the rest of its output, which would otherwise fill the pipe.
         threading.Thread(
             target=lambda: sys.stderr.writelines(process.stderr or ()), daemon=True

@@ -6,6 +6,7 @@ import heapq
 import random
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -138,8 +139,8 @@ def test_slow_tools_are_worth_misses() -> None:
 
 
 @pytest.mark.parametrize("world", [{"reports": False}, {"caches": False}])
-def test_an_engine_without_a_cache_of_prefixes_has_no_limit(world: dict[str, bool]) -> None:
-    made = World(10_000, Concurrency("auto"), **world)  # type: ignore[arg-type]
+def test_an_engine_without_a_cache_of_prefixes_has_no_limit(world: dict[str, Any]) -> None:
+    made = World(10_000, Concurrency("auto"), **world)
     made.run(100)
     assert made.concurrency.limit is None
     assert made.concurrency.advised is None
