@@ -370,7 +370,7 @@ class SwarmService:
                     episode.record.client_id,
                     now - episode.called_at,
                     self.episodes.open.lease_left(episode),
-                    len(episode.calls_running),
+                    episode.running,
                     steps_ago=self.board.policy_version - episode.record.claim_version,
                     late=episode.record.episode_id in late,
                 )

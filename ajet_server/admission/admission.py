@@ -12,7 +12,7 @@ from ajet_core.interfaces import EpisodeRecord, JointRecord
 from ajet_core.protocol import ClaimRequest, MixtureConfig, Quarantine, ServerState
 from ajet_core.timeline import Call
 from ajet_server.admission.batching import BatchBuilder
-from ajet_server.admission.concurrency import Concurrency
+from ajet_server.admission.concurrency import CallUse, Concurrency
 from ajet_server.admission.waiting import Granted, Ticket, WaitingLine
 from ajet_server.observe.events import EventLog
 from ajet_server.security.api_keys import hash_secret, new_episode_key
@@ -254,7 +254,11 @@ class Admission:
 
         :param cached_tokens: prompt tokens that the engine read from its cache; None if unknown.
         """
-        if self._concurrency.called(call, cached_tokens, self._open_episodes, self._clock()):
+        self.used(CallUse.of(call, cached_tokens))
+
+    def used(self, use: CallUse) -> None:
+        """Record what a call of an open episode used of the engine's cache."""
+        if self._concurrency.called(use, self._open_episodes, self._clock()):
             self.admit()
 
     # --- The run ----------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, Self
 
 from ajet_core.timeline import Call
 
@@ -32,6 +33,38 @@ _MEMORY, _TARGET_MEMORY = 0.93, 0.95
 _FEWEST_LOOKS, _LEAST_SPREAD = 4.0, 0.06
 # The mean length is that of about so many calls.
 _CALLS_OF_MEAN = 512
+
+
+@dataclass(frozen=True, slots=True)
+class CallUse:
+    """What a call used of the engine's cache.
+
+    :param length: number of tokens of its prompt and answer.
+    :param cached: prompt tokens that the engine read from its cache; None if it does not report
+        them.
+    :param expected: prompt tokens that the engine had computed for the same episode with the same
+        weights; None if weights have changed since.
+    :param version: of the weights that sampled its first token, None without tokens.
+    """
+
+    length: int
+    cached: int | None
+    expected: int | None
+    version: int | None
+
+    @classmethod
+    def of(cls, call: Call, cached: int | None) -> Self:
+        """Return what a call used.
+
+        :param cached: as in the class.
+        """
+        version, base = call.policy_versions[:1], call.base
+        expected: int | None = 0
+        if base is not None:
+            same = version == base.policy_versions[-1:]
+            # The keys and values of the last sampled token are not computed.
+            expected = max(0, min(call.shared, base.length - 1) - _BLOCK) if same else None
+        return cls(call.length, cached, expected, version[0] if version else None)
 
 
 class Concurrency:
@@ -68,7 +101,7 @@ class Concurrency:
         self._settling = False
         self._bound = False
         self._ended, self._ended_ever = 0, 0
-        self._version: list[int] = []
+        self._version: int | None = None
         # Whether anything was ever found in the cache, and whether the search for it has ended.
         self._finds, self._hopeless, self._unreported = False, False, 0
         # Since the last look.
@@ -107,15 +140,17 @@ class Concurrency:
         self._ended += 1
         self._ended_ever += 1
 
-    def called(self, call: Call, cached: int | None, open_episodes: int, now: float) -> bool:
+    def called(self, use: CallUse, open_episodes: int, now: float) -> bool:
         """Record a call; return whether the limit may have risen.
 
-        :param cached: prompt tokens that the engine read from its cache; None if it does not report
-            them. If it never does, or finds none, there is no limit.
+        If the engine never reports what it reads from its cache, or finds nothing there, there is
+        no limit.
+
         :param now: seconds, monotonic.
         """
         if not self._auto:
             return False
+        cached = use.cached
         if cached is None:
             # An answer that was cut short, or an engine that never reports them.
             self._unreported += 1
@@ -125,23 +160,20 @@ class Concurrency:
         self._hopeless &= not self._finds
         if self._since is None:
             self._since = now
-        version, base = call.policy_versions[:1], call.base
         since, limit = self._since, self.advised or 0
-        self._steady &= open_episodes >= _USED * limit and version == self._version
-        self._version = version
+        self._steady &= open_episodes >= _USED * limit and use.version == self._version
+        self._version = use.version
         self._calls += 1
-        self._tokens += call.length
+        self._tokens += use.length
         self._open += open_episodes
         self._seen = min(_CALLS_OF_MEAN, self._seen + 1)
-        self._mean_length += (call.length - self._mean_length) / self._seen
-        if base is not None and version == base.policy_versions[-1:]:
-            # The keys and values of the last sampled token are not computed.
-            expected = max(0, min(call.shared, base.length - 1) - _BLOCK)
-            self._expected += expected
-            self._found += min(cached, expected)
-        elif base is not None:
+        self._mean_length += (use.length - self._mean_length) / self._seen
+        if use.expected is None:
             # New weights emptied the cache, which slows all episodes down for a while.
             self._steady = False
+        else:
+            self._expected += use.expected
+            self._found += min(cached, use.expected)
         if self._settling and open_episodes > limit:
             self._look_from(now)
             return False

@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ajet_core.errors import EpisodeClosedError
 from ajet_core.interfaces import EpisodeRecord
@@ -24,6 +24,18 @@ _PATIENCE, _MOST_PATIENCE = 2.0, 30.0
 _LOOK_SECONDS = 0.25
 
 
+class CallsElsewhere(Protocol):
+    """The calls of an episode that another process answers.
+
+    :ivar running: the number of calls being answered, as last reported.
+    """
+
+    running: int
+
+    async def close(self) -> None:
+        """Cancel the calls, and begin no more; what they sampled is recorded when this returns."""
+
+
 @dataclass(slots=True)
 class OpenEpisode:
     """An episode that may make calls.
@@ -34,6 +46,7 @@ class OpenEpisode:
     :ivar called_at: clock time of the last model call, or of the claim.
     :ivar ends_at: clock time at which the episode is aborted, whatever its client does.
     :ivar silent: whether its client missed its heartbeats, so that its slot was given away.
+    :ivar elsewhere: its calls in another process that has opened it.
     """
 
     record: EpisodeRecord
@@ -44,6 +57,12 @@ class OpenEpisode:
     silent: bool = False
     calls_running: set[asyncio.Task[Any]] = field(default_factory=set)
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    elsewhere: CallsElsewhere | None = None
+
+    @property
+    def running(self) -> int:
+        """The number of calls being answered."""
+        return len(self.calls_running) + (self.elsewhere.running if self.elsewhere else 0)
 
     @property
     def expires_at(self) -> float:
@@ -56,6 +75,8 @@ class OpenEpisode:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        if self.elsewhere is not None:
+            await self.elsewhere.close()
 
 
 class OpenEpisodes:
@@ -146,6 +167,10 @@ class OpenEpisodes:
             self._silences.add(self._silent_at(episode) or now, episode.record.episode_id)
         return was_silent
 
+    def called(self, episode: OpenEpisode) -> None:
+        """Record that a call of the episode began or ended."""
+        episode.called_at = self._moved_at = self._clock()
+
     def lease_left(self, episode: OpenEpisode) -> float:
         """Return the seconds until the lease expires."""
         return max(0.0, episode.expires_at - self._clock())
@@ -170,7 +195,7 @@ class OpenEpisodes:
             yield task
         finally:
             episode.calls_running.discard(task)
-            episode.called_at = self._moved_at = self._clock()
+            self.called(episode)
 
     def expired(self) -> list[OpenEpisode]:
         """Return the episodes whose leases have expired."""
@@ -196,7 +221,7 @@ class OpenEpisodes:
         episode = self._open.get(episode_id)
         if episode is None:
             return None
-        if episode.calls_running:
+        if episode.running:
             # The response renews the lease.
             return min(episode.ends_at, self._clock() + episode.record.lease_seconds)
         return episode.expires_at
@@ -206,7 +231,7 @@ class OpenEpisodes:
         episode = self._open.get(episode_id)
         if episode is None or episode.silent:
             return None
-        if episode.calls_running:
+        if episode.running:
             return self._clock() + BEATS_MISSED * (episode.record.heartbeat_seconds or 1.0)
         return self._silent_at(episode)
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence, Set
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+    Set,
+)
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -44,6 +53,8 @@ class EpisodeRegistry:
     :param open_episodes: the episodes that are open.
     :param admission: receives the outcome of each episode.
     :param evaluations: counts evaluation episodes.
+    :param answers_calls: whether this process answers calls, and thus needs the conversations of
+        the episodes that it restores.
     :param clock: seconds, monotonic, for leases.
     :param wall_clock: Unix time in seconds, for records.
     :param listeners: called with every episode whose outcome is durable.
@@ -61,6 +72,7 @@ class EpisodeRegistry:
         open_episodes: OpenEpisodes,
         admission: Admission,
         evaluations: Evaluations,
+        answers_calls: bool = True,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         listeners: Iterable[EpisodeListener] = (),
@@ -73,6 +85,7 @@ class EpisodeRegistry:
         self._wall_clock = wall_clock
         self._admission = admission
         self._evaluations = evaluations
+        self._answers_calls = answers_calls
         self._listeners = list(listeners)
         self._waited_at = clock()
         self.open = open_episodes
@@ -84,7 +97,8 @@ class EpisodeRegistry:
             calls = (await self._store.calls([record.episode_id]))[record.episode_id]
             # The number of calls would be wrong: a call whose write failed leaves a gap.
             following = max((call.index for call in calls), default=-1) + 1
-            session = Session(record.episode_id, ConversationIndex.restore(calls), following)
+            index = ConversationIndex.restore(calls if self._answers_calls else ())
+            session = Session(record.episode_id, index, following)
             self._add(self.open.opened(record, session))
             self._admission.restored(record)
         for record in self._store.loose("prepared"):
@@ -323,6 +337,26 @@ class EpisodeRegistry:
                 yield task
             finally:
                 self._saw(episode)
+
+    @contextlib.asynccontextmanager
+    async def counted(self, episode: OpenEpisode) -> AsyncIterator[None]:
+        """Count a call of the episode for the limits while the context is open.
+
+        :raises BusyError: the episode or its tenant has reached its limit of calls.
+        """
+        with self._tenants.call(episode.record, episode.session.next_index):
+            yield
+
+    def called_elsewhere(self, episode_id: str, running: int) -> None:
+        """Record a sign of life of an episode whose calls another process answers.
+
+        :param running: the number of its calls being answered.
+        """
+        episode = self.open.get(episode_id)
+        if episode is not None and episode.elsewhere is not None:
+            episode.elsewhere.running = running
+            self._saw(episode)
+            self.open.called(episode)
 
     def _add(self, episode: OpenEpisode) -> None:
         self.open.add(episode)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncIterator
-from typing import Annotated
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Request
 from pydantic import WithJsonSchema
@@ -61,6 +61,7 @@ from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.documented import ENDED, ERRORS, REFUSED, openapi_document
 from ajet_server.http.json_route import JsonRoute
 from ajet_server.http.limits import BodyLimit
+from ajet_server.http.model_service import ModelService
 from ajet_server.http.visibility import (
     engine_metrics_for,
     evaluations_for,
@@ -80,13 +81,35 @@ _KEEPALIVE_SECONDS = 15.0
 _NO_NULL = WithJsonSchema({"type": "integer", "minimum": 0})
 
 
+EXCEPTION_HANDLERS: dict[Any, Callable[[Request, Exception], Any]] = {
+    AjetError: http_errors.on_ajet_error,
+    ClientDisconnect: http_errors.on_client_gone,
+    HTTPException: http_errors.on_http_exception,
+    Exception: http_errors.on_unexpected,
+}
+"""What becomes of an exception of a route, by its class."""
+
+
+def model_service(service: SwarmService) -> ModelService:
+    """Return what agents' routes need of a server that answers their calls itself."""
+    return ModelService(
+        settings=service.settings.server,
+        board=service.board,
+        episodes=service.episodes,
+        run=service.coordinator,
+        add_call=service.store.add_call,
+        started_at=service.started_at,
+        silence=lambda seconds: service.silence(seconds),
+    )
+
+
 def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
     """Create the application of one server."""
     settings = service.settings.server
     audit = AuditLog(settings.run_dir.resolve())
     router = APIRouter(route_class=JsonRoute, responses=ERRORS)
     # They are compared in this order: first those with most of the requests.
-    llm_routes.add_routes(router, service)
+    llm_routes.add_routes(router, model_service(service))
     _add_episode_routes(router, service, settings.public_url)
     _add_run_routes(router, service, audit)
     _add_view_routes(router, service)
@@ -108,14 +131,10 @@ def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
                 max_in_flight=settings.max_bytes_in_flight,
             ),
         ],
-        exception_handlers={
-            AjetError: http_errors.on_ajet_error,
-            ClientDisconnect: http_errors.on_client_gone,
-            HTTPException: http_errors.on_http_exception,
-            Exception: http_errors.on_unexpected,
-        },
+        exception_handlers=EXCEPTION_HANDLERS,
     )
     app.state.service = service
+    app.state.throttled = service.throttled
     app.state.audit = audit
     return app
 

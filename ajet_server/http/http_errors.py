@@ -39,7 +39,7 @@ def error_response(error: AjetError, path: str) -> JSONResponse:
 def note_refusal(scope: Scope, error: AjetError) -> None:
     """Count a request that was refused with 429."""
     if error.status == BusyError.status:
-        scope["app"].state.service.throttled.note(error.message)
+        scope["app"].state.throttled.note(error.message)
 
 
 async def on_ajet_error(request: Request, error: Exception) -> JSONResponse:

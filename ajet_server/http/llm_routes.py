@@ -28,8 +28,8 @@ from ajet_server.gateway.formats.table import (
 )
 from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.model_calls import ModelCall, completion_service
+from ajet_server.http.model_service import ModelService
 from ajet_server.security.api_keys import bearer
-from ajet_server.service import SwarmService
 
 MODELS_PATH = "/v1/models"
 COUNT_PATH = "/v1/messages/count_tokens"
@@ -41,7 +41,7 @@ _MAX_AGENT_NAME = 256
 _LARGE_BODY = 2**17
 
 
-def add_routes(router: APIRouter, service: SwarmService) -> None:
+def add_routes(router: APIRouter, service: ModelService) -> None:
     """Add the routes of all dialects.
 
     They are plain Starlette routes: the dialect parses their bodies, because it defines which
@@ -50,12 +50,12 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
 
     async def models(request: Request) -> Response:
         await service.episodes.authenticate(episode_key(request))
-        name = service.coordinator.model_name or "default"
+        name = service.run.model_name or "default"
         return JSONResponse(models_list(name, int(service.started_at)))
 
     async def model(request: Request) -> Response:
         await service.episodes.authenticate(episode_key(request))
-        name = service.coordinator.model_name or "default"
+        name = service.run.model_name or "default"
         asked = request.path_params["model"]
         if asked != name:
             raise NotFoundError(
@@ -116,7 +116,7 @@ class CallRoute:
         requests between two of them.
     """
 
-    def __init__(self, service: SwarmService, dialect: Dialect, reading: asyncio.Lock) -> None:
+    def __init__(self, service: ModelService, dialect: Dialect, reading: asyncio.Lock) -> None:
         self._service = service
         self._dialect = dialect
         self._reading = reading
@@ -125,7 +125,7 @@ class CallRoute:
         request = Request(scope, receive, send)
         service = self._service
         episode = await service.episodes.authenticate(episode_key(request))
-        with service.tenants.call(episode.record, episode.session.next_index):
+        async with service.episodes.counted(episode):
             body = await request.body()
             if len(body) > _LARGE_BODY:
                 async with self._reading:
@@ -135,10 +135,10 @@ class CallRoute:
             else:
                 asked = self._dialect.read(body, episode.session)
             if episode.record.kind == "eval":
-                sampling = service.evaluations.config.sampling
+                sampling = service.run.evaluation_sampling
                 asked = replace(asked, request=evaluated(asked.request, sampling))
             agent = _agent_name(request) or speaker(
-                asked.request.messages, service.coordinator.agents
+                asked.request.messages, service.run.agents
             )
             same = SameRequest.read(request.headers, scope["path"], agent, body)
             call = ModelCall(service, episode, request, self._dialect, asked, agent, same)

@@ -24,7 +24,7 @@ from ajet_server.gateway.formats.exchange import Exchange
 from ajet_server.gateway.formats.retries import SameRequest, SharedAnswer
 from ajet_server.http.disconnect import until_disconnect, when_unread
 from ajet_server.http.http_errors import internal_error
-from ajet_server.service import SwarmService
+from ajet_server.http.model_service import ModelService
 
 _log = logging.getLogger("ajet.server")
 
@@ -35,13 +35,13 @@ MAX_TOKENS_HEADER = "x-ajet-max-tokens"
 """Response header: the limit on the answer's tokens, if it is lower than the requested one."""
 
 
-async def completion_service(service: SwarmService) -> CompletionService:
+async def completion_service(service: ModelService) -> CompletionService:
     """Return the server's completion service; wait for it during the first boot."""
-    coordinator = service.coordinator
-    await service.board.wait_until(lambda: coordinator.chat is not None or not coordinator.running)
-    if coordinator.chat is None:
+    run = service.run
+    await service.board.wait_until(lambda: run.chat is not None or not run.running)
+    if run.chat is None:
         raise service.board.not_running()
-    return coordinator.chat
+    return run.chat
 
 
 class ModelCall:
@@ -49,7 +49,7 @@ class ModelCall:
 
     def __init__(  # noqa: PLR0917 - who asks, where, how, what
         self,
-        service: SwarmService,
+        service: ModelService,
         episode: OpenEpisode,
         request: Request,
         dialect: Dialect,
@@ -93,13 +93,13 @@ class ModelCall:
 
     @property
     def _model_name(self) -> str:
-        return self._service.coordinator.model_name or "default"
+        return self._service.run.model_name or "default"
 
     def _stream_headers(self) -> dict[str, str]:
         return {**self._headers(), "cache-control": "no-store"}
 
     def _headers(self) -> dict[str, str]:
-        request, completions = self._asked.request, self._service.coordinator.chat
+        request, completions = self._asked.request, self._service.run.chat
         names = request.ignored
         if completions is not None:
             names += completions.without_effect(request)
@@ -148,7 +148,7 @@ class ModelCall:
         exchange = await completions.begin(
             self._episode.session,
             self._asked.request,
-            self._service.store.add_call,
+            self._service.add_call,
             self._agent,
             is_retry=self._same.is_retry,
         )
@@ -170,7 +170,7 @@ class ModelCall:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         writer: StreamWriter | None = None
 
-        silence = self._service.silence(self._service.settings.server.stream_heartbeat_seconds)
+        silence = self._service.silence(self._service.settings.stream_heartbeat_seconds)
 
         def send(chunks: Iterable[bytes]) -> None:
             for chunk in chunks:
@@ -239,7 +239,7 @@ class ModelCall:
 
     @property
     def _deadline(self) -> float:
-        return self._service.settings.server.call_deadline_seconds
+        return self._service.settings.call_deadline_seconds
 
     def _too_slow(self) -> DeadlineError:
         return DeadlineError(

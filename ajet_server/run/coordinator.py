@@ -14,6 +14,7 @@ from ajet_core.interfaces import RunRecord
 from ajet_core.protocol import (
     EngineServers,
     ErrorDetail,
+    EvaluationSampling,
     MixtureConfig,
     MixtureStatus,
     ResumeRequest,
@@ -69,6 +70,11 @@ class Coordinator:
     def agents(self) -> Mapping[str, str]:
         """The system prompts of agents, by agent name."""
         return self._run.config.rollout.agents if self._run else {}
+
+    @property
+    def evaluation_sampling(self) -> EvaluationSampling:
+        """How calls of evaluation episodes are sampled."""
+        return self._parts.evaluations.config.sampling
 
     @property
     def running(self) -> bool:

@@ -177,14 +177,27 @@ class Tenants:
                 "(setting server.max_calls_at_once)",
                 retry_after=_RETRY_SECONDS,
             )
-        self._check(tenant, "calls_at_once", self._calls[tenant], "wait until a call completes")
         self._episode_calls[episode] += 1
-        self._calls[tenant] += 1
         try:
-            yield
+            with self.call_of(tenant):
+                yield
         finally:
             _take(self._episode_calls, episode)
-            _take(self._calls, tenant)
+
+    @contextmanager
+    def call_of(self, tenant: str) -> Iterator[None]:
+        """Count a model call of the tenant while the block runs.
+
+        :raises BusyError: the tenant has reached its limit of calls.
+        """
+        self._check(tenant, "calls_at_once", self._calls[tenant], "wait until a call completes")
+        with self._using(self._calls, tenant):
+            yield
+
+    def limits_calls(self, tenant: str) -> bool:
+        """Return whether the calls that a tenant makes at once are limited."""
+        token = None if tenant in OWN_TENANTS else self._book.get(tenant)
+        return token is not None and token.quotas.calls_at_once is not None
 
     @contextmanager
     def stream(self, token: Token) -> Iterator[None]:

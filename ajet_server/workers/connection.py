@@ -84,29 +84,33 @@ class WorkerConnection:
                 self._cancel(call_id)
 
     async def read(self) -> None:
-        """Pass responses to their callers until the worker closes its end.
+        """Pass responses to their callers until the other end is closed.
 
         :raises Exception: a frame is malformed.
         """
         async for frame in frames.read(self._reader):
-            kind, *rest = frame
-            if kind == frames.CHUNKS:
-                for call_id, chunk in rest[0]:
-                    if (stream := self._streams.get(call_id)) is not None:
-                        stream.put_nowait(unpack_chunk(chunk))
-                continue
-            call_id, value = rest
-            failure = error_from_payload(value) if kind == frames.ERROR else None
-            if (stream := self._streams.get(call_id)) is not None:
-                stream.put_nowait(failure)
-                continue
-            future = self._pending.get(call_id)
-            if future is None or future.done():
-                continue
-            if failure is None:
-                future.set_result(value)
-            else:
-                future.set_exception(failure)
+            self.receive(frame)
+
+    def receive(self, frame: list[Any]) -> None:
+        """Pass a response to its caller."""
+        kind, *rest = frame
+        if kind == frames.CHUNKS:
+            for call_id, chunk in rest[0]:
+                if (stream := self._streams.get(call_id)) is not None:
+                    stream.put_nowait(unpack_chunk(chunk))
+            return
+        call_id, value = rest
+        failure = error_from_payload(value) if kind == frames.ERROR else None
+        if (stream := self._streams.get(call_id)) is not None:
+            stream.put_nowait(failure)
+            return
+        future = self._pending.get(call_id)
+        if future is None or future.done():
+            return
+        if failure is None:
+            future.set_result(value)
+        else:
+            future.set_exception(failure)
 
     def lose(self, reason: str) -> None:
         """Fail all present and future calls, because the worker has ended."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import importlib
 import socket
 import sys
-import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +30,7 @@ from ajet_core.interfaces import (
     WorkerContext,
 )
 from ajet_server.workers import frames, methods
+from ajet_server.workers.callee import Callee, CallInProgress, Handler
 from ajet_server.workers.codec import (
     BootPlan,
     BootReport,
@@ -43,12 +42,10 @@ from ajet_server.workers.codec import (
 )
 from ajet_server.workers.delta_end import DeltaEnd
 from ajet_server.workers.methods import Method
+from ajet_server.workers.rendezvous import accepted
 
 P = TypeVar("P")
 R = TypeVar("R")
-
-_Handler = Callable[[int, Any], Awaitable[Any]]
-"""Handles a call: takes its id and its plain parameters, and returns its plain result."""
 
 _CLOSE_SECONDS = 2.0
 # A new worker would start in about this time.
@@ -85,6 +82,10 @@ def _plain_result(method: Method[P, R], result: R) -> Any:
     return None if method.result is NoneType else to_plain(result)
 
 
+def _failed(method: str) -> type[AjetError]:
+    return WorkerBootError if method == methods.BOOT.name else WorkerError
+
+
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """Disable the garbage collector during a boot, and freeze the objects created by it.
@@ -104,21 +105,22 @@ class WorkerHost:
     """Creates the components and serves one server after the other with them."""
 
     def __init__(self) -> None:
-        self._writer: frames.FrameWriter
+        self._server: Callee | None = None
+        self._callers: dict[str, asyncio.Task[None]] = {}
+        self._called_by: set[Callee] = set()
         self._booted: tuple[BootPlan, BootReport] | None = None
         self._asleep = False
         self._engine: Engine | None = None
         self._trainer: Trainer | None = None
         self._weights: DeltaEnd
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._chunks: list[list[Any]] = []
-        self._handlers: dict[str, _Handler] = dict(
+        self._handlers: dict[str, Handler] = dict(
             [
                 (methods.GENERATE, self._generate),
                 (methods.BOOT.name, self._boot_of_any_version),
                 self._on_loop(methods.ADOPT, self._adopt),
                 self._on_loop(methods.PING, self._ping),
+                self._on_loop(methods.LISTEN, self._listen),
                 self._on_engine(methods.UPDATE_WEIGHTS, self._update_weights),
                 self._on_engine(methods.SEAL, lambda engine, _: engine.seal()),
                 self._on_engine(methods.PAUSE, lambda engine, _: engine.pause()),
@@ -145,19 +147,11 @@ class WorkerHost:
             disappeared without ending it.
         """
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
-        self._writer = frames.FrameWriter(writer)
+        self._server = Callee(self._handlers, frames.FrameWriter(writer), _failed)
         async for frame in frames.read(reader):
-            kind, *rest = frame
-            if kind == frames.END:
+            if frame[0] == frames.END:
                 return False
-            call_id = rest[0]
-            if kind == frames.CALL:
-                method, params = rest[1:]
-                task = asyncio.create_task(self._answer(call_id, method, params))
-                self._tasks[call_id] = task
-                task.add_done_callback(functools.partial(self._forget, call_id))
-            elif kind == frames.CANCEL and (running := self._tasks.get(call_id)) is not None:
-                running.cancel()
+            self._server.receive(frame)
         return self._booted is not None
 
     async def cancel_calls(self) -> bool:
@@ -165,17 +159,14 @@ class WorkerHost:
 
         A training step continues: it cannot be interrupted.
         """
-        running = list(self._tasks.values())
-        for task in running:
-            task.cancel()
-        if not running:
-            return True
-        _, unending = await asyncio.wait(running, timeout=_CLOSE_SECONDS)
-        return not unending
+        calling = [*self._called_by, *([] if self._server is None else [self._server])]
+        return all(await asyncio.gather(*(callee.cancel_all() for callee in calling)))
 
     async def close(self) -> None:
         """Close the components."""
         await self.cancel_calls()
+        for accepting in self._callers.values():
+            accepting.cancel()
         # Do not wait for a step in progress: it would keep the worker's memory allocated.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -184,28 +175,37 @@ class WorkerHost:
                 if self._trainer is not None:
                     await self._in_thread(lambda trainer: trainer.close())
         self._trainer_thread.shutdown(wait=False)
+        if self._server is not None:
+            self._server.close()
 
-    def _forget(self, call_id: int, _: asyncio.Task[None]) -> None:
-        self._tasks.pop(call_id, None)
+    async def _listen(self, path: str) -> None:
+        """Let other processes of this user connect to `path` to call `ServingEngine.generate`."""
+        if path not in self._callers:
+            listening = asyncio.get_running_loop().create_future()
+            accepting = asyncio.create_task(self._accept(Path(path), listening))
+            self._callers[path] = accepting
+            await asyncio.wait([accepting, listening], return_when=asyncio.FIRST_COMPLETED)
+            if accepting.done():
+                del self._callers[path]
+                await accepting
 
-    async def _answer(self, call_id: int, method: str, params: Any) -> None:
+    async def _accept(self, path: Path, listening: asyncio.Future[None]) -> None:
+        async with asyncio.TaskGroup() as serving:
+            async for connection in accepted(path, listening):
+                serving.create_task(self._serve_caller(connection))
+
+    async def _serve_caller(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
+        generate = {methods.GENERATE: self._generate}
+        callee = Callee(generate, frames.FrameWriter(writer))
+        self._called_by.add(callee)
         try:
-            handler = self._handlers.get(method)
-            if handler is None:
-                raise WorkerError(f"unknown method {method!r}")
-            answer = frames.pack([frames.RESULT, call_id, await handler(call_id, params)])
-        except asyncio.CancelledError:
-            answer = frames.pack([frames.RESULT, call_id, None])
-        except AjetError as error:
-            answer = frames.pack([frames.ERROR, call_id, error.to_payload()])
-        # A component may raise anything, and the caller is in another process: report it there.
-        except Exception as error:  # noqa: BLE001
-            text = "".join(traceback.format_exception(error)[-12:])
-            cls = WorkerBootError if method == methods.BOOT.name else WorkerError
-            failure = cls(f"{method} failed:\n{text}").to_payload()
-            answer = frames.pack([frames.ERROR, call_id, failure])
-        self._flush_chunks()
-        self._writer.write(answer)
+            async for frame in frames.read(reader):
+                callee.receive(frame)
+        finally:
+            self._called_by.discard(callee)
+            await callee.cancel_all()
+            callee.close()
 
     def _need_engine(self) -> Engine:
         if self._engine is None:
@@ -221,30 +221,30 @@ class WorkerHost:
 
     def _on_loop(
         self, method: Method[P, R], answer: Callable[[P], Awaitable[R]]
-    ) -> tuple[str, _Handler]:
-        async def handle(_: int, plain: Any) -> Any:
+    ) -> tuple[str, Handler]:
+        async def handle(_: CallInProgress, plain: Any) -> Any:
             return _plain_result(method, await answer(from_plain(method.params, plain)))
 
         return method.name, handle
 
     def _on_engine(
         self, method: Method[P, R], answer: Callable[[Engine, P], Awaitable[R]]
-    ) -> tuple[str, _Handler]:
+    ) -> tuple[str, Handler]:
         return self._on_loop(method, lambda params: answer(self._need_engine(), params))
 
     def _on_trainer(
         self, method: Method[P, R], answer: Callable[[Trainer, P], R]
-    ) -> tuple[str, _Handler]:
+    ) -> tuple[str, Handler]:
         # Batches may have millions of tokens: convert them in the trainer's thread too.
         def work(trainer: Trainer, plain: Any) -> Any:
             return _plain_result(method, answer(trainer, from_plain(method.params, plain)))
 
-        async def handle(_: int, plain: Any) -> Any:
+        async def handle(_: CallInProgress, plain: Any) -> Any:
             return await self._in_thread(lambda trainer: work(trainer, plain))
 
         return method.name, handle
 
-    async def _boot_of_any_version(self, _: int, plain: Any) -> Any:
+    async def _boot_of_any_version(self, _: CallInProgress, plain: Any) -> Any:
         # Check before reading the plan: another version may have a different format.
         _check_version(plain.get("version"))
         return to_plain(await self._boot(from_plain(methods.BOOT.params, plain)))
@@ -320,24 +320,16 @@ class WorkerHost:
     async def _ping(self, _: None) -> None:
         """Do nothing: the response shows that the worker is alive."""
 
-    async def _generate(self, call_id: int, params: Any) -> None:
+    async def _generate(self, call: CallInProgress, params: Any) -> None:
         request = unpack_request(params)
         chunks = self._need_engine().generate(request)
         try:
             async for chunk in chunks:
-                if not self._chunks:
-                    asyncio.get_running_loop().call_soon(self._flush_chunks)
-                self._chunks.append([call_id, pack_chunk(chunk)])
+                call.send_chunk(pack_chunk(chunk))
         finally:
             # Closing the generator tells the engine that a cancelled call's slot is free.
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()
-
-    def _flush_chunks(self) -> None:
-        """Send the output of all running calls in this loop iteration as one frame."""
-        chunks, self._chunks = self._chunks, []
-        if chunks:
-            self._writer.write(frames.pack([frames.CHUNKS, chunks]))
 
     async def _sleep(self, engine: Engine, _: None) -> None:
         # Set the flag even if sleeping is interrupted or fails halfway.

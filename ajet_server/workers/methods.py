@@ -43,6 +43,7 @@ formats (`codec.pack_request`, `codec.pack_chunk`).
 BOOT = Method("boot", BootPlan, BootReport)
 ADOPT: Method[BootPlan, BootReport | None] = Method("adopt", BootPlan, BootReport | None)
 PING = Method("ping", NoneType, NoneType)
+LISTEN = Method("listen", str, NoneType)
 
 UPDATE_WEIGHTS = Method("engine.update_weights", WeightUpdate, NoneType)
 SEAL = Method("engine.seal", NoneType, SealReport)

@@ -13,12 +13,13 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
 _MODE = 0o700
+_BACKLOG = 16
 
 SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open")
 """Whether workers can be found again; this requires pidfds, which only Linux has."""
@@ -58,6 +59,41 @@ async def wait_for_server(path: Path, seconds: float) -> socket.socket | None:
         return None
 
 
+async def accepted(path: Path, listening: asyncio.Future[None]) -> AsyncIterator[socket.socket]:
+    """Yield the connections of this user's processes to a Unix socket at `path`, without end.
+
+    :param listening: set once processes can connect.
+    :raises OSError: no socket can be made at `path`.
+    """
+    loop = asyncio.get_running_loop()
+    with _listening(path) as listener:
+        listening.set_result(None)
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            if peer_pid(connection) is None:
+                connection.close()
+                continue
+            yield connection
+
+
+def connect(path: Path) -> socket.socket:
+    """Connect to the Unix socket of one of this user's processes at `path`.
+
+    :raises OSError: none listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    try:
+        with _short(path) as name:
+            connection.connect(name)
+        if peer_pid(connection) is None:
+            raise PermissionError(f"{path} belongs to another user")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 @contextmanager
 def _listening(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -66,7 +102,7 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         with _short(path) as name:
             listener.bind(name)
         ours = path.stat().st_ino
-        listener.listen(1)
+        listener.listen(_BACKLOG)
         listener.setblocking(False)
         try:
             yield listener
@@ -81,16 +117,11 @@ def find_worker(path: Path) -> tuple[socket.socket, int] | None:
     """Connect to the worker that waits at `path`; return the socket and process id, or None."""
     if not (SUPPORTED and path.is_socket()):
         return None
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Do not block: a frozen worker accepts no connections, and its queue may be full.
-    connection.setblocking(False)
     try:
-        with _short(path) as name:
-            connection.connect(name)
-        pid = peer_pid(connection)
+        # It does not block: a frozen worker accepts no connections, and its queue may be full.
+        connection = connect(path)
     except OSError:
-        pid = None
-    if pid is None:
-        connection.close()
         return None
+    pid = peer_pid(connection)
+    assert pid is not None
     return connection, pid

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_core.timeline import Call
-from ajet_server.admission.concurrency import Concurrency
+from ajet_server.admission.concurrency import CallUse, Concurrency
 
 FIRST, ANSWER = 400, 32
 
@@ -102,7 +102,7 @@ class World:
             while sum(self.cache.values()) > self.room:
                 self.cache.popitem(last=False)
         cached = found if self.reports else None
-        self.concurrency.called(agent.last, cached, len(self.tools) + 1, self.now)
+        self.concurrency.called(CallUse.of(agent.last, cached), len(self.tools) + 1, self.now)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -200,7 +200,9 @@ def test_whatever_is_reported_the_limit_is_a_number(
         )
         concurrency.bind()
         concurrency.ended()
-        concurrency.called(last, cached if cached < 5900 else None, open_episodes, now)
+        concurrency.called(
+            CallUse.of(last, cached if cached < 5900 else None), open_episodes, now
+        )
         assert concurrency.limit is None or concurrency.limit >= 4
         assert concurrency.advised is None or concurrency.advised >= 4
 

@@ -51,7 +51,6 @@ class HostTask:
             self.returncode = -signal.SIGKILL
         finally:
             await host.close()
-            host._writer.close()
 
 
 async def spawn_task(
