@@ -120,6 +120,8 @@ class ServerSettings(_Section):
         event.
     :param orphan_seconds: how long workers wait for a server that is restarted after it was killed,
         so that it need not load libraries and the model again; 0 ends them at once.
+    :param processes: number of gateway processes, which answer agents' calls in place of the server
+        process; 1 answers them in it. Their limits on connections and bodies are each process's.
     :param peers: the other servers of joint episodes, by the names that clients give them; they are
         queried about joint episodes in doubt.
     :param fast_paths: ways of saving CPU time (`ajet_server.fastpath`) that are used; without them
@@ -157,6 +159,7 @@ class ServerSettings(_Section):
     orphan_seconds: Annotated[float, Field(ge=0, le=3600)] = 15.0
     fast_paths: tuple[FastPath, ...] = ("words", "collector")
     worker_restarts: Annotated[int, Field(ge=0)] = 3
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
     peers: dict[str, PeerSettings] = Field(default_factory=dict)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -164,6 +167,11 @@ class ServerSettings(_Section):
     def _is_protected(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
+        if self.processes > 1 and self.tls_cert:
+            raise ValueError(
+                "tls_cert cannot be used with several processes: let a proxy terminate TLS, and "
+                "set public_url"
+            )
         if not (self.insecure or self.tls_cert or _is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host!r} is reachable from other machines, but tokens and data "

@@ -80,6 +80,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         open_episodes=open_episodes,
         admission=admission,
         evaluations=evaluations,
+        answers_calls=server.processes == 1,
         clock=time.monotonic,
         wall_clock=time.time,
         listeners=[lambda episode: plugins.notify("ajet_episode_finished", episode=episode)],

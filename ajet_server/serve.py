@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import gc
 import json
 import logging
@@ -13,7 +14,9 @@ import resource
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Collection, Generator
+import time
+from collections.abc import Callable, Collection, Coroutine, Generator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -27,8 +30,15 @@ from ajet_installation.event_loop import loop_factory
 from ajet_installation.interpreters import plugin_manager
 from ajet_installation.settings import ServerSettings, Settings
 from ajet_server.build import build_service
-from ajet_server.http.app import create_app
+from ajet_server.http.app import create_app, create_calls_app
 from ajet_server.http.connection import ConnectionLimits, guarded_protocol
+from ajet_server.http.model_service import ModelService
+from ajet_server.processes.desk import GatewayDesk
+from ajet_server.processes.gateway import GatewayProcess
+from ajet_server.processes.mailbox import Mailboxes, TakeLink
+from ajet_server.processes.passing import PassingProtocol
+from ajet_server.processes.places import SERVER
+from ajet_server.processes.supervisor import ProcessPlace, supervise
 from ajet_server.security.guard import TokenGuard, make_tokens
 from ajet_server.service import SwarmService
 
@@ -36,6 +46,8 @@ _log = logging.getLogger("ajet.server")
 _BACKLOG = 2048
 _OTHER_FILES = 256
 _CLOSE_SECONDS = 10
+# Processes of a killed server hold its port a moment longer.
+_ORPHAN_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 75
 # The fast path "collector": calls and steps create no reference cycles, but with Python's default
 # thresholds the collector runs several times per call. A full collection with 10,000 open episodes
@@ -58,16 +70,41 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
     )
     logging.getLogger("uvicorn.error").addFilter(_without_warnings)
     _check_files(settings.server)
-    if plugins is None:
-        plugins = plugin_manager(settings)
-    service = build_service(settings, plugins)
-    listener = bind(settings.server)
+    known = plugins or plugin_manager(settings)
+    listener = bind(settings.server, _ORPHAN_SECONDS if settings.server.processes > 1 else 0.0)
+    # A server process that is replaced keeps them.
+    tokens = make_tokens(settings.server)
     try:
-        set_up_collector(settings.server.fast_paths)
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_serve(settings, service, listener))
+        if settings.server.processes == 1:
+            _run(settings, _serve(settings, build_service(settings, known), listener, tokens))
+        else:
+            supervise(
+                settings.server.processes,
+                lambda place: _work(settings, known, listener, tokens, place),
+            )
     finally:
         listener.close()
+
+
+def _run(settings: Settings, main: Coroutine[Any, Any, None]) -> None:
+    set_up_collector(settings.server.fast_paths)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(main)
+
+
+def _work(
+    settings: Settings,
+    plugins: PluginManager,
+    listener: socket.socket,
+    tokens: ServerTokens,
+    place: ProcessPlace,
+) -> None:
+    """Be one of the processes of a server until SIGTERM."""
+    if place.number == SERVER:
+        main = _serve(settings, build_service(settings, plugins), listener, tokens, place)
+    else:
+        main = _serve_calls(settings.server, listener, place)
+    _run(settings, main)
 
 
 def set_up_collector(fast_paths: Collection[str]) -> None:
@@ -88,9 +125,10 @@ def _check_files(server: ServerSettings) -> None:
             raise ConfigError(f"cannot read {path} (server.{name})", param=f"server.{name}")
 
 
-def bind(server: ServerSettings) -> socket.socket:
+def bind(server: ServerSettings, patience: float = 0.0) -> socket.socket:
     """Return a socket that listens on the server's address.
 
+    :param patience: seconds to wait for a port that is in use.
     :raises ConfigError: the port is in use, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
@@ -98,8 +136,16 @@ def bind(server: ServerSettings) -> socket.socket:
     # explicitly TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    until = time.monotonic() + patience
     try:
-        listener.bind((server.host, server.port))
+        while True:
+            try:
+                listener.bind((server.host, server.port))
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
@@ -112,12 +158,16 @@ def bind(server: ServerSettings) -> socket.socket:
     return listener
 
 
-async def _serve(settings: Settings, service: SwarmService, listener: socket.socket) -> None:
+async def _serve(
+    settings: Settings,
+    service: SwarmService,
+    listener: socket.socket,
+    tokens: ServerTokens,
+    place: ProcessPlace | None = None,
+) -> None:
     server = settings.server
     port = int(listener.getsockname()[1])
-    tokens = make_tokens(server)
     app = create_app(service, TokenGuard(tokens, service.tokens))
-    config = http_config(app, server)
     _allow_connections(server.max_connections)
     # Open the store before announcing anything: a run directory in use must end the command.
     await service.open()
@@ -125,26 +175,110 @@ async def _serve(settings: Settings, service: SwarmService, listener: socket.soc
     host = f"[{server.host}]" if ":" in server.host else server.host
     url = f"{scheme}://{host}:{port}"
     note = server.run_dir / "server.json"
+    loop = asyncio.get_running_loop()
+    desk = GatewayDesk(service)
     try:
         _publish_tokens(port, tokens)
-        write_whole(note, json.dumps({"url": url, "pid": os.getpid()}).encode())
+        pid = os.getpid() if place is None else os.getppid()
+        write_whole(note, json.dumps({"url": url, "pid": pid}).encode())
         _log.info("listening on %s, run directory %s", url, server.run_dir.resolve())
-        loop = asyncio.get_running_loop()
-        await _Server(config, lambda: loop.create_task(service.interrupt())).serve([listener])
+
+        def interrupt() -> asyncio.Task[None]:
+            return loop.create_task(service.interrupt())
+
+        if place is None:
+            await _Server(http_config(app, server), interrupt).serve([listener])
+        else:
+            await _serve_place(app, server, listener, place, interrupt, desk.connect)
     finally:
         credentials.withdraw_local(port)
         note.unlink(missing_ok=True)
         await service.close()
+        await desk.close()
 
 
-def http_config(app: ASGIApp, server: ServerSettings) -> uvicorn.Config:
+async def _serve_calls(
+    server: ServerSettings, listener: socket.socket, place: ProcessPlace
+) -> None:
+    """Answer agents' calls in a gateway process."""
+    _allow_connections(server.max_connections)
+    mailboxes = Mailboxes(place.mailbox, place.mailboxes)
+    gateway = GatewayProcess(server, place.number, lambda link: mailboxes.send_link(SERVER, link))
+    app = create_calls_app(
+        ModelService(
+            settings=server,
+            board=gateway.board,
+            episodes=gateway.episodes,
+            run=gateway,
+            add_call=gateway.add_call,
+            started_at=time.time(),
+        ),
+        gateway.happened,
+    )
+    gateway.open()
+    try:
+        await _serve_place(app, server, listener, place, lambda: None, mailboxes=mailboxes)
+    finally:
+        await gateway.close()
+
+
+async def _serve_place(  # noqa: PLR0917
+    app: ASGIApp,
+    server: ServerSettings,
+    listener: socket.socket,
+    place: ProcessPlace,
+    interrupt: Callable[[], object],
+    take_link: TakeLink = socket.socket.close,
+    mailboxes: Mailboxes | None = None,
+) -> None:
+    """Serve the requests for one of several processes, also over connections of the others."""
+    mailboxes = mailboxes or Mailboxes(place.mailbox, place.mailboxes)
+    limits = ConnectionLimits(server.max_connections, server.request_seconds)
+    protocol = type(
+        "PlacedProtocol",
+        (PassingProtocol,),
+        {
+            "limits": limits,
+            "place": place.number,
+            "gateways": place.gateways,
+            "mailboxes": mailboxes,
+        },
+    )
+    config = http_config(app, server, protocol)
+    loop = asyncio.get_running_loop()
+    taking: set[asyncio.Task[object]] = set()
+
+    def take(connection: socket.socket, received: bytes) -> None:
+        state = serving.lifespan.state
+        make = functools.partial(protocol, config, serving.server_state, state, received=received)
+        task = loop.create_task(loop.connect_accepted_socket(make, connection))
+        taking.add(task)
+        task.add_done_callback(taking.discard)
+
+    def orphaned() -> None:
+        # As if this process had been killed with the first one. The next server needs its port.
+        os._exit(1)
+
+    serving = _Server(config, interrupt, mailboxes, lambda boxes: boxes.receive(take, take_link))
+    loop.add_reader(place.parent_alive, orphaned)
+    try:
+        await serving.serve([listener])
+    finally:
+        loop.remove_reader(place.parent_alive)
+
+
+def http_config(
+    app: ASGIApp, server: ServerSettings, protocol: type[asyncio.Protocol] | None = None
+) -> uvicorn.Config:
     """Return the uvicorn configuration that serves `app`.
 
+    :param protocol: handles connections; None applies the server's limits to them.
     :raises ConfigError: the certificate or its key cannot be used.
     """
     config = uvicorn.Config(
         app,
-        http=guarded_protocol(ConnectionLimits(server.max_connections, server.request_seconds)),
+        http=protocol
+        or guarded_protocol(ConnectionLimits(server.max_connections, server.request_seconds)),
         ws="none",
         lifespan="off",
         # Trust forwarding headers only if the settings place a TLS-terminating proxy in front.
@@ -199,25 +333,50 @@ class _Server(uvicorn.Server):
     uvicorn waits for open connections before it exits. It would also raise the signals again
     afterwards, which would kill the process before the store and the workers are closed. Here
     signals only end `serve`.
+
+    :param mailboxes: of one of several processes. It receives from them while it serves, and only
+        SIGTERM ends it: the process that forked it handles the others.
+    :param receive: begins to receive.
     """
 
-    def __init__(self, config: uvicorn.Config, interrupt: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        interrupt: Callable[[], object],
+        mailboxes: Mailboxes | None = None,
+        receive: Callable[[Mailboxes], object] = lambda _: None,
+    ) -> None:
         super().__init__(config)
         self._interrupt = interrupt
+        self._mailboxes = mailboxes
+        self._receive = receive
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Extend the base class: connections of other processes arrive from now on."""
+        await super().startup(sockets)
+        if self._mailboxes is not None:
+            self._receive(self._mailboxes)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Extend the base class: connections of other processes wait for the next one."""
+        if self._mailboxes is not None:
+            self._mailboxes.close()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         loop = asyncio.get_running_loop()
-        ends = (signal.SIGINT, signal.SIGTERM)
+        ends = [signal.SIGTERM] if self._mailboxes else [signal.SIGINT, signal.SIGTERM]
         for number in ends:
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self.end)
         try:
             yield
         finally:
             for number in ends:
                 loop.remove_signal_handler(number)
 
-    def _on_signal(self) -> None:
+    def end(self) -> None:
+        """End `serve`."""
         if not self.should_exit:
             self.should_exit = True
             self._interrupt()

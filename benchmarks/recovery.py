@@ -102,6 +102,8 @@ KINDS = {
     "gateway_twice": 2,
     "both": 2,
 }
+# With several processes, besides.
+PARTS = {"part": 6}
 BOOT_SECONDS = {"torch": 8.0, "scripted": 1.5}
 WITNESSES = {"torch": "witness", "scripted": "witness_scripted"}
 
@@ -164,6 +166,12 @@ class Killer:
         self.wait(ADOPTION_SECONDS)
         return self.gateway()
 
+    def part(self) -> list[int]:
+        """Kill one of the server's processes at any moment."""
+        if parts := self.swarm.parts():
+            self.swarm.kill_part(self.rng.choice(parts))
+        return []
+
     def client(self) -> list[int]:
         """Kill a client at any moment, and start it again."""
         name = self.rng.choice(sorted(self.swarm.clients))
@@ -173,7 +181,8 @@ class Killer:
 
     def any(self) -> tuple[str, list[int]]:
         """Kill something at random; return the kind and the killed workers."""
-        kind = self.rng.choices(list(KINDS), weights=list(KINDS.values()))[0]
+        kinds = KINDS if self.swarm.processes == 1 else KINDS | PARTS
+        kind = self.rng.choices(list(kinds), weights=list(kinds.values()))[0]
         killed: list[int] = getattr(self, kind)()
         return kind, killed
 
@@ -268,6 +277,7 @@ def main() -> None:
     )
     parser.add_argument("--mode", choices=list(ROLLOUTS), default="sync")
     parser.add_argument("--backend", choices=list(WITNESSES), default="torch")
+    parser.add_argument("--processes", type=at_least(1), default=1, help="of the server")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="keep all files in this directory")
     parser.add_argument("--output", type=Path, help="also write the results to this file")
@@ -284,6 +294,7 @@ def main() -> None:
             tags=TAGS if "mixture" in options.mode else {},
             episode_kinds="train,eval" if options.mode == "evaluation" else "train",
             patience=options.patience,
+            processes=options.processes,
         )
         config = configured(directory / "model", options.mode, options.backend)
         try:
@@ -313,6 +324,7 @@ def main() -> None:
         {
             "mode": options.mode,
             "backend": options.backend,
+            "processes": options.processes,
             "seed": options.seed,
             "kills": swarm.kills,
             **{f"kills_{kind}": number for kind, number in sorted(count.items())},

@@ -26,7 +26,7 @@ _DUMP_SECONDS = 1.0
 _SHOWN = 6000
 
 
-def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
+def serve_gateway(run_dir: str, model_dir: str, port: str, processes: str) -> None:
     """Run the gateway as `ajet serve` does, with the witnesses among its plugins."""
     from importlib.metadata import EntryPoint
 
@@ -45,6 +45,7 @@ def serve_gateway(run_dir: str, model_dir: str, port: str) -> None:
             "client_token": TOKEN,
             # Deliberate deaths do not indicate a problem.
             "worker_restarts": 1000,
+            "processes": int(processes),
         }
     )
     points: list[EntryPoint] = [
@@ -76,6 +77,7 @@ class Swarm:
     :param episode_kinds: kinds of episodes that clients roll out in each round.
     :param patience: maximum seconds until the server is ROLLING again, and until a client records
         something or ends.
+    :param processes: number of the server's gateway processes; 1 for none beside it.
     :ivar kills: number of processes killed with SIGKILL.
     :ivar runs_stopped: how often the run did not continue without help.
     :ivar hung: number of clients that made no progress for too long, or did not end.
@@ -88,6 +90,7 @@ class Swarm:
     tags: dict[str, str]
     episode_kinds: str
     patience: float
+    processes: int = 1
     gateway: subprocess.Popen[bytes] | None = None
     clients: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     client_started: dict[str, float] = field(default_factory=dict)
@@ -116,6 +119,7 @@ class Swarm:
             str(self.run_dir),
             model,
             str(self.port),
+            str(self.processes),
             log=self.directory / "gateway.log",
         )
 
@@ -145,6 +149,18 @@ class Swarm:
         self.gateway.kill()
         self.gateway.wait()
         self.kills += 1
+
+    def parts(self) -> list[int]:
+        """Return the processes of a server that has several."""
+        assert self.gateway is not None
+        tasks = Path(f"/proc/{self.gateway.pid}/task").glob("*/children")
+        return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+    def kill_part(self, pid: int) -> None:
+        """Kill one of them with SIGKILL, unless it has ended; the server replaces it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            self.kills += 1
 
     def kill_client(self, name: str) -> None:
         """Kill a client with SIGKILL."""

@@ -34,6 +34,11 @@ class Child:
         # What clock_getcpuclockid(3) returns on Linux.
         return time.clock_gettime((~self.pid << 3) | 2)
 
+    def children(self) -> list[Child]:
+        """Return its child processes, which listen on the same port."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
+        return [Child(int(pid), self.port) for task in tasks for pid in task.read_text().split()]
+
     def rss_mib(self) -> float:
         """Return its resident memory in MiB."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="utf-8").split()[1])
@@ -45,9 +50,12 @@ class Child:
 
 
 @contextmanager
-def gateway(run_dir: Path, model_dir: Path) -> Iterator[Child]:
-    """Run a swarm server with the scripted engine and trainer."""
-    with child([__file__, "gateway", str(run_dir), str(model_dir)]) as process:
+def gateway(run_dir: Path, model_dir: Path, processes: int = 1) -> Iterator[Child]:
+    """Run a swarm server with the scripted engine and trainer.
+
+    With several processes, its children are the server process and the gateway processes.
+    """
+    with child([__file__, "gateway", str(run_dir), str(model_dir), str(processes)]) as process:
         yield process
 
 
@@ -86,7 +94,7 @@ def child(command: Sequence[str], env: Mapping[str, str] | None = None) -> Itera
         process.wait()
 
 
-def _serve_gateway(run_dir: Path, model_dir: Path) -> None:
+def _serve_gateway(run_dir: Path, model_dir: Path, processes: int) -> None:
     """Serve until the parent ends this process."""
 
     settings = Settings(
@@ -96,6 +104,7 @@ def _serve_gateway(run_dir: Path, model_dir: Path) -> None:
             "port": 0,
             "max_open_episodes": 20_000,
             "max_waiting_claims": 2_000,
+            "processes": processes,
         }
     )
     serve(settings, scripted_plugins())
@@ -142,7 +151,7 @@ async def _serve_bare(body: bytes) -> None:
 if __name__ == "__main__":
     kind, *rest = sys.argv[1:]
     if kind == "gateway":
-        _serve_gateway(Path(rest[0]), Path(rest[1]))
+        _serve_gateway(Path(rest[0]), Path(rest[1]), int(rest[2]))
     else:
         from ajet_installation.event_loop import loop_factory
 

@@ -54,6 +54,7 @@ SERVER = (
     "run",
     "service",
     "http",
+    "processes",
     "build",
     "serve",
 )

@@ -33,6 +33,9 @@ from ajet_core.errors import ConfigError
     help="Allow an address that other machines can reach, without TLS.",
 )
 @click.option(
+    "--processes", type=int, help="Number of gateway processes that answer agents' calls."
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="Log messages of this level and above.",

@@ -22,6 +22,7 @@ class EngineGate:
 
     :param deadline: seconds that a call may wait for an engine.
     :ivar running: number of calls that an engine is working on.
+    :ivar elsewhere: the same for other processes of the server.
     """
 
     def __init__(self, board: StateBoard, deadline: float) -> None:
@@ -29,6 +30,7 @@ class EngineGate:
         self._deadline = deadline
         self._engine: ServingEngine | None = None
         self.running = 0
+        self.elsewhere = 0
 
     @property
     def is_open(self) -> bool:

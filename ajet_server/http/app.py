@@ -48,6 +48,7 @@ from ajet_core.protocol import (
     ServerStatus,
     StartRequest,
 )
+from ajet_installation.settings import ServerSettings
 from ajet_server.http import (
     credential_routes,
     http_errors,
@@ -73,6 +74,7 @@ from ajet_server.http.visibility import (
 from ajet_server.security.audit import AuditLog
 from ajet_server.security.credentials import Token
 from ajet_server.security.guard import TokenGuard
+from ajet_server.security.throttle import Throttled
 from ajet_server.service import SwarmService
 
 _KEEPALIVE_SECONDS = 15.0
@@ -99,7 +101,8 @@ def model_service(service: SwarmService) -> ModelService:
         run=service.coordinator,
         add_call=service.store.add_call,
         started_at=service.started_at,
-        silence=lambda seconds: service.silence(seconds),
+        # It may be replaced later.
+        silence=lambda seconds: service.silence(seconds),  # noqa: PLW0108
     )
 
 
@@ -125,11 +128,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
         routes=[*router.routes, Route("/openapi.json", document)],
         middleware=[
             Middleware(AuthMiddleware, guard=guard, tenants=service.tenants, audit=audit),
-            Middleware(
-                BodyLimit,
-                max_bytes=settings.max_body_bytes,
-                max_in_flight=settings.max_bytes_in_flight,
-            ),
+            _body_limit(settings),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
     )
@@ -137,6 +136,28 @@ def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
     app.state.throttled = service.throttled
     app.state.audit = audit
     return app
+
+
+def create_calls_app(service: ModelService, throttled: Throttled) -> Starlette:
+    """Create the application of a gateway process, which has only the routes of agents.
+
+    :param throttled: is told of requests that were refused with 429.
+    """
+    router = APIRouter()
+    llm_routes.add_routes(router, service)
+    app = Starlette(
+        routes=router.routes,
+        middleware=[_body_limit(service.settings)],
+        exception_handlers=EXCEPTION_HANDLERS,
+    )
+    app.state.throttled = throttled
+    return app
+
+
+def _body_limit(settings: ServerSettings) -> Middleware:
+    return Middleware(
+        BodyLimit, max_bytes=settings.max_body_bytes, max_in_flight=settings.max_bytes_in_flight
+    )
 
 
 def _add_episode_routes(router: APIRouter, service: SwarmService, public_url: str | None) -> None:

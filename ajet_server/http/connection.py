@@ -140,6 +140,16 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._read_timer is None:
             self._expect()
 
+    @property
+    def _between_requests(self) -> bool:
+        """Whether the next bytes begin a request."""
+        return self._phase in (_NOTHING, _DONE)
+
+    @property
+    def _is_head_over(self) -> bool:
+        """Whether the head of the present request has arrived."""
+        return self._phase != _HEAD
+
     def _idle(self) -> bool:
         """Whether uvicorn's keep-alive wait ended with bytes that do not begin a request yet."""
         answered = self.cycle is None or self.cycle.response_complete

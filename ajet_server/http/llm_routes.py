@@ -137,9 +137,7 @@ class CallRoute:
             if episode.record.kind == "eval":
                 sampling = service.run.evaluation_sampling
                 asked = replace(asked, request=evaluated(asked.request, sampling))
-            agent = _agent_name(request) or speaker(
-                asked.request.messages, service.run.agents
-            )
+            agent = _agent_name(request) or speaker(asked.request.messages, service.run.agents)
             same = SameRequest.read(request.headers, scope["path"], agent, body)
             call = ModelCall(service, episode, request, self._dialect, asked, agent, same)
             response = await call.answer()

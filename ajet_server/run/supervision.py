@@ -18,6 +18,7 @@ from ajet_server.run.run_setup import ResolvedRun
 from ajet_server.run.run_workers import RunWorkers
 from ajet_server.state import StateBoard
 from ajet_server.store.checkpoints import Checkpoint
+from ajet_server.workers.methods import LISTEN
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class Supervisor:
         self._clock = clock
         self._engine_watch = EngineWatch(settings.engine_stall_seconds)
         self.gate = EngineGate(board, settings.call_deadline_seconds)
+        self._callers_at = ""
         self.running: RunWorkers | None = None
         self.health_seconds = _HEALTH_SECONDS
         self.hang_seconds = _HANG_SECONDS
@@ -80,7 +82,20 @@ class Supervisor:
             timeout=self._settings.boot_timeout_seconds,
             orphan_seconds=self._settings.orphan_seconds,
         )
+        if self._settings.processes > 1:
+            self._callers_at = str(run_dir / "workers" / "engine-calls.sock")
+            await self.running.engine_process.connection.call(LISTEN, self._callers_at)
         return self.running
+
+    @property
+    def callable_engine(self) -> tuple[str, int] | None:
+        """The Unix socket and the process id of the engine; None while calls are to wait.
+
+        Only a server with gateway processes has one.
+        """
+        if not (self._callers_at and self.running and self.gate.is_open):
+            return None
+        return self._callers_at, self.running.engine_process.pid
 
     def ready(self) -> None:
         """Watch the workers, which serve their weights by now."""
@@ -193,7 +208,8 @@ class Supervisor:
             raise EngineError(
                 f"the engine did not respond for {self.hang_seconds:g} s; its worker is replaced"
             ) from None
-        self._engine_watch.note(stats, self.gate.running, self._clock())
+        running = self.gate.running + self.gate.elsewhere
+        self._engine_watch.note(stats, running, self._clock())
 
     async def _end(self, grace: float) -> None:
         workers, self.running = self.running, None

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from ajet_core.errors import AuthError, BusyError, RequestError
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import TokenQuotas
-from ajet_server.security.credentials import Token, TokenBook
+from ajet_server.security.credentials import Token
 
 OWN_TENANTS = frozenset({"control", "client"})
 """The ids of the server's own two tokens, which are always valid and have no quotas."""
@@ -25,6 +26,24 @@ _GROUP_MARK = "\x1f"
 _NO_QUOTAS = TokenQuotas()
 _MINUTE = 60.0
 _RETRY_SECONDS = 1.0
+
+
+class TokenSource(Protocol):
+    """Where tokens are looked up."""
+
+    def get(self, token_id: str, /) -> Token | None:
+        """Return a token, None if it is unknown."""
+
+
+class _NoTokens:
+    """Knows no tokens, so that only the server's limits apply."""
+
+    def get(self, _: str, /) -> Token | None:
+        return None
+
+
+NO_TOKENS: TokenSource = _NoTokens()
+"""For a process that does not know the quotas of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +73,7 @@ class Tenants:
 
     def __init__(
         self,
-        book: TokenBook,
+        book: TokenSource,
         limits: TenantLimits,
         *,
         wall_clock: Callable[[], float] = time.time,

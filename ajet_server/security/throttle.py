@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 _SECONDS = 60.0
+
+
+class Throttled(Protocol):
+    """Counts refusals."""
+
+    def note(self, message: str, /) -> None:
+        """As `ThrottleMeter.note`."""
 
 
 @dataclass(slots=True)

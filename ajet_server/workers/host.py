@@ -157,8 +157,11 @@ class WorkerHost:
     async def cancel_calls(self) -> bool:
         """Cancel the calls of a server that is gone; return False if some do not end.
 
-        A training step continues: it cannot be interrupted.
+        Other callers are disconnected: they connect again when the next server says so. A training
+        step continues: it cannot be interrupted.
         """
+        for callee in self._called_by:
+            callee.close()
         calling = [*self._called_by, *([] if self._server is None else [self._server])]
         return all(await asyncio.gather(*(callee.cancel_all() for callee in calling)))
 
@@ -190,9 +193,11 @@ class WorkerHost:
                 await accepting
 
     async def _accept(self, path: Path, listening: asyncio.Future[None]) -> None:
-        async with asyncio.TaskGroup() as serving:
-            async for connection in accepted(path, listening):
-                serving.create_task(self._serve_caller(connection))
+        serving: set[asyncio.Task[None]] = set()
+        async for connection in accepted(path, listening):
+            task = asyncio.create_task(self._serve_caller(connection))
+            serving.add(task)
+            task.add_done_callback(serving.discard)
 
     async def _serve_caller(self, connection: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
@@ -201,6 +206,8 @@ class WorkerHost:
         self._called_by.add(callee)
         try:
             async for frame in frames.read(reader):
+                if frame[0] == frames.END:
+                    return
                 callee.receive(frame)
         finally:
             self._called_by.discard(callee)

@@ -200,9 +200,7 @@ def test_whatever_is_reported_the_limit_is_a_number(
         )
         concurrency.bind()
         concurrency.ended()
-        concurrency.called(
-            CallUse.of(last, cached if cached < 5900 else None), open_episodes, now
-        )
+        concurrency.called(CallUse.of(last, cached if cached < 5900 else None), open_episodes, now)
         assert concurrency.limit is None or concurrency.limit >= 4
         assert concurrency.advised is None or concurrency.advised >= 4
 

@@ -18,7 +18,7 @@ CONTROL = {"authorization": "Bearer control-token-of-the-kill-test"}
 
 @asynccontextmanager
 async def serving(
-    run_dir: Path, model_dir: Path
+    run_dir: Path, model_dir: Path, **env: str
 ) -> AsyncIterator[tuple[ServerProcess, httpx.AsyncClient]]:
     """A server process, and a client of it."""
     settings = {
@@ -26,7 +26,7 @@ async def serving(
         "AJET_SERVER__MODEL_ROOTS": json.dumps([str(model_dir.parent)]),
     }
     async with (
-        server_process(run_dir, **settings) as server,
+        server_process(run_dir, **settings, **env) as server,
         httpx.AsyncClient(base_url=server.url, timeout=60) as http,
     ):
         yield server, http

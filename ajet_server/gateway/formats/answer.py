@@ -91,13 +91,12 @@ class Spans:
 TokenHex = Callable[[int], str]
 """Returns random hex text of a number of bytes, as `secrets.token_hex`."""
 
-# Seeded by the operating system once, which is faster than a system call for every id.
-_random = random.Random()  # noqa: S311 - for names, not for secrets
-
 
 def random_hex(size: int) -> str:
     """Return hex text of `size` random bytes, for ids only: the bytes are predictable."""
-    return _random.randbytes(size).hex()
+    # Seeded by the operating system once, and again in a forked process. A system call for every id
+    # would be slower.
+    return random.randbytes(size).hex()  # noqa: S311 - for names, not for secrets
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,8 @@ class CompletionService:
         self.model_name = model_name
         self._renderer = renderer
         self._engine = engine
-        self._info = info
-        self._capabilities = capabilities
+        self.info = info
+        self.capabilities = capabilities
         self._clock = clock
         self._exact = exact
         self._token_hex = token_hex
@@ -250,17 +250,17 @@ class CompletionService:
             _log.warning("%s", _UNREAD_CALLS)
 
     def _check_engine(self, request: ModelRequest) -> None:
-        if request.seed is not None and not self._capabilities.seed:
+        if request.seed is not None and not self.capabilities.seed:
             raise UnsupportedError(
                 "seed is not supported by this server's engine: leave it out", param="seed"
             )
-        if request.top_logprobs > self._capabilities.max_top_logprobs:
+        if request.top_logprobs > self.capabilities.max_top_logprobs:
             raise UnsupportedError(
                 "top_logprobs: this server's engine returns at most "
-                f"{self._capabilities.max_top_logprobs} tokens",
+                f"{self.capabilities.max_top_logprobs} tokens",
                 param="top_logprobs",
             )
-        can = self._capabilities
+        can = self.capabilities
         for name, able in (
             ("min_p", can.min_p),
             ("frequency_penalty", can.penalties),
@@ -279,7 +279,7 @@ class CompletionService:
         if not must and wanted is None:
             return ""
         param = choice.param if must or wanted is None else wanted.param
-        if not self._capabilities.grammar:
+        if not self.capabilities.grammar:
             raise UnsupportedError(
                 f"{param}: this server's engine does not support constrained output; leave it out",
                 param=param,
@@ -295,15 +295,15 @@ class CompletionService:
     def _raw_ids(self, prompt: str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, str):
             return self._renderer.encode(prompt)
-        if prompt and not 0 <= min(prompt) <= max(prompt) < self._info.vocab_size:
+        if prompt and not 0 <= min(prompt) <= max(prompt) < self.info.vocab_size:
             raise UnsupportedError(
-                f"prompt: token ids must be below {self._info.vocab_size}", param="prompt"
+                f"prompt: token ids must be below {self.info.vocab_size}", param="prompt"
             )
         return list(prompt)
 
     def _room(self, prompt: int) -> int:
         """Return how many tokens the context has left for an answer, at least 1."""
-        limit = self._info.max_context
+        limit = self.info.max_context
         if prompt >= limit:
             raise ContextLengthError(
                 f"This model's maximum context length is {limit} tokens. However, your messages "
@@ -333,7 +333,7 @@ class CompletionService:
             logit_bias=request.logit_bias,
             grammar=exchange.grammar,
         )
-        if self._capabilities.sampled_from and not request.is_evaluation:
+        if self.capabilities.sampled_from and not request.is_evaluation:
             sampling = replace(sampling, sampled_from=sampling.samples_otherwise)
         generate = GenerateRequest(
             request_id=exchange.call_id(choice),

@@ -1,0 +1,289 @@
+"""The server's end of its gateway processes: it opens episodes for them and records their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet_core.errors import AjetError, EpisodeClosedError, WorkerDiedError
+from ajet_core.timeline import Call
+from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.processes.link import Link, answering
+from ajet_server.processes.methods import (
+    ADD_CALL,
+    BEGIN_CALL,
+    CLOSE_EPISODE,
+    END_CALL,
+    HEAR,
+    HELLO,
+    OPEN_EPISODE,
+    REPORT,
+    Hello,
+    News,
+    Opened,
+    Report,
+    ServedModel,
+)
+from ajet_server.processes.wire import base_id, pack_call, stored_base, unpack_call
+from ajet_server.run.run_loop import RunLoop
+from ajet_server.service import SwarmService
+
+_log = logging.getLogger("ajet.server")
+
+# Canceling calls and recording what they sampled takes milliseconds.
+_CLOSE_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class EpisodeElsewhere:
+    """An episode whose calls a gateway process answers.
+
+    :ivar running: as `CallsElsewhere.running`.
+    :ivar writing: the writes in progress, by call.
+    :ivar lost: the calls whose write failed.
+    """
+
+    episode_id: str
+    link: Link
+    running: int = 0
+    writing: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+
+    async def close(self) -> None:
+        """As `CallsElsewhere.close`; nothing runs in a process that has ended."""
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self.link.call(CLOSE_EPISODE, self.episode_id)
+        except TimeoutError:
+            _log.error("a gateway process did not close an episode in time and is disconnected")
+            # It connects again when it works again, and then hears that the episode is closed.
+            self.link.close()
+        except WorkerDiedError:
+            pass
+        await asyncio.gather(*self.writing.values(), return_exceptions=True)
+
+
+class GatewayDesk:
+    """Serves the gateway processes of a server.
+
+    :ivar gateways: those that are connected, by place.
+    """
+
+    def __init__(self, service: SwarmService) -> None:
+        self._service = service
+        self._serving: set[asyncio.Task[None]] = set()
+        self.gateways: dict[int, Gateway] = {}
+
+    def connect(self, connection: socket.socket) -> None:
+        """Serve a gateway process until it ends."""
+        task = asyncio.create_task(self._serve(connection))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def close(self) -> None:
+        """Serve no gateway process any more."""
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        gateway = Gateway(self._service, self)
+        gateway.link = await Link.connected(connection, gateway.handlers)
+        telling = asyncio.create_task(gateway.tell())
+        try:
+            await gateway.link.serve("gateway")
+        finally:
+            telling.cancel()
+            gateway.leave()
+            if self.gateways.get(gateway.place) is gateway:
+                del self.gateways[gateway.place]
+                _log.info("gateway process %d (%d) is gone", gateway.place, gateway.pid)
+            await asyncio.gather(telling, return_exceptions=True)
+            self.count()
+
+    def count(self) -> None:
+        """Tell the run how many calls the engine is working on for gateway processes."""
+        loop = self._service.coordinator.loop
+        if loop is not None:
+            generating = sum(gateway.report.generating for gateway in self.gateways.values())
+            loop.supervisor.gate.elsewhere = generating
+
+
+class Gateway:
+    """A gateway process, as the server sees it.
+
+    :ivar link: the connection to it.
+    :ivar place: which of the processes it is; 0 until it has introduced itself.
+    :ivar report: its last report.
+    """
+
+    link: Link
+
+    def __init__(self, service: SwarmService, desk: GatewayDesk) -> None:
+        self._service = service
+        self._desk = desk
+        self._opened: dict[str, EpisodeElsewhere] = {}
+        self._counted: defaultdict[str, list[ExitStack]] = defaultdict(list)
+        self.place, self.pid = 0, 0
+        self.report = Report()
+        self.handlers = dict(
+            [
+                answering(HELLO, self._hello),
+                answering(OPEN_EPISODE, self._open_episode),
+                answering(ADD_CALL, self._add_call),
+                answering(REPORT, self._reported),
+                answering(BEGIN_CALL, self._begin_call),
+                answering(END_CALL, self._end_call),
+            ]
+        )
+
+    async def tell(self) -> None:
+        """Send the news of the run, and each change of it."""
+        latest: News | None = None
+        while True:
+            await self._service.board.wait_until(lambda: self._news() != latest)  # noqa: B023
+            latest = self._news()
+            try:
+                await self.link.call(HEAR, latest)
+            except WorkerDiedError:
+                return
+            except AjetError as error:
+                _log.error("gateway process %d: %s", self.place, error.message)
+
+    def leave(self) -> None:
+        """Forget the process, which has ended."""
+        for episode_id, elsewhere in self._opened.items():
+            episode = self._service.episodes.open.get(episode_id)
+            if episode is not None and episode.elsewhere is elsewhere:
+                # A call that is being written counts as one until it is durable.
+                episode.elsewhere = None
+        for stacks in self._counted.values():
+            for stack in stacks:
+                stack.close()
+        self._counted.clear()
+        self.report = Report()
+
+    async def _hello(self, hello: Hello) -> list[str]:
+        self.place, self.pid = hello.place, hello.pid
+        self._desk.gateways[hello.place] = self
+        _log.info("gateway process %d (%d) is connected", hello.place, hello.pid)
+        return [i for i in hello.episode_ids if not self._take(i)]
+
+    def _take(self, episode_id: str) -> bool:
+        """Let the process answer the calls of an episode; return False if it is not open."""
+        episode = self._service.episodes.open.get(episode_id)
+        if episode is None or episode.closing.locked():
+            return False
+        elsewhere = EpisodeElsewhere(episode_id, self.link)
+        self._opened[episode_id] = episode.elsewhere = elsewhere
+        return True
+
+    async def _open_episode(self, key: str) -> Opened:
+        service = self._service
+        episode = await service.episodes.authenticate(key)
+        record = episode.record
+        if episode.elsewhere is not None:
+            # What a process that has ended was still writing belongs to the conversation.
+            await asyncio.gather(*self._writes(record.episode_id), return_exceptions=True)
+        calls: list[Call] = []
+        if episode.session.next_index:
+            calls = (await service.store.calls([record.episode_id]))[record.episode_id]
+        if not self._take(record.episode_id):
+            raise EpisodeClosedError(f"episode {record.episode_id} is being closed")
+        return Opened(
+            record=record,
+            calls=[pack_call(call) for call in calls],
+            next_index=episode.session.next_index,
+            counts_calls=service.tenants.limits_calls(record.client_id),
+        )
+
+    def _writes(self, episode_id: str) -> list[asyncio.Future[None]]:
+        episode = self._service.episodes.open.get(episode_id)
+        elsewhere = None if episode is None else episode.elsewhere
+        return list(elsewhere.writing.values()) if isinstance(elsewhere, EpisodeElsewhere) else []
+
+    async def _add_call(self, sent: list[Any]) -> bool:
+        """Write a call; return False if its prompt is needed whole, because its base was lost."""
+        again, plain = sent
+        episode_id, call_id = plain[0][1], plain[0][0]
+        episode, elsewhere = (
+            self._service.episodes.open.get(episode_id),
+            self._opened.get(episode_id),
+        )
+        if episode is None or elsewhere is None:
+            raise EpisodeClosedError(f"episode {episode_id} was closed while this call was running")
+        if again and await self._is_stored(episode_id, call_id):
+            return True
+        if (base := base_id(plain)) is not None:
+            if (writing := elsewhere.writing.get(base)) is not None:
+                await asyncio.wait([writing])
+            if base in elsewhere.lost:
+                return False
+        call = unpack_call(plain, stored_base)
+        # A gateway that ends meanwhile does not undo the write.
+        writing = asyncio.ensure_future(self._service.store.add_call(call))
+        elsewhere.writing[call_id] = writing
+        writing.add_done_callback(lambda done: _written(elsewhere, call_id, done))
+        episode.session.next_index = max(episode.session.next_index, call.index + 1)
+        await asyncio.shield(writing)
+        return True
+
+    async def _is_stored(self, episode_id: str, call_id: str) -> bool:
+        calls = (await self._service.store.calls([episode_id]))[episode_id]
+        return any(call.call_id == call_id for call in calls)
+
+    async def _reported(self, report: Report) -> None:
+        service, self.report = self._service, report
+        for episode_id, running in report.running.items():
+            if episode_id in self._opened:
+                service.episodes.called_elsewhere(episode_id, running)
+        for use in report.uses:
+            service.admission.used(use)
+        for message in report.throttled:
+            service.throttled.note(message)
+        chat = service.coordinator.chat
+        if chat is not None and report.unread_calls:
+            chat.unread_calls = report.unread_calls
+        self._desk.count()
+
+    async def _begin_call(self, tenant: str) -> None:
+        stack = ExitStack()
+        stack.enter_context(self._service.tenants.call_of(tenant))
+        self._counted[tenant].append(stack)
+
+    async def _end_call(self, tenant: str) -> None:
+        if stacks := self._counted.get(tenant):
+            stacks.pop().close()
+
+    def _news(self) -> News:
+        service = self._service
+        board, coordinator = service.board, service.coordinator
+        loop, chat = coordinator.loop, coordinator.chat
+        return News(
+            state=board.state,
+            policy_version=board.policy_version,
+            closing=board.closing,
+            interrupted=board.interrupted,
+            running=coordinator.running,
+            model_name=coordinator.model_name,
+            agents=dict(coordinator.agents),
+            evaluation_sampling=coordinator.evaluation_sampling,
+            model=None if loop is None or chat is None else _served(loop, chat),
+            engine=None if loop is None else loop.supervisor.callable_engine,
+        )
+
+
+def _served(loop: RunLoop, chat: CompletionService) -> ServedModel:
+    config = loop.run.config
+    return ServedModel(config.model, chat.info, chat.capabilities, config.exact)
+
+
+def _written(elsewhere: EpisodeElsewhere, call_id: str, done: asyncio.Future[None]) -> None:
+    elsewhere.writing.pop(call_id, None)
+    if done.cancelled() or done.exception() is not None:
+        elsewhere.lost.add(call_id)

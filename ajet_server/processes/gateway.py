@@ -1,0 +1,468 @@
+"""A gateway process: it answers the calls of its episodes, and records them with the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ajet_core.errors import AuthError, DeadlineError, EpisodeClosedError, WorkerDiedError
+from ajet_core.protocol import EvaluationSampling
+from ajet_core.timeline import Call
+from ajet_installation.settings import ServerSettings
+from ajet_server.admission.concurrency import CallUse
+from ajet_server.episodes.open_episodes import OpenEpisode
+from ajet_server.gateway.engine_gate import EngineGate
+from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.gateway.formats.exchange import Session
+from ajet_server.gateway.rendering.conversation import ConversationIndex
+from ajet_server.gateway.rendering.factory import make_renderer
+from ajet_server.observe.events import EventLog
+from ajet_server.processes.link import Link, answering
+from ajet_server.processes.methods import (
+    ADD_CALL,
+    BEGIN_CALL,
+    CLOSE_EPISODE,
+    END_CALL,
+    HEAR,
+    HELLO,
+    OPEN_EPISODE,
+    REPORT,
+    Hello,
+    News,
+    Opened,
+    Report,
+    ServedModel,
+)
+from ajet_server.processes.places import episode_of
+from ajet_server.processes.wire import pack_call, unpack_call, without_base
+from ajet_server.security.api_keys import hash_secret
+from ajet_server.security.tenants import NO_TOKENS, TenantLimits, Tenants
+from ajet_server.state import StateBoard
+from ajet_server.workers.connection import WorkerConnection
+from ajet_server.workers.methods import Method
+from ajet_server.workers.remote import RemoteEngine
+from ajet_server.workers.rendezvous import connect
+
+P = TypeVar("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_log = logging.getLogger("ajet.server")
+
+_REPORT_SECONDS = 0.25
+_RETRY_SECONDS = 0.2
+
+
+class ServerLink:
+    """The link to the server process, also across its restarts.
+
+    :param ask: sends the server the other end of a new connection.
+    """
+
+    def __init__(self, ask: Callable[[socket.socket], object]) -> None:
+        self._ask = ask
+        self._link: Link | None = None
+        self._linked = asyncio.Event()
+
+    async def call(self, method: Method[P, R], params: P) -> R:
+        """Call a method of the server; while the server restarts, wait, and call it again.
+
+        :param params: of a call that may be made twice.
+        """
+        while True:
+            try:
+                return await self.call_once(method, params)
+            except WorkerDiedError:
+                await self._linked.wait()
+
+    async def call_once(self, method: Method[P, R], params: P) -> R:
+        """Call a method of the server.
+
+        :raises WorkerDiedError: the server ended first.
+        """
+        while (link := self._link) is None:
+            await self._linked.wait()
+        try:
+            return await link.call(method, params)
+        except WorkerDiedError:
+            if self._link is link:
+                # `keep` notices it a moment later.
+                self._unlink()
+            raise
+
+    def _unlink(self) -> None:
+        self._link = None
+        self._linked.clear()
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the server is connected."""
+        return self._link is not None
+
+    async def linked(self) -> None:
+        """Wait until the server is connected."""
+        await self._linked.wait()
+
+    async def keep(
+        self,
+        handlers: Mapping[str, Any],
+        greet: Callable[[Link], Coroutine[Any, Any, None]],
+        lost: Callable[[], object],
+    ) -> None:
+        """Connect to the server whenever it is gone, without end.
+
+        :param greet: awaited first over each new link.
+        :param lost: called when a link is gone.
+        """
+        while True:
+            ours, theirs = socket.socketpair()
+            self._ask(theirs)
+            link = await Link.connected(ours, handlers)
+            serving = asyncio.create_task(link.serve("server"))
+            try:
+                with contextlib.suppress(WorkerDiedError):
+                    await greet(link)
+                    self._link = link
+                    self._linked.set()
+                await asyncio.wait([serving])
+            finally:
+                self._unlink()
+                lost()
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+@dataclass(slots=True)
+class Happenings:
+    """What the next report says (`Report`)."""
+
+    running: Counter[str] = field(default_factory=Counter)
+    seen: set[str] = field(default_factory=set)
+    uses: list[CallUse] = field(default_factory=list)
+    throttled: list[str] = field(default_factory=list)
+
+    def note(self, message: str) -> None:
+        """As `ThrottleMeter.note`."""
+        self.throttled.append(message)
+
+    def taken(self, generating: int, unread_calls: str) -> Report | None:
+        """Return the report of what happened, and begin a new one; None if nothing happened."""
+        running = {i: self.running[i] for i in (*self.seen, *self.running)}
+        report = Report(running, self.uses, generating, self.throttled, unread_calls)
+        self.seen, self.uses, self.throttled = set(), [], []
+        return report if report != Report(unread_calls=unread_calls) else None
+
+
+class GatewayEpisodes:
+    """The episodes that this process has opened.
+
+    :param limits: of the server.
+    """
+
+    def __init__(
+        self, server: ServerLink, happened: Happenings, limits: TenantLimits, deadline: float
+    ) -> None:
+        self._server = server
+        self._happened = happened
+        self._deadline = deadline
+        self._tenants = Tenants(NO_TOKENS, limits)
+        self._open: dict[str, OpenEpisode] = {}
+        self._opening: dict[str, asyncio.Future[OpenEpisode]] = {}
+        self._counted: set[str] = set()
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the episodes."""
+        return list(self._open)
+
+    async def authenticate(self, key: str) -> OpenEpisode:
+        """As `EpisodeRegistry.authenticate`; the server decides about episodes that are new."""
+        episode_id = episode_of(key)
+        episode = self._open.get(episode_id)
+        if episode is None:
+            episode = await self._opened(episode_id, key)
+        if not hmac.compare_digest(episode.record.key_hash, hash_secret(key)):
+            raise AuthError(
+                "unknown API key: use the api_key that the claim of the episode returned"
+            )
+        if episode.closing.locked():
+            raise EpisodeClosedError(f"episode {episode_id} is being closed")
+        self._happened.seen.add(episode_id)
+        return episode
+
+    @contextlib.contextmanager
+    def running_call(
+        self, episode: OpenEpisode, work: Coroutine[Any, Any, T]
+    ) -> Iterator[asyncio.Task[T]]:
+        """As `EpisodeRegistry.running_call`."""
+        episode_id = episode.record.episode_id
+        if self._open.get(episode_id) is not episode or episode.closing.locked():
+            work.close()
+            raise EpisodeClosedError(f"episode {episode_id} was closed before this call began")
+        task = asyncio.create_task(work)
+        episode.calls_running.add(task)
+        self._happened.running[episode_id] += 1
+        try:
+            yield task
+        finally:
+            episode.calls_running.discard(task)
+            self._happened.seen.add(episode_id)
+            self._happened.running -= Counter([episode_id])
+
+    @contextlib.asynccontextmanager
+    async def counted(self, episode: OpenEpisode) -> AsyncIterator[None]:
+        """As `EpisodeRegistry.counted`; the server counts for tokens with a quota."""
+        record = episode.record
+        with self._tenants.call(record, episode.session.next_index):
+            if record.episode_id not in self._counted:
+                yield
+                return
+            await self._server.call_once(BEGIN_CALL, record.client_id)
+            try:
+                yield
+            finally:
+                # The server that restarts has forgotten what it counted.
+                with contextlib.suppress(WorkerDiedError):
+                    await self._server.call_once(END_CALL, record.client_id)
+
+    async def close(self, episode_id: str) -> None:
+        """Cancel the calls of an episode and forget it."""
+        episode = self._open.get(episode_id)
+        if episode is None:
+            return
+        async with episode.closing:
+            await episode.cancel_calls()
+            self._open.pop(episode_id, None)
+            self._counted.discard(episode_id)
+
+    async def _opened(self, episode_id: str, key: str) -> OpenEpisode:
+        if (opening := self._opening.get(episode_id)) is None:
+            opening = asyncio.ensure_future(self._open_with(key))
+            self._opening[episode_id] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(episode_id, None))
+        try:
+            async with asyncio.timeout(self._deadline):
+                return await asyncio.shield(opening)
+        except TimeoutError:
+            raise DeadlineError(
+                f"the server did not answer within {self._deadline:g} s (setting "
+                "server.call_deadline_seconds)",
+                retry_after=5.0,
+            ) from None
+
+    async def _open_with(self, key: str) -> OpenEpisode:
+        opened: Opened = await self._server.call(OPEN_EPISODE, key)
+        record, now = opened.record, time.monotonic()
+        calls: dict[str, Call] = {}
+        for plain in opened.calls:
+            call = unpack_call(plain, lambda _episode, call_id, _length: calls[call_id])
+            calls[call.call_id] = call
+        index = ConversationIndex.restore(calls.values())
+        session = Session(record.episode_id, index, opened.next_index)
+        # The server watches the lease.
+        episode = OpenEpisode(record, session, seen_at=now, called_at=now, ends_at=float("inf"))
+        self._open[record.episode_id] = episode
+        if opened.counts_calls:
+            self._counted.add(record.episode_id)
+        return episode
+
+
+class GatewayProcess:
+    """What a gateway process has instead of a `SwarmService`.
+
+    :param place: which of the processes it is.
+    :param ask: as for `ServerLink`.
+    :ivar episodes: those it has opened.
+    :ivar board: as the server's.
+    :ivar happened: since the last report.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, place: int, ask: Callable[[socket.socket], object]
+    ) -> None:
+        self._settings = settings
+        self._place = place
+        self._server = ServerLink(ask)
+        self._news = News()
+        self._served: ServedModel | None = None
+        self._chat: CompletionService | None = None
+        self._engine: tuple[tuple[str, int], WorkerConnection] | None = None
+        self._spawned: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.happened = Happenings()
+        limits = TenantLimits(
+            settings.max_open_episodes,
+            settings.max_waiting_claims,
+            settings.max_calls_at_once,
+            settings.max_calls_per_episode,
+            settings.max_event_streams,
+        )
+        self.episodes = GatewayEpisodes(
+            self._server, self.happened, limits, settings.call_deadline_seconds
+        )
+        self.board = StateBoard(EventLog(time.time), time.monotonic)
+        self._gate = EngineGate(self.board, settings.call_deadline_seconds)
+
+    # --- The run, as `ServedRun` ------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str | None:
+        """As `ServedRun.model_name`."""
+        return self._news.model_name
+
+    @property
+    def agents(self) -> Mapping[str, str]:
+        """As `ServedRun.agents`."""
+        return self._news.agents
+
+    @property
+    def evaluation_sampling(self) -> EvaluationSampling:
+        """As `ServedRun.evaluation_sampling`."""
+        return self._news.evaluation_sampling
+
+    @property
+    def running(self) -> bool:
+        """As `ServedRun.running`; a server that restarts is about to continue its run."""
+        return self._news.running or self._news == News()
+
+    @property
+    def chat(self) -> CompletionService | None:
+        """As `ServedRun.chat`."""
+        return self._chat
+
+    # --- From its start to its end ----------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connect to the server, and stay connected."""
+        handlers = dict(
+            [answering(HEAR, self._hear), answering(CLOSE_EPISODE, self.episodes.close)]
+        )
+        self._tasks = [
+            asyncio.create_task(self._server.keep(handlers, self._greet, self._lost)),
+            asyncio.create_task(self._keep_reporting()),
+        ]
+
+    async def close(self) -> None:
+        """Disconnect; calls must have ended."""
+        if self._server.is_linked:
+            await self._report()
+        for task in (*self._tasks, *self._spawned):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._spawned, return_exceptions=True)
+
+    async def add_call(self, call: Call) -> None:
+        """Have the server record a call, once, also if the server restarts meanwhile."""
+        again = False
+        while True:
+            try:
+                if await self._server.call_once(ADD_CALL, [again, pack_call(call)]):
+                    return
+                call = without_base(call)
+            except WorkerDiedError:
+                if self.board.closing:
+                    raise self.board.not_running() from None
+                again = True
+                await self._server.linked()
+
+    # --- Inside -----------------------------------------------------------------------------------
+
+    async def _greet(self, link: Link) -> None:
+        hello = Hello(self._place, os.getpid(), self.episodes.ids)
+        for episode_id in await link.call(HELLO, hello):
+            # Its calls may be waiting for the link, so this does not wait for their end.
+            self._spawn(self.episodes.close(episode_id))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+
+    def _lost(self) -> None:
+        """Let calls wait until the server is back; they continue with the engine that it has."""
+        self._news = replace(self._news, engine=None)
+        self._drop_engine("the server is restarting")
+
+    async def _hear(self, news: News) -> None:
+        if news.model is not None and news.model != self._served:
+            self._chat = await self._make_chat(news.model)
+            self._served = news.model
+        elif news.model is None:
+            self._served = self._chat = None
+        self._news = news
+        self.board.policy_version = news.policy_version
+        self.board.closing, self.board.interrupted = news.closing, news.interrupted
+        self.board.set(news.state)
+        await self._use_engine(news.engine)
+        self.board.touch()
+
+    async def _make_chat(self, served: ServedModel) -> CompletionService:
+        directory = Path(served.model.path)
+        words = "words" in self._settings.fast_paths
+        renderer = await asyncio.to_thread(make_renderer, served.model, directory, words=words)
+        return CompletionService(
+            renderer,
+            self._gate,
+            served.model.name,
+            served.info,
+            served.capabilities,
+            time.time,
+            exact=served.exact,
+            note=lambda call, cached: self.happened.uses.append(CallUse.of(call, cached)),
+        )
+
+    async def _use_engine(self, engine: tuple[str, int] | None) -> None:
+        if self._engine is not None and engine is not None and tuple(engine) == self._engine[0]:
+            return
+        self._drop_engine("its engine was replaced")
+        if engine is None:
+            return
+        path, pid = engine
+        try:
+            connection = await WorkerConnection.open(connect(Path(path)))
+        except OSError as error:
+            # The server notices that the engine's process has ended, and tells when there is one.
+            _log.warning("cannot reach the engine: %s", error)
+            return
+        self._engine = ((path, pid), connection)
+        self._spawn(self._read(connection))
+        self._gate.open(RemoteEngine(connection, f"worker {pid}"))
+
+    async def _read(self, connection: WorkerConnection) -> None:
+        try:
+            await connection.read()
+        finally:
+            if self._engine is not None and self._engine[1] is connection:
+                self._drop_engine("the engine's process ended")
+
+    def _drop_engine(self, why: str) -> None:
+        if self._engine is not None:
+            _, connection = self._engine
+            self._engine = None
+            self._gate.shut()
+            connection.lose(why)
+            connection.close()
+
+    async def _keep_reporting(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_SECONDS)
+            if self._engine is None and self._news.engine is not None:
+                await self._use_engine(self._news.engine)
+            await self._report()
+
+    async def _report(self) -> None:
+        unread = "" if self._chat is None else self._chat.unread_calls
+        report = self.happened.taken(self._gate.running, unread)
+        if report is not None:
+            with contextlib.suppress(WorkerDiedError):
+                await self._server.call_once(REPORT, report)

@@ -1,0 +1,110 @@
+"""The methods that the processes of a server call in each other, with their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any
+
+from ajet_core.interfaces import EngineCapabilities, EngineInfo, EpisodeRecord
+from ajet_core.protocol import EvaluationSampling, ModelConfig, ServerState
+from ajet_server.admission.concurrency import CallUse
+from ajet_server.workers.methods import Method
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A gateway process introduces itself.
+
+    :param place: which of the processes it is.
+    :param episode_ids: the episodes that it has opened, if it knew the server before.
+    """
+
+    place: int
+    pid: int
+    episode_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An episode whose calls a gateway process is to answer.
+
+    :param calls: those made before, in order (`wire.pack_call`).
+    :param next_index: `Call.index` of the next call.
+    :param counts_calls: whether the gateway has to ask before each call, because the episode's
+        token has a quota.
+    """
+
+    record: EpisodeRecord
+    calls: list[Any]
+    next_index: int
+    counts_calls: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened in a gateway process since its last report.
+
+    :param running: by episode that made a call, the number of calls that are being answered.
+    :param uses: what the recorded calls used of the engine's cache.
+    :param generating: the number of calls that the engine is working on.
+    :param throttled: the messages of requests that were refused with 429.
+    :param unread_calls: as `CompletionService.unread_calls`.
+    """
+
+    running: dict[str, int] = field(default_factory=dict)
+    uses: list[CallUse] = field(default_factory=list)
+    generating: int = 0
+    throttled: list[str] = field(default_factory=list)
+    unread_calls: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What makes a `CompletionService`; its parameters."""
+
+    model: ModelConfig
+    info: EngineInfo
+    capabilities: EngineCapabilities
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What gateway processes know of the server's run.
+
+    :param model_name: of the configured run, None without one.
+    :param model: None before the first boot.
+    :param engine: the Unix socket of the engine's process, and that process's id; None while calls
+        are to wait.
+    """
+
+    state: ServerState = ServerState.OFFLINE
+    policy_version: int = 0
+    closing: bool = False
+    interrupted: str = ""
+    running: bool = False
+    model_name: str | None = None
+    agents: dict[str, str] = field(default_factory=dict)
+    evaluation_sampling: EvaluationSampling = field(default_factory=EvaluationSampling)
+    model: ServedModel | None = None
+    engine: tuple[str, int] | None = None
+
+
+HELLO = Method("gateway.hello", Hello, list[str])
+"""Returns those of the episodes that are not open any more."""
+OPEN_EPISODE = Method("gateway.open_episode", str, Opened)
+"""Takes an episode's key."""
+ADD_CALL = Method("gateway.add_call", list[Any], bool)
+"""Takes whether the call may have been added before, and the output of `wire.pack_call`.
+
+Returns False if its base is not in the store, so that the whole prompt is needed.
+"""
+REPORT = Method("gateway.report", Report, NoneType)
+BEGIN_CALL = Method("gateway.begin_call", str, NoneType)
+"""Takes the tenant of a call that counts for its quota."""
+END_CALL = Method("gateway.end_call", str, NoneType)
+
+HEAR = Method("server.news", News, NoneType)
+CLOSE_EPISODE = Method("server.close_episode", str, NoneType)
+"""Takes the id of an episode; its calls are recorded when it returns."""

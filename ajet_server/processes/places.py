@@ -1,0 +1,42 @@
+"""Which process of a server answers a request."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from urllib.parse import unquote
+
+from starlette.datastructures import Headers
+
+from ajet_server.gateway.formats.table import KEY_PREFIX, is_llm_path
+from ajet_server.security.api_keys import EPISODE_KEY_PREFIX, bearer
+
+SERVER = 0
+"""The place of the server process; gateway processes have the places from 1 on."""
+
+
+def episode_of(key: str) -> str:
+    """Return the id of the episode that a key is for; "" if the key has none."""
+    episode_id, dot, _ = key.removeprefix(EPISODE_KEY_PREFIX).partition(".")
+    return episode_id if dot and key.startswith(EPISODE_KEY_PREFIX) else ""
+
+
+def place_of_episode(episode_id: str, gateways: int) -> int:
+    """Return the place of the gateway process that answers the calls of an episode."""
+    return 1 + zlib.crc32(episode_id.encode()) % gateways
+
+
+def place_of_request(url: bytes, headers: Iterable[tuple[bytes, bytes]], gateways: int) -> int:
+    """Return the place of the process that answers a request.
+
+    :param url: as in the request's first line.
+    :param headers: with names in lower case.
+    """
+    path = unquote(url.partition(b"?")[0].decode("latin-1"))
+    if not is_llm_path(path):
+        return SERVER
+    if path.startswith(KEY_PREFIX):
+        key = path.removeprefix(KEY_PREFIX).partition("/")[0]
+    else:
+        key = bearer(Headers(raw=list(headers)))
+    return place_of_episode(episode_of(key), gateways)
