@@ -104,7 +104,8 @@ def _serve_gateway(run_dir: Path, model_dir: Path, processes: int) -> None:
             "port": 0,
             "max_open_episodes": 20_000,
             "max_waiting_claims": 2_000,
-            "processes": processes,
+            # Without it, a setting of the environment applies.
+            **({"processes": processes} if processes > 1 else {}),
         }
     )
     serve(settings, scripted_plugins())

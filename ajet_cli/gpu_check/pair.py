@@ -44,7 +44,8 @@ Dtype = Literal["bfloat16", "float32"]
 
 _LIMITS: dict[Dtype, float] = {
     "bfloat16": PreflightConfig().max_logprob_gap,
-    "float32": 1e-3,
+    # vLLM's attention multiplies with the precision of TF32: 0.00096 on an H100.
+    "float32": 3e-3,
 }
 """The largest accepted mean difference between the logprobs of engine and trainer, in nats."""
 _NORM_LIMITS: dict[Dtype, float] = {"bfloat16": 1e-2, "float32": 1e-4}

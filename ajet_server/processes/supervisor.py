@@ -27,7 +27,7 @@ SUPPORTED = sys.platform == "linux"
 _SHORT_LIFE_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 # Longer than a process takes to end its connections, its workers and its store.
-_END_SECONDS = 40.0
+_END_SECONDS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,15 @@ class _Children:
     def __enter__(self) -> _Children:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        signal.signal(signal.SIGALRM, self._kill)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopping = True
+        signal.alarm(_END_SECONDS)
         self._end()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        signal.alarm(0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
 
     def start(self, number: int) -> None:
@@ -162,6 +165,7 @@ class _Children:
         try:
             for handled in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(handled, signal.SIG_DFL)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             # Ctrl-C in a terminal reaches all processes, but the first one ends the others.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -177,6 +181,8 @@ class _Children:
             os._exit(code)
 
     def _stop(self, *_: object) -> None:
+        if not self._stopping:
+            signal.alarm(_END_SECONDS)
         self._stopping = True
         # The server process ends first: gateway processes still record calls with it.
         if (server := self._pids.get(SERVER)) is not None:
@@ -191,27 +197,25 @@ class _Children:
 
     def _end(self) -> None:
         """End all processes, the server's first."""
-        until = time.monotonic() + _END_SECONDS
         for numbers in ([SERVER], [number for number in self._pids if number != SERVER]):
-            pids = [self._pids.pop(number) for number in numbers if number in self._pids]
+            pids = [self._pids[number] for number in numbers if number in self._pids]
             for pid in pids:
                 _signal(pid, signal.SIGTERM)
             for pid in pids:
-                _wait(pid, until)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+        self._pids.clear()
+
+    def _kill(self, *_: object) -> None:
+        """Kill the processes that have not ended in time."""
+        _log.warning("processes of the server did not end within %d s and are killed", _END_SECONDS)
+        for pid in self._pids.values():
+            _signal(pid, signal.SIGKILL)
 
 
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _wait(pid: int, until: float) -> None:
-    """Wait for the end of a process; kill it at the time `until`."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > until:
-                _signal(pid, signal.SIGKILL)
-            time.sleep(0.02)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ajet_core.files import read_json
 from ajet_core.protocol import RunConfig, ServerState
 from ajet_demo.processes import Child, child_environment
 from ajet_installation.local_workers import worker_settings
-from ajet_installation.settings import WorkerSettings
+from ajet_installation.settings import Settings, WorkerSettings
 
 START_SECONDS = 60.0
 # On a busy machine, the imports of large engines take minutes.
@@ -29,8 +29,8 @@ POLL_SECONDS = 0.05
 class DemoServer:
     """``ajet serve`` for the length of a ``with`` block.
 
-    All its files are in ``<run_dir>/server``. It gets new tokens, and only those of the user's
-    settings that locate environments.
+    All its files are in ``<run_dir>/server``. It gets new tokens, and of the user's settings only
+    those that locate environments, and the number of processes.
 
     :param workers: interpreters of components, and the directory of environments.
     """
@@ -99,6 +99,7 @@ class DemoServer:
                 AJET_SERVER__CONTROL_TOKEN=self._control_token,
                 AJET_SERVER__CLIENT_TOKEN=self.client_token,
                 AJET_WORKERS=self._workers.model_dump_json(),
+                AJET_SERVER__PROCESSES=str(Settings().server.processes),
                 XDG_STATE_HOME=str(self._directory / "state"),
                 AJET_SERVER__BOOT_TIMEOUT_SECONDS=str(BOOT_SECONDS),
                 HF_HUB_OFFLINE="1",
