@@ -46,6 +46,8 @@ _log = logging.getLogger("ajet.server")
 _BACKLOG = 2048
 _OTHER_FILES = 256
 _CLOSE_SECONDS = 10
+# The longest time for passing connections on before a process ends.
+_SENT_SECONDS = 2.0
 # Processes of a killed server hold its port a moment longer.
 _ORPHAN_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 75
@@ -193,8 +195,9 @@ async def _serve(
     finally:
         credentials.withdraw_local(port)
         note.unlink(missing_ok=True)
-        await service.close()
+        # What gateway processes still have to record, they record with the next server process.
         await desk.close()
+        await service.close()
 
 
 async def _serve_calls(
@@ -217,7 +220,7 @@ async def _serve_calls(
     )
     gateway.open()
     try:
-        await _serve_place(app, server, listener, place, lambda: None, mailboxes=mailboxes)
+        await _serve_place(app, server, listener, place, gateway.end, mailboxes=mailboxes)
     finally:
         await gateway.close()
 
@@ -362,6 +365,8 @@ class _Server(uvicorn.Server):
         if self._mailboxes is not None:
             self._mailboxes.close()
         await super().shutdown(sockets)
+        if self._mailboxes is not None:
+            await self._mailboxes.sent(_SENT_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -112,7 +112,8 @@ def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
     audit = AuditLog(settings.run_dir.resolve())
     router = APIRouter(route_class=JsonRoute, responses=ERRORS)
     # They are compared in this order: first those with most of the requests.
-    llm_routes.add_routes(router, model_service(service))
+    if settings.processes == 1:
+        llm_routes.add_routes(router, model_service(service))
     _add_episode_routes(router, service, settings.public_url)
     _add_run_routes(router, service, audit)
     _add_view_routes(router, service)

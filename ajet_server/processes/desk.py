@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ajet_core.errors import AjetError, EpisodeClosedError, WorkerDiedError
+from ajet_core.errors import EpisodeClosedError, WorkerDiedError
 from ajet_core.timeline import Call
+from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.processes.link import Link, answering
 from ajet_server.processes.methods import (
@@ -29,7 +30,7 @@ from ajet_server.processes.methods import (
     Report,
     ServedModel,
 )
-from ajet_server.processes.wire import base_id, pack_call, stored_base, unpack_call
+from ajet_server.processes.wire import TokensElsewhereError, digest, pack_call, unpack_call
 from ajet_server.run.run_loop import RunLoop
 from ajet_server.service import SwarmService
 
@@ -37,35 +38,61 @@ _log = logging.getLogger("ajet.server")
 
 # Canceling calls and recording what they sampled takes milliseconds.
 _CLOSE_SECONDS = 30.0
+# Agents that change their tools are rare.
+_KNOWN_TOOLS = 8
 
 
 @dataclass(slots=True)
 class EpisodeElsewhere:
     """An episode whose calls a gateway process answers.
 
+    :ivar link: to the process; None if it has ended.
     :ivar running: as `CallsElsewhere.running`.
     :ivar writing: the writes in progress, by call.
-    :ivar lost: the calls whose write failed.
+    :ivar tools: the texts of tools that calls have had, by digest.
     """
 
     episode_id: str
-    link: Link
+    link: Link | None = None
     running: int = 0
-    writing: dict[str, asyncio.Future[None]] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
+    writing: dict[str, asyncio.Future[bool]] = field(default_factory=dict)
+    tools: dict[bytes, str] = field(default_factory=dict)
 
     async def close(self) -> None:
         """As `CallsElsewhere.close`; nothing runs in a process that has ended."""
+        link = self.link
         try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await self.link.call(CLOSE_EPISODE, self.episode_id)
+            if link is not None:
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await link.call(CLOSE_EPISODE, self.episode_id)
         except TimeoutError:
             _log.error("a gateway process did not close an episode in time and is disconnected")
             # It connects again when it works again, and then hears that the episode is closed.
-            self.link.close()
+            assert link is not None
+            link.close()
         except WorkerDiedError:
             pass
+        await self.written()
+
+    async def written(self) -> None:
+        """Wait until the calls that have arrived are written."""
         await asyncio.gather(*self.writing.values(), return_exceptions=True)
+
+    def learn(self, tools: str) -> None:
+        """Remember the tools of a call."""
+        if tools and len(self.tools) >= _KNOWN_TOOLS:
+            del self.tools[next(iter(self.tools))]
+        if tools:
+            self.tools[digest(tools)] = tools
+
+    def tools_of(self, named: bytes) -> str:
+        """Return the tools with a digest.
+
+        :raises TokensElsewhereError: they are unknown.
+        """
+        if (tools := self.tools.get(named)) is None:
+            raise TokensElsewhereError
+        return tools
 
 
 class GatewayDesk:
@@ -127,7 +154,6 @@ class Gateway:
     def __init__(self, service: SwarmService, desk: GatewayDesk) -> None:
         self._service = service
         self._desk = desk
-        self._opened: dict[str, EpisodeElsewhere] = {}
         self._counted: defaultdict[str, list[ExitStack]] = defaultdict(list)
         self.place, self.pid = 0, 0
         self.report = Report()
@@ -152,21 +178,25 @@ class Gateway:
                 await self.link.call(HEAR, latest)
             except WorkerDiedError:
                 return
-            except AjetError as error:
-                _log.error("gateway process %d: %s", self.place, error.message)
+            except Exception as error:  # noqa: BLE001 - the process hears the next news
+                _log.error("gateway process %d: %s", self.place, error)
 
     def leave(self) -> None:
         """Forget the process, which has ended."""
-        for episode_id, elsewhere in self._opened.items():
-            episode = self._service.episodes.open.get(episode_id)
-            if episode is not None and episode.elsewhere is elsewhere:
-                # A call that is being written counts as one until it is durable.
-                episode.elsewhere = None
+        for episode in self._service.episodes.open:
+            if (elsewhere := self._elsewhere(episode)) is not None:
+                elsewhere.link, elsewhere.running = None, 0
         for stacks in self._counted.values():
             for stack in stacks:
                 stack.close()
         self._counted.clear()
         self.report = Report()
+
+    def _elsewhere(self, episode: OpenEpisode | None) -> EpisodeElsewhere | None:
+        """Return the part of an episode that is this process's, None if another has it."""
+        elsewhere = None if episode is None else episode.elsewhere
+        ours = isinstance(elsewhere, EpisodeElsewhere) and elsewhere.link is self.link
+        return elsewhere if ours else None  # type: ignore[return-value]
 
     async def _hello(self, hello: Hello) -> list[str]:
         self.place, self.pid = hello.place, hello.pid
@@ -179,17 +209,20 @@ class Gateway:
         episode = self._service.episodes.open.get(episode_id)
         if episode is None or episode.closing.locked():
             return False
-        elsewhere = EpisodeElsewhere(episode_id, self.link)
-        self._opened[episode_id] = episode.elsewhere = elsewhere
+        if episode.elsewhere is None:
+            episode.elsewhere = EpisodeElsewhere(episode_id)
+        assert isinstance(episode.elsewhere, EpisodeElsewhere)
+        # What the process before it was still writing stays known.
+        episode.elsewhere.link, episode.elsewhere.running = self.link, 0
         return True
 
     async def _open_episode(self, key: str) -> Opened:
         service = self._service
         episode = await service.episodes.authenticate(key)
         record = episode.record
-        if episode.elsewhere is not None:
+        if isinstance(episode.elsewhere, EpisodeElsewhere):
             # What a process that has ended was still writing belongs to the conversation.
-            await asyncio.gather(*self._writes(record.episode_id), return_exceptions=True)
+            await episode.elsewhere.written()
         calls: list[Call] = []
         if episode.session.next_index:
             calls = (await service.store.calls([record.episode_id]))[record.episode_id]
@@ -198,49 +231,49 @@ class Gateway:
         return Opened(
             record=record,
             calls=[pack_call(call) for call in calls],
+            tools=list({call.tools for call in calls}),
             next_index=episode.session.next_index,
             counts_calls=service.tenants.limits_calls(record.client_id),
         )
 
-    def _writes(self, episode_id: str) -> list[asyncio.Future[None]]:
-        episode = self._service.episodes.open.get(episode_id)
-        elsewhere = None if episode is None else episode.elsewhere
-        return list(elsewhere.writing.values()) if isinstance(elsewhere, EpisodeElsewhere) else []
-
     async def _add_call(self, sent: list[Any]) -> bool:
-        """Write a call; return False if its prompt is needed whole, because its base was lost."""
+        """Write a call; return False if it is needed whole."""
         again, plain = sent
-        episode_id, call_id = plain[0][1], plain[0][0]
-        episode, elsewhere = (
-            self._service.episodes.open.get(episode_id),
-            self._opened.get(episode_id),
-        )
+        call_id, episode_id = plain[0][0], plain[0][1]
+        episode = self._service.episodes.open.get(episode_id)
+        elsewhere = self._elsewhere(episode)
         if episode is None or elsewhere is None:
             raise EpisodeClosedError(f"episode {episode_id} was closed while this call was running")
-        if again and await self._is_stored(episode_id, call_id):
-            return True
-        if (base := base_id(plain)) is not None:
-            if (writing := elsewhere.writing.get(base)) is not None:
-                await asyncio.wait([writing])
-            if base in elsewhere.lost:
-                return False
-        call = unpack_call(plain, stored_base)
+        writing = elsewhere.writing.get(call_id)
+        if writing is None:
+            # Nothing is awaited before it is known, so that a close waits for it.
+            writing = asyncio.ensure_future(self._write(plain, episode, elsewhere, again=again))
+            elsewhere.writing[call_id] = writing
+            writing.add_done_callback(lambda done: _written(elsewhere, call_id, done))
         # A gateway that ends meanwhile does not undo the write.
-        writing = asyncio.ensure_future(self._service.store.add_call(call))
-        elsewhere.writing[call_id] = writing
-        writing.add_done_callback(lambda done: _written(elsewhere, call_id, done))
-        episode.session.next_index = max(episode.session.next_index, call.index + 1)
-        await asyncio.shield(writing)
-        return True
+        return await asyncio.shield(writing)
 
-    async def _is_stored(self, episode_id: str, call_id: str) -> bool:
-        calls = (await self._service.store.calls([episode_id]))[episode_id]
-        return any(call.call_id == call_id for call in calls)
+    async def _write(
+        self, plain: list[Any], episode: OpenEpisode, elsewhere: EpisodeElsewhere, *, again: bool
+    ) -> bool:
+        call_id, episode_id = plain[0][0], plain[0][1]
+        if again:
+            calls = (await self._service.store.calls([episode_id]))[episode_id]
+            if any(call.call_id == call_id for call in calls):
+                return True
+        try:
+            call = unpack_call(plain, lambda *_: None, elsewhere.tools_of)
+            elsewhere.learn(call.tools)
+            episode.session.next_index = max(episode.session.next_index, call.index + 1)
+            await self._service.store.add_call(call)
+        except TokensElsewhereError:
+            return False
+        return True
 
     async def _reported(self, report: Report) -> None:
         service, self.report = self._service, report
         for episode_id, running in report.running.items():
-            if episode_id in self._opened:
+            if self._elsewhere(service.episodes.open.get(episode_id)) is not None:
                 service.episodes.called_elsewhere(episode_id, running)
         for use in report.uses:
             service.admission.used(use)
@@ -259,6 +292,8 @@ class Gateway:
     async def _end_call(self, tenant: str) -> None:
         if stacks := self._counted.get(tenant):
             stacks.pop().close()
+            if not stacks:
+                del self._counted[tenant]
 
     def _news(self) -> News:
         service = self._service
@@ -283,7 +318,8 @@ def _served(loop: RunLoop, chat: CompletionService) -> ServedModel:
     return ServedModel(config.model, chat.info, chat.capabilities, config.exact)
 
 
-def _written(elsewhere: EpisodeElsewhere, call_id: str, done: asyncio.Future[None]) -> None:
+def _written(elsewhere: EpisodeElsewhere, call_id: str, done: asyncio.Future[bool]) -> None:
     elsewhere.writing.pop(call_id, None)
-    if done.cancelled() or done.exception() is not None:
-        elsewhere.lost.add(call_id)
+    if not done.cancelled():
+        # Its caller may have been cancelled.
+        done.exception()

@@ -15,8 +15,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ajet_core.errors import AuthError, DeadlineError, EpisodeClosedError, WorkerDiedError
-from ajet_core.protocol import EvaluationSampling
+from ajet_core.errors import (
+    AjetError,
+    AuthError,
+    DeadlineError,
+    EpisodeClosedError,
+    NotRollingError,
+    WorkerDiedError,
+)
+from ajet_core.protocol import EvaluationSampling, ServerState
 from ajet_core.timeline import Call
 from ajet_installation.settings import ServerSettings
 from ajet_server.admission.concurrency import CallUse
@@ -39,12 +46,11 @@ from ajet_server.processes.methods import (
     REPORT,
     Hello,
     News,
-    Opened,
     Report,
     ServedModel,
 )
 from ajet_server.processes.places import episode_of
-from ajet_server.processes.wire import pack_call, unpack_call, without_base
+from ajet_server.processes.wire import digest, pack_call, unpack_call, without_base
 from ajet_server.security.api_keys import hash_secret
 from ajet_server.security.tenants import NO_TOKENS, TenantLimits, Tenants
 from ajet_server.state import StateBoard
@@ -72,7 +78,14 @@ class ServerLink:
     def __init__(self, ask: Callable[[socket.socket], object]) -> None:
         self._ask = ask
         self._link: Link | None = None
-        self._linked = asyncio.Event()
+        self._given_up: NotRollingError | None = None
+        # Set while there is a link, or none is awaited any more.
+        self._changed = asyncio.Event()
+
+    @property
+    def link(self) -> Link | None:
+        """The present link, None while the server restarts."""
+        return self._link
 
     async def call(self, method: Method[P, R], params: P) -> R:
         """Call a method of the server; while the server restarts, wait, and call it again.
@@ -80,18 +93,19 @@ class ServerLink:
         :param params: of a call that may be made twice.
         """
         while True:
-            try:
+            with contextlib.suppress(WorkerDiedError):
                 return await self.call_once(method, params)
-            except WorkerDiedError:
-                await self._linked.wait()
 
     async def call_once(self, method: Method[P, R], params: P) -> R:
         """Call a method of the server.
 
         :raises WorkerDiedError: the server ended first.
+        :raises NotRollingError: this process ends before the server is back.
         """
         while (link := self._link) is None:
-            await self._linked.wait()
+            if self._given_up is not None:
+                raise self._given_up
+            await self._changed.wait()
         try:
             return await link.call(method, params)
         except WorkerDiedError:
@@ -100,18 +114,14 @@ class ServerLink:
                 self._unlink()
             raise
 
+    def give_up(self, error: NotRollingError) -> None:
+        """Fail the calls that wait for the server, and later ones."""
+        self._given_up = error
+        self._changed.set()
+
     def _unlink(self) -> None:
         self._link = None
-        self._linked.clear()
-
-    @property
-    def is_linked(self) -> bool:
-        """Whether the server is connected."""
-        return self._link is not None
-
-    async def linked(self) -> None:
-        """Wait until the server is connected."""
-        await self._linked.wait()
+        self._changed.clear()
 
     async def keep(
         self,
@@ -125,22 +135,37 @@ class ServerLink:
         :param lost: called when a link is gone.
         """
         while True:
-            ours, theirs = socket.socketpair()
-            self._ask(theirs)
-            link = await Link.connected(ours, handlers)
-            serving = asyncio.create_task(link.serve("server"))
             try:
-                with contextlib.suppress(WorkerDiedError):
-                    await greet(link)
-                    self._link = link
-                    self._linked.set()
-                await asyncio.wait([serving])
-            finally:
-                self._unlink()
-                lost()
-                serving.cancel()
-                await asyncio.gather(serving, return_exceptions=True)
+                await self._connect(handlers, greet, lost)
+            except OSError as error:
+                # Too many open files, for example.
+                _log.error("cannot connect to the server process: %s", error)
+            except AjetError as error:
+                _log.error("the server process refused this one: %s", error.message)
             await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _connect(
+        self,
+        handlers: Mapping[str, Any],
+        greet: Callable[[Link], Coroutine[Any, Any, None]],
+        lost: Callable[[], object],
+    ) -> None:
+        """Connect to the server, and return when it is gone."""
+        ours, theirs = socket.socketpair()
+        self._ask(theirs)
+        link = await Link.connected(ours, handlers)
+        serving = asyncio.create_task(link.serve("server"))
+        try:
+            with contextlib.suppress(WorkerDiedError):
+                await greet(link)
+                self._link = link
+                self._changed.set()
+            await asyncio.wait([serving])
+        finally:
+            self._unlink()
+            lost()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
 
 
 @dataclass(slots=True)
@@ -155,6 +180,12 @@ class Happenings:
     def note(self, message: str) -> None:
         """As `ThrottleMeter.note`."""
         self.throttled.append(message)
+
+    def ended(self, episode_id: str) -> None:
+        """Record the end of a call."""
+        self.running[episode_id] -= 1
+        if not self.running[episode_id]:
+            del self.running[episode_id]
 
     def taken(self, generating: int, unread_calls: str) -> Report | None:
         """Return the report of what happened, and begin a new one; None if nothing happened."""
@@ -218,7 +249,7 @@ class GatewayEpisodes:
         finally:
             episode.calls_running.discard(task)
             self._happened.seen.add(episode_id)
-            self._happened.running -= Counter([episode_id])
+            self._happened.ended(episode_id)
 
     @contextlib.asynccontextmanager
     async def counted(self, episode: OpenEpisode) -> AsyncIterator[None]:
@@ -228,13 +259,15 @@ class GatewayEpisodes:
             if record.episode_id not in self._counted:
                 yield
                 return
-            await self._server.call_once(BEGIN_CALL, record.client_id)
+            await self._server.call(BEGIN_CALL, record.client_id)
+            link = self._server.link
             try:
                 yield
             finally:
-                # The server that restarts has forgotten what it counted.
-                with contextlib.suppress(WorkerDiedError):
-                    await self._server.call_once(END_CALL, record.client_id)
+                # A server that has restarted meanwhile has forgotten what it counted.
+                if link is not None and link is self._server.link:
+                    with contextlib.suppress(WorkerDiedError):
+                        await link.call(END_CALL, record.client_id)
 
     async def close(self, episode_id: str) -> None:
         """Cancel the calls of an episode and forget it."""
@@ -247,10 +280,11 @@ class GatewayEpisodes:
             self._counted.discard(episode_id)
 
     async def _opened(self, episode_id: str, key: str) -> OpenEpisode:
-        if (opening := self._opening.get(episode_id)) is None:
-            opening = asyncio.ensure_future(self._open_with(key))
-            self._opening[episode_id] = opening
-            opening.add_done_callback(lambda _: self._opening.pop(episode_id, None))
+        # By key: a request with a wrong one must not fail the others.
+        if (opening := self._opening.get(key)) is None:
+            opening = asyncio.ensure_future(self._open_with(episode_id, key))
+            self._opening[key] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(key, None))
         try:
             async with asyncio.timeout(self._deadline):
                 return await asyncio.shield(opening)
@@ -261,12 +295,15 @@ class GatewayEpisodes:
                 retry_after=5.0,
             ) from None
 
-    async def _open_with(self, key: str) -> OpenEpisode:
-        opened: Opened = await self._server.call(OPEN_EPISODE, key)
+    async def _open_with(self, episode_id: str, key: str) -> OpenEpisode:
+        opened = await self._server.call(OPEN_EPISODE, key)
+        if (known := self._open.get(episode_id)) is not None:
+            return known
         record, now = opened.record, time.monotonic()
         calls: dict[str, Call] = {}
+        tools = {digest(text): text for text in opened.tools}
         for plain in opened.calls:
-            call = unpack_call(plain, lambda _episode, call_id, _length: calls[call_id])
+            call = unpack_call(plain, lambda call_id, _: calls[call_id], tools.__getitem__)
             calls[call.call_id] = call
         index = ConversationIndex.restore(calls.values())
         session = Session(record.episode_id, index, opened.next_index)
@@ -300,6 +337,8 @@ class GatewayProcess:
         self._engine: tuple[tuple[str, int], WorkerConnection] | None = None
         self._spawned: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
+        self._using_engine = asyncio.Lock()
+        self._ending = False
         self.happened = Happenings()
         limits = TenantLimits(
             settings.max_open_episodes,
@@ -355,11 +394,17 @@ class GatewayProcess:
 
     async def close(self) -> None:
         """Disconnect; calls must have ended."""
-        if self._server.is_linked:
+        if self._server.link is not None:
             await self._report()
         for task in (*self._tasks, *self._spawned):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._spawned, return_exceptions=True)
+
+    def end(self) -> None:
+        """Answer the calls in progress; if the server is gone, refuse them."""
+        self._ending = True
+        if self._server.link is None:
+            self._give_up()
 
     async def add_call(self, call: Call) -> None:
         """Have the server record a call, once, also if the server restarts meanwhile."""
@@ -370,10 +415,7 @@ class GatewayProcess:
                     return
                 call = without_base(call)
             except WorkerDiedError:
-                if self.board.closing:
-                    raise self.board.not_running() from None
                 again = True
-                await self._server.linked()
 
     # --- Inside -----------------------------------------------------------------------------------
 
@@ -392,8 +434,20 @@ class GatewayProcess:
         """Let calls wait until the server is back; they continue with the engine that it has."""
         self._news = replace(self._news, engine=None)
         self._drop_engine("the server is restarting")
+        if self._ending:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.board.closing = True
+        self.board.set(ServerState.OFFLINE)
+        self.board.touch()
+        self._server.give_up(self.board.not_running())
 
     async def _hear(self, news: News) -> None:
+        if news.closing:
+            # Its successor, or this process's end, follows.
+            self._lost()
+            return
         if news.model is not None and news.model != self._served:
             self._chat = await self._make_chat(news.model)
             self._served = news.model
@@ -401,9 +455,9 @@ class GatewayProcess:
             self._served = self._chat = None
         self._news = news
         self.board.policy_version = news.policy_version
-        self.board.closing, self.board.interrupted = news.closing, news.interrupted
+        self.board.interrupted = news.interrupted
         self.board.set(news.state)
-        await self._use_engine(news.engine)
+        await self._use_engine()
         self.board.touch()
 
     async def _make_chat(self, served: ServedModel) -> CompletionService:
@@ -421,22 +475,29 @@ class GatewayProcess:
             note=lambda call, cached: self.happened.uses.append(CallUse.of(call, cached)),
         )
 
-    async def _use_engine(self, engine: tuple[str, int] | None) -> None:
-        if self._engine is not None and engine is not None and tuple(engine) == self._engine[0]:
-            return
-        self._drop_engine("its engine was replaced")
-        if engine is None:
-            return
-        path, pid = engine
-        try:
-            connection = await WorkerConnection.open(connect(Path(path)))
-        except OSError as error:
-            # The server notices that the engine's process has ended, and tells when there is one.
-            _log.warning("cannot reach the engine: %s", error)
-            return
-        self._engine = ((path, pid), connection)
-        self._spawn(self._read(connection))
-        self._gate.open(RemoteEngine(connection, f"worker {pid}"))
+    async def _use_engine(self) -> None:
+        """Send calls to the engine that the news name, or to none."""
+        async with self._using_engine:
+            engine = self._news.engine
+            if self._engine is not None and engine == self._engine[0]:
+                return
+            self._drop_engine("its engine was replaced")
+            if engine is None:
+                return
+            path, pid = engine
+            try:
+                connection = await WorkerConnection.open(connect(Path(path), pid))
+            except OSError as error:
+                # The server notices that the engine's process has ended, and says when there is
+                # another one.
+                _log.warning("cannot reach the engine: %s", error)
+                return
+            if engine != self._news.engine:
+                connection.close()
+                return
+            self._engine = (engine, connection)
+            self._spawn(self._read(connection))
+            self._gate.open(RemoteEngine(connection, f"worker {pid}"))
 
     async def _read(self, connection: WorkerConnection) -> None:
         try:
@@ -456,9 +517,12 @@ class GatewayProcess:
     async def _keep_reporting(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_SECONDS)
-            if self._engine is None and self._news.engine is not None:
-                await self._use_engine(self._news.engine)
-            await self._report()
+            try:
+                if self._engine is None and self._news.engine is not None:
+                    await self._use_engine()
+                await self._report()
+            except AjetError as error:
+                _log.error("a report failed: %s", error.message)
 
     async def _report(self) -> None:
         unread = "" if self._chat is None else self._chat.unread_calls

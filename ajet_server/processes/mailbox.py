@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 _log = logging.getLogger("ajet.server")
 
@@ -15,6 +17,8 @@ _log = logging.getLogger("ajet.server")
 _INLINE_BYTES = 64 * 1024
 _RETRY_SECONDS = 0.02
 _GIVE_UP_SECONDS = 30.0
+_MOST_WAITING = 4096
+_BUFFER_BYTES = 4 * 1024 * 1024
 # Datagrams that are read before the event loop serves others.
 _AT_ONCE = 64
 
@@ -31,7 +35,28 @@ def make_mailboxes(count: int) -> list[tuple[socket.socket, socket.socket]]:
 
     What was sent stays in a mailbox until a process reads it, also while that process restarts.
     """
-    return [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(count)]
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(count)]
+    for _, sending in pairs:
+        # As much as the system allows.
+        sending.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    """A message to another process.
+
+    :param until: event loop time after which it is dropped.
+    """
+
+    until: float
+    text: bytes
+    descriptors: list[int]
+
+    def close(self) -> None:
+        """Close the descriptors; those that were sent are open at the other end."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
 
 
 class Mailboxes:
@@ -44,7 +69,7 @@ class Mailboxes:
     def __init__(self, own: socket.socket, ends: Sequence[socket.socket]) -> None:
         self._own = own
         self._ends = ends
-        self._waiting: dict[int, deque[tuple[float, int, bytes]]] = {}
+        self._waiting: dict[int, deque[_Parcel]] = {}
         for end in (own, *ends):
             end.setblocking(False)
 
@@ -69,42 +94,54 @@ class Mailboxes:
         self._send(place, connection.fileno(), _LINK)
         connection.close()
 
+    async def sent(self, seconds: float) -> None:
+        """Wait until nothing waits for room in a mailbox, for some seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while any(self._waiting.values()):  # noqa: ASYNC110 - it is retried as often
+                    await asyncio.sleep(_RETRY_SECONDS)
+
     def _send(self, place: int, connection: int, text: bytes) -> None:
         loop = asyncio.get_running_loop()
         waiting = self._waiting.setdefault(place, deque())
-        if waiting or not self._sent(place, connection, text):
-            waiting.append((loop.time() + _GIVE_UP_SECONDS, os.dup(connection), text))
+        if len(waiting) >= _MOST_WAITING:
+            _log.warning("a connection is dropped: %d wait for process %d", _MOST_WAITING, place)
+            return
+        descriptors = [os.dup(connection)]
+        try:
+            if len(text) > _INLINE_BYTES:
+                descriptors.append(_stored(text[1:]))
+                text = _STORED
+        except OSError as error:
+            _log.warning("a connection is dropped: %s", error)
+            os.close(descriptors[0])
+            return
+        parcel = _Parcel(loop.time() + _GIVE_UP_SECONDS, text, descriptors)
+        if waiting or not self._sent(place, parcel):
+            waiting.append(parcel)
             if len(waiting) == 1:
                 loop.call_later(_RETRY_SECONDS, self._send_waiting, place)
+        else:
+            parcel.close()
 
     def _send_waiting(self, place: int) -> None:
         """Send what did not fit into a mailbox; its process may be restarting."""
         loop, waiting = asyncio.get_running_loop(), self._waiting[place]
         while waiting:
-            until, connection, text = waiting[0]
-            if loop.time() < until and not self._sent(place, connection, text):
+            if loop.time() < waiting[0].until and not self._sent(place, waiting[0]):
                 loop.call_later(_RETRY_SECONDS, self._send_waiting, place)
                 return
-            os.close(connection)
-            waiting.popleft()
+            waiting.popleft().close()
 
-    def _sent(self, place: int, connection: int, text: bytes) -> bool:
+    def _sent(self, place: int, parcel: _Parcel) -> bool:
         """Send unless the mailbox is full."""
-        descriptors = [connection]
-        if len(text) > _INLINE_BYTES:
-            descriptors.append(_stored(text[1:]))
-            text = _STORED
         try:
-            socket.send_fds(self._ends[place], [text], descriptors)
-        except BlockingIOError:
-            return False
+            socket.send_fds(self._ends[place], [parcel.text], parcel.descriptors)
         except OSError as error:
-            # The descriptors that are on their way are limited, too.
-            _log.warning("cannot pass a connection to another process: %s", error)
+            if not isinstance(error, BlockingIOError):
+                # The descriptors that are on their way are limited, too.
+                _log.warning("cannot pass a connection to another process yet: %s", error)
             return False
-        finally:
-            for descriptor in descriptors[1:]:
-                os.close(descriptor)
         return True
 
     def _read(self, take: Take, take_link: TakeLink) -> None:

@@ -30,6 +30,7 @@ class Opened:
     """An episode whose calls a gateway process is to answer.
 
     :param calls: those made before, in order (`wire.pack_call`).
+    :param tools: the texts of their tools.
     :param next_index: `Call.index` of the next call.
     :param counts_calls: whether the gateway has to ask before each call, because the episode's
         token has a quota.
@@ -37,6 +38,7 @@ class Opened:
 
     record: EpisodeRecord
     calls: list[Any]
+    tools: list[str]
     next_index: int
     counts_calls: bool
 
@@ -98,7 +100,7 @@ OPEN_EPISODE = Method("gateway.open_episode", str, Opened)
 ADD_CALL = Method("gateway.add_call", list[Any], bool)
 """Takes whether the call may have been added before, and the output of `wire.pack_call`.
 
-Returns False if its base is not in the store, so that the whole prompt is needed.
+Returns False if the server lacks its base or its tools, so that the whole call is needed.
 """
 REPORT = Method("gateway.report", Report, NoneType)
 BEGIN_CALL = Method("gateway.begin_call", str, NoneType)

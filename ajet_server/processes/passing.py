@@ -9,16 +9,20 @@ import asyncio
 import os
 from typing import Any, ClassVar
 
+import httptools
+
 from ajet_core.errors import AjetError
 from ajet_server.http.connection import GuardedProtocol
 from ajet_server.processes.mailbox import Mailboxes
 from ajet_server.processes.places import place_of_request
 
+_SENT_SECONDS = 0.05
+
 
 class PassingProtocol(GuardedProtocol):
     """The server's protocol, which keeps the connections of the requests for this process.
 
-    Subclasses set the class variables.
+    A connection is passed on between two requests only. Subclasses set the class variables.
 
     :cvar place: of this process.
     :cvar gateways: the number of gateway processes.
@@ -34,53 +38,78 @@ class PassingProtocol(GuardedProtocol):
         # What has arrived of the request whose head is incomplete, and where it goes.
         self._head: list[bytes] = []
         self._going: int | None = None
+        # Whether what still arrives is not read any more.
+        self._ignoring = False
         self._leaving = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Extend the base class: begin with what another process has read."""
         super().connection_made(transport)
-        if self._first:
+        if self._first and not transport.is_closing():
             received, self._first = self._first, b""
             self.data_received(received)
 
     def data_received(self, data: bytes) -> None:
         """Extend the base class: pass the connection on if the request is for another process."""
-        if self._going is None:
-            if self._between_requests or self._head:
-                self._head.append(data)
-            super().data_received(data)
-            self._after_data()
+        if self._ignoring:
+            return
+        if self._between_requests or self._head:
+            self._head.append(data)
+        super().data_received(data)
+        self._after_data()
 
     def _after_data(self) -> None:
-        if self._going is not None:
+        if self._going is not None and not self.transport.is_closing():
             self._pass_on(self._going, b"".join(self._head))
         elif self._is_head_over:
             self._head = []
 
+    def on_message_begin(self) -> None:
+        """As in the base class, unless the connection goes elsewhere."""
+        if not self._ignoring:
+            super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         """Extend the base class: look where the request goes."""
-        place = place_of_request(self.url, self.headers, self.gateways)
+        if self._ignoring:
+            return
+        try:
+            place = place_of_request(self.url, self.headers, self.gateways)
+        except httptools.HttpParserError:
+            # The base class refuses it.
+            place = self.place
         if place == self.place:
             super().on_headers_complete()
-        elif self._head and not self._is_answering:
+            return
+        self._ignoring = True
+        if self._is_answering:
+            # The request arrived before the answer to the one before it: the client has to send it
+            # again.
+            self.cycle.keep_alive = False
+        elif self._head and self._is_sent:
             self._going = place
         else:
-            # The request arrived together with the end of the one before: the client sends it again
-            # over another connection.
             self.transport.close()
 
     def on_body(self, body: bytes) -> None:
-        """Extend the base class: the body of a request that goes elsewhere is not read here."""
-        if self._going is None:
+        """As in the base class, unless the connection goes elsewhere."""
+        if not self._ignoring or self._is_answering:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """As in the base class, with the same exception."""
-        if self._going is None:
+        """As in the base class, unless the connection goes elsewhere."""
+        if not self._ignoring:
             super().on_message_complete()
+            # A request that follows in the same data cannot be told apart from this one.
+            self._head = []
+
+    def send_400_response(self, msg: str) -> None:
+        """As in the base class, unless another process judges what arrives."""
+        if not self._ignoring:
+            super().send_400_response(msg)
 
     def shutdown(self) -> None:
-        """As in the base class, but the next process with this place takes the connection over."""
+        """As in the base class, but another process takes the connection over."""
         self._leaving = True
         self._leave()
 
@@ -91,19 +120,33 @@ class PassingProtocol(GuardedProtocol):
             self._leave()
 
     def _leave(self) -> None:
-        """Pass the connection to the next process with this place if no request is in progress."""
-        if self._between_requests and not (self._is_answering or self.transport.is_closing()):
-            self._going = self.place
-            self._pass_on(self.place, b"")
+        """Pass the connection on once no request is in progress and all is sent."""
+        if self._is_answering or self._ignoring or self.transport.is_closing():
+            return
+        if not self._between_requests:
+            # The rest of a head or of a body would arrive elsewhere.
+            self.transport.close()
+        elif self._is_sent:
+            self._ignoring = True
+            # This process's successor has not started yet, and its mailbox is small.
+            next_place = 1 + self.place % self.gateways
+            self._pass_on(next_place, b"")
+        else:
+            self.loop.call_later(_SENT_SECONDS, self._leave)
 
     def _refuse(self, error: AjetError) -> None:
-        """As in the base class; the other process judges a request that goes there."""
-        if self._going is None:
+        """As in the base class, unless another process judges what arrives."""
+        if not self._ignoring:
             super()._refuse(error)
 
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_sent(self) -> bool:
+        """Whether nothing waits to be sent: what waits would be lost."""
+        return self.transport.get_write_buffer_size() == 0
 
     def _pass_on(self, place: int, data: bytes) -> None:
         # Closing this process's descriptor leaves the connection open, because the mailbox has

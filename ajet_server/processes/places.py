@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterable
 from urllib.parse import unquote
 
+import httptools
 from starlette.datastructures import Headers
 
 from ajet_server.gateway.formats.table import KEY_PREFIX, is_llm_path
@@ -32,7 +33,8 @@ def place_of_request(url: bytes, headers: Iterable[tuple[bytes, bytes]], gateway
     :param url: as in the request's first line.
     :param headers: with names in lower case.
     """
-    path = unquote(url.partition(b"?")[0].decode("latin-1"))
+    # As uvicorn does, also for a URL with a host or a fragment.
+    path = unquote((httptools.parse_url(url).path or b"").decode("ascii"))
     if not is_llm_path(path):
         return SERVER
     if path.startswith(KEY_PREFIX):

@@ -25,9 +25,13 @@ SUPPORTED = sys.platform == "linux"
 
 # A process that ends within this time is replaced later each time, up to the maximum.
 _SHORT_LIFE_SECONDS = 10.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0
+# While some processes wait to be replaced, or a stranger was reaped.
+_LOOK_SECONDS = 0.02
 # Longer than a process takes to end its connections, its workers and its store.
 _END_SECONDS = 40
+# A report fits into the buffer of a pipe, in whatever characters it is.
+_REPORT_CHARACTERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,24 +127,28 @@ class _Children:
 
         :raises AjetError: the server process says that it cannot work.
         """
+        due: dict[int, float] = {}
         while not self._is_stopping():
-            pid, status = os.waitpid(-1, 0)
+            for number in [n for n, at in due.items() if at <= time.monotonic()]:
+                del due[number]
+                self.start(number)
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG if due else 0)
+            except ChildProcessError:
+                # All wait to be replaced.
+                pid, status = 0, 0
             ended = [number for number, of in self._pids.items() if of == pid]
             if not ended:
+                time.sleep(_LOOK_SECONDS)
                 continue
             (number,) = ended
             del self._pids[number]
             self._raise_report(number)
-            if self._is_stopping():
-                return
             what = f"gateway process {number}" if number != SERVER else "the server process"
-            pause = self._pause_of(number)
-            code = os.waitstatus_to_exitcode(status)
-            if code or pause > _FIRST_PAUSE_SECONDS:
+            code, pause = os.waitstatus_to_exitcode(status), self._pause_of(number)
+            if code and not self._is_stopping():
                 _log.warning("%s (%d) ended with status %d and is replaced", what, pid, code)
-            time.sleep(pause if code else 0.0)
-            if not self._is_stopping():
-                self.start(number)
+            due[number] = time.monotonic() + (pause if code else 0.0)
 
     def _is_stopping(self) -> bool:
         """Whether a signal has arrived; it may at any time."""
@@ -173,7 +181,8 @@ class _Children:
             self._work(number)
             code = 0
         except AjetError as error:
-            os.write(report, json.dumps(error.to_payload()).encode()[: 1 << 15])
+            payload = error.to_payload() | {"message": error.message[:_REPORT_CHARACTERS]}
+            os.write(report, json.dumps(payload).encode())
         except BaseException:  # noqa: BLE001 - the process must not continue as its parent would
             _log.exception("a process of the server failed")
         finally:

@@ -28,6 +28,7 @@ CALL, CANCEL, RESULT, ERROR, CHUNKS, END = range(6)
 _HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 1 << 31
 _READ_BYTES = 1 << 20
+_SURROGATES = "surrogatepass"
 
 
 def pack(frame: list[Any]) -> bytes:
@@ -35,7 +36,8 @@ def pack(frame: list[Any]) -> bytes:
 
     :raises WorkerError: the frame is larger than `MAX_FRAME_BYTES`.
     """
-    body: bytes = msgpack.packb(frame, use_bin_type=True)
+    # A model may write a lone surrogate as an escape in arguments.
+    body: bytes = msgpack.packb(frame, use_bin_type=True, unicode_errors=_SURROGATES)
     if len(body) > MAX_FRAME_BYTES:
         raise WorkerError(
             f"the frame has {len(body)} bytes, more than the limit of {MAX_FRAME_BYTES}"
@@ -100,7 +102,7 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
 
 def _unpacked(body: memoryview) -> list[Any]:
     with body:
-        frame = msgpack.unpackb(body, raw=False, strict_map_key=False)
+        frame = msgpack.unpackb(body, raw=False, strict_map_key=False, unicode_errors=_SURROGATES)
     if not isinstance(frame, list):
         raise WorkerError(f"expected the frame to be an array, but it is a {type(frame).__name__}")
     return frame

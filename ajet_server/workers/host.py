@@ -168,7 +168,7 @@ class WorkerHost:
     async def close(self) -> None:
         """Close the components."""
         await self.cancel_calls()
-        for accepting in self._callers.values():
+        for accepting in list(self._callers.values()):
             accepting.cancel()
         # Do not wait for a step in progress: it would keep the worker's memory allocated.
         with contextlib.suppress(TimeoutError):
@@ -187,9 +187,10 @@ class WorkerHost:
             listening = asyncio.get_running_loop().create_future()
             accepting = asyncio.create_task(self._accept(Path(path), listening))
             self._callers[path] = accepting
+            # The next `LISTEN` tries again.
+            accepting.add_done_callback(lambda _: self._callers.pop(path, None))
             await asyncio.wait([accepting, listening], return_when=asyncio.FIRST_COMPLETED)
             if accepting.done():
-                del self._callers[path]
                 await accepting
 
     async def _accept(self, path: Path, listening: asyncio.Future[None]) -> None:

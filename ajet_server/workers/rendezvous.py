@@ -76,18 +76,19 @@ async def accepted(path: Path, listening: asyncio.Future[None]) -> AsyncIterator
             yield connection
 
 
-def connect(path: Path) -> socket.socket:
+def connect(path: Path, pid: int | None = None) -> socket.socket:
     """Connect to the Unix socket of one of this user's processes at `path`.
 
-    :raises OSError: none listens there.
+    :param pid: the expected process, None for any.
+    :raises OSError: it does not listen there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:
         with _short(path) as name:
             connection.connect(name)
-        if peer_pid(connection) is None:
-            raise PermissionError(f"{path} belongs to another user")
+        if (found := peer_pid(connection)) is None or pid not in (None, found):
+            raise PermissionError(f"{path} belongs to another process")
     except BaseException:
         connection.close()
         raise
