@@ -521,6 +521,8 @@ class GatewayProcess:
                 if self._engine is None and self._news.engine is not None:
                     await self._use_engine()
                 await self._report()
+            except NotRollingError:
+                return
             except AjetError as error:
                 _log.error("a report failed: %s", error.message)
 

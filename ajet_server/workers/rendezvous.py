@@ -87,7 +87,7 @@ def connect(path: Path, pid: int | None = None) -> socket.socket:
     try:
         with _short(path) as name:
             connection.connect(name)
-        if (found := peer_pid(connection)) is None or pid not in (None, found):
+        if (peer := peer_pid(connection)) is None or pid not in (None, peer):
             raise PermissionError(f"{path} belongs to another process")
     except BaseException:
         connection.close()

@@ -14,7 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet_installation.settings import ServerSettings
+from ajet_installation.settings import ServerSettings, StoreSettings
+from ajet_server.store.chosen_store import make_store
+from ajet_testing.plugins import scripted_plugins
 from tests.support.processes import children, end, gateways, server_pid
 from tests.support.scripted_server import ServerProcess
 from tests.support.served_processes import call, chat, kill, serving, start_run, until
@@ -94,6 +96,34 @@ async def test_one_port_leads_to_all_processes(model_dir: Path, tmp_path: Path) 
             assert over.status_code == 410
         status = await until(http, step=1, state="ROLLING")
         assert status["counters"]["calls"] == 4
+
+
+async def test_parallel_calls_of_an_episode_keep_their_prompts(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with divided(tmp_path / "run", model_dir) as (_, http):
+        grant = await call(http, "POST", "/v1/episodes", {"task_id": "a", "kind": "eval"})
+
+        async def agent(number: int) -> None:
+            for turn in range(8):
+                user = f"group {number % 3}: task {turn} of {number}"
+                messages = [
+                    {"role": "system", "content": "You walk to the goal, step by step."},
+                    {"role": "user", "content": user},
+                ]
+                body = {"messages": messages, "max_tokens": 1, "n": 1 + number % 3}
+                await call(http, "POST", "/v1/chat/completions", body, grant["api_key"])
+
+        await asyncio.gather(*map(agent, range(24)))
+    store = make_store(StoreSettings(), scripted_plugins(), tmp_path / "run")
+    await store.open(read_only=True)
+    calls = (await store.calls([grant["episode_id"]]))[grant["episode_id"]]
+    await store.close()
+    # A call may refer to one whose write is still in progress.
+    assert len(calls) == 8 * 24 * 2
+    assert len({tuple(stored.prompt_ids[:16]) for stored in calls}) == 1
+    assert len({tuple(stored.prompt_ids) for stored in calls}) == 8 * 24
+    assert len({stored.index for stored in calls}) == len(calls)
 
 
 async def test_a_stream_and_its_end(model_dir: Path, tmp_path: Path) -> None:
