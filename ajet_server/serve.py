@@ -179,6 +179,7 @@ async def _serve(
     note = server.run_dir / "server.json"
     loop = asyncio.get_running_loop()
     desk = GatewayDesk(service)
+    service.missing_gateways = desk.missing
     try:
         _publish_tokens(port, tokens)
         pid = os.getpid() if place is None else os.getppid()

@@ -68,11 +68,17 @@ _TELL_SECONDS = 1.0
 # Status is also requested when the engine hangs.
 _STATS_SECONDS = 0.5
 _METRICS_SECONDS = 5.0
+# Starting a gateway process again takes less.
+_MISSING_SECONDS = 5.0
 
 
 @dataclass(slots=True)
 class SwarmService:
-    """The server without HTTP. Create it with `ajet_server.build.build_service`."""
+    """The server without HTTP. Create it with `ajet_server.build.build_service`.
+
+    :param missing_gateways: returns the gateway processes that are not connected, each with the
+        seconds since then.
+    """
 
     settings: Settings
     plugins: PluginManager
@@ -93,6 +99,7 @@ class SwarmService:
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     silence: Callable[[float], Silence] = Silence
+    missing_gateways: Callable[[], dict[int, float]] = dict
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _writing_tokens: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -308,6 +315,8 @@ class SwarmService:
         counters["open_episodes"] = len(self.episodes.open)
         counters["prepared_episodes"] = len(self.episodes.prepared)
         counters["waiting_claims"] = self.admission.waiting_count
+        if (processes := self.settings.server.processes) > 1:
+            counters["gateway_processes"] = processes - len(self.missing_gateways())
         if (limit := self.admission.concurrency.limit) is not None:
             counters["episode_limit"] = limit
             counters["tokens_missed"] = self.admission.concurrency.missed
@@ -347,6 +356,11 @@ class SwarmService:
     def findings(self) -> list[Finding]:
         """Return what blocks the server's progress, and other findings for its operator."""
         findings = diagnose(self._view(), self.settings.server.stuck_seconds)
+        findings += [
+            _missing(place, seconds)
+            for place, seconds in self.missing_gateways().items()
+            if seconds > _MISSING_SECONDS
+        ]
         loop = self.coordinator.loop
         return findings if loop is None else [*findings, *loop.health.findings]
 
@@ -500,6 +514,14 @@ class SwarmService:
             async with asyncio.timeout(seconds):
                 await self.closed.wait()
         return self.closed.is_set()
+
+
+def _missing(place: int, seconds: float) -> Finding:
+    message = (
+        f"gateway process {place} is not connected to the server process, so the calls of its "
+        "episodes wait: the server's log has the reason"
+    )
+    return Finding(code="gateway_missing", message=message, seconds=round(seconds, 3), stuck=False)
 
 
 def _check_size(request: EndRequest, limit: float) -> None:

@@ -182,7 +182,7 @@ class Finding(Message):
     :param code: ``no_client``, ``waiting_for_episodes``, ``waiting_for_late``,
         ``incomplete_tasks``, ``no_signal``, ``throttled``, ``engine_stalled``,
         ``tasks_quarantined``, ``paused``, ``slow_state``, ``joint_in_doubt``,
-        ``tool_calls_unread``, or a `HealthKind`.
+        ``tool_calls_unread``, ``gateway_missing``, or a `HealthKind`.
     :param message: the cause, and what to do.
     :param seconds: how long the problem has lasted.
     :param stuck: the run does not continue without intervention.
@@ -231,9 +231,9 @@ class ServerStatus(Message):
     :param counters: totals over the run: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of
         these ``aborted_CAUSE`` for each `AbortCause`, ``joint_ended`` and ``joint_aborted`` (parts
         of joint episodes), ``calls``, ``tokens_raw``, ``tokens_sampled``, ``open_episodes``,
-        ``prepared_episodes`` (joint, their arbiter's outcome is not known yet), ``waiting_claims``,
-        ``episode_limit``, ``tokens_missed`` (share that the engine computed again), and of the
-        engine ``engine_prompt_tokens``, ``engine_cached_tokens``, ``engine_forward_seconds``.
+        ``prepared_episodes`` (joint, their arbiter's outcome is unknown), ``gateway_processes``,
+        ``waiting_claims``, ``episode_limit``, ``tokens_missed`` (share that the engine computed
+        again), and ``engine_prompt_tokens``, ``engine_cached_tokens``, ``engine_forward_seconds``.
     """
 
     state: ServerState

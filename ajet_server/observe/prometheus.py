@@ -105,6 +105,7 @@ def _totals(status: ServerStatus) -> Iterator[Metric]:
         ("open_episodes", "Number of open episodes."),
         ("prepared_episodes", "Number of parts of joint episodes that wait for their arbiter."),
         ("waiting_claims", "Number of claims that wait for a slot."),
+        ("gateway_processes", "Number of gateway processes that are connected."),
         ("episode_limit", "The most episodes that may be open."),
         ("tokens_missed", "Share of tokens that the engine computed again for an episode."),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -104,7 +105,21 @@ class GatewayDesk:
     def __init__(self, service: SwarmService) -> None:
         self._service = service
         self._serving: set[asyncio.Task[None]] = set()
+        processes = service.settings.server.processes
+        places = range(1, processes + 1) if processes > 1 else ()
+        self._missing_since = dict.fromkeys(places, time.monotonic())
         self.gateways: dict[int, Gateway] = {}
+
+    def missing(self) -> dict[int, float]:
+        """Return the gateway processes that are not connected, each with the seconds since then."""
+        now = time.monotonic()
+        return {place: now - since for place, since in self._missing_since.items()}
+
+    def connected(self, gateway: Gateway) -> None:
+        """Record that a gateway process has introduced itself."""
+        self.gateways[gateway.place] = gateway
+        self._missing_since.pop(gateway.place, None)
+        _log.info("gateway process %d (%d) is connected", gateway.place, gateway.pid)
 
     def connect(self, connection: socket.socket) -> None:
         """Serve a gateway process until it ends."""
@@ -129,6 +144,7 @@ class GatewayDesk:
             gateway.leave()
             if self.gateways.get(gateway.place) is gateway:
                 del self.gateways[gateway.place]
+                self._missing_since[gateway.place] = time.monotonic()
                 _log.info("gateway process %d (%d) is gone", gateway.place, gateway.pid)
             await asyncio.gather(telling, return_exceptions=True)
             self.count()
@@ -200,8 +216,7 @@ class Gateway:
 
     async def _hello(self, hello: Hello) -> list[str]:
         self.place, self.pid = hello.place, hello.pid
-        self._desk.gateways[hello.place] = self
-        _log.info("gateway process %d (%d) is connected", hello.place, hello.pid)
+        self._desk.connected(self)
         return [i for i in hello.episode_ids if not self._take(i)]
 
     def _take(self, episode_id: str) -> bool:

@@ -25,6 +25,7 @@ from ajet_server.processes.wire import (
 from ajet_server.security.api_keys import new_episode_key
 from ajet_server.store import codec
 from ajet_server.workers import frames
+from ajet_testing.servers import Running
 
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 
@@ -173,3 +174,11 @@ async def test_connections_wait_while_their_process_restarts() -> None:
         one.close()
     for one in (end for pair in ends for end in pair):
         one.close()
+
+
+async def test_a_gateway_process_that_stays_away_is_a_finding(server: Running) -> None:
+    missing = {1: 0.2, 2: 7.0}
+    server.service.missing_gateways = lambda: missing
+    (finding,) = (f for f in server.service.findings() if f.code == "gateway_missing")
+    assert finding.message.startswith("gateway process 2 is not connected")
+    assert finding.seconds == 7.0

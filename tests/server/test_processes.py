@@ -96,6 +96,7 @@ async def test_one_port_leads_to_all_processes(model_dir: Path, tmp_path: Path) 
             assert over.status_code == 410
         status = await until(http, step=1, state="ROLLING")
         assert status["counters"]["calls"] == 4
+        assert status["counters"]["gateway_processes"] == 2
 
 
 async def test_parallel_calls_of_an_episode_keep_their_prompts(
