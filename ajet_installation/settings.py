@@ -120,8 +120,9 @@ class ServerSettings(_Section):
         event.
     :param orphan_seconds: how long workers wait for a server that is restarted after it was killed,
         so that it need not load libraries and the model again; 0 ends them at once.
-    :param processes: number of gateway processes, which answer agents' calls in place of the server
-        process; 1 answers them in it. Their limits on connections and bodies are each process's.
+    :param processes: number of gateway processes, which answer agents' calls (docs/scale.md); with
+        1, the server process answers them itself. `max_connections` and `max_bytes_in_flight` apply
+        to each process. More than 1 requires Linux, and excludes `tls_cert`.
     :param peers: the other servers of joint episodes, by the names that clients give them; they are
         queried about joint episodes in doubt.
     :param fast_paths: ways of saving CPU time (`ajet_server.fastpath`) that are used; without them

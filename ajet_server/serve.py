@@ -1,4 +1,4 @@
-"""``ajet serve``: run a server process until a signal stops it."""
+"""``ajet serve``: run a server until a signal stops it."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ _log = logging.getLogger("ajet.server")
 _BACKLOG = 2048
 _OTHER_FILES = 256
 _CLOSE_SECONDS = 10
+# The longest time for a gateway process to finish its calls before it ends. Calls that arrive for
+# its episodes wait meanwhile.
+_DRAIN_SECONDS = 60
 # The longest time for passing connections on before a process ends.
 _SENT_SECONDS = 2.0
 # Processes of a killed server hold its port a moment longer.
@@ -66,10 +69,7 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
     :raises ConfigError: the address cannot be bound, or a setting cannot be used.
     :raises StoreError: another server uses the run directory.
     """
-    logging.basicConfig(
-        level=settings.server.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    _log_as("", settings.server.log_level)
     logging.getLogger("uvicorn.error").addFilter(_without_warnings)
     _check_files(settings.server)
     known = plugins or plugin_manager(settings)
@@ -88,6 +88,19 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
         listener.close()
 
 
+def _log_as(prefix: str, level: str) -> None:
+    """Log to standard error.
+
+    :param prefix: names the process.
+    """
+    # Handlers of the parent process have its prefix.
+    logging.basicConfig(
+        force=bool(prefix),
+        level=level.upper(),
+        format=f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s",
+    )
+
+
 def _run(settings: Settings, main: Coroutine[Any, Any, None]) -> None:
     set_up_collector(settings.server.fast_paths)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -101,7 +114,11 @@ def _work(
     tokens: ServerTokens,
     place: ProcessPlace,
 ) -> None:
-    """Be one of the processes of a server until SIGTERM."""
+    """Run one of the processes of a server until SIGTERM."""
+    name = "server" if place.number == SERVER else f"gateway {place.number}"
+    _log_as(f"[{name}] ", settings.server.log_level)
+    # All of them would say that they have started.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if place.number == SERVER:
         main = _serve(settings, build_service(settings, plugins), listener, tokens, place)
     else:
@@ -196,7 +213,7 @@ async def _serve(
     finally:
         credentials.withdraw_local(port)
         note.unlink(missing_ok=True)
-        # What gateway processes still have to record, they record with the next server process.
+        # Gateway processes record pending calls with the next server process.
         await desk.close()
         await service.close()
 
@@ -217,7 +234,7 @@ async def _serve_calls(
             add_call=gateway.add_call,
             started_at=time.time(),
         ),
-        gateway.happened,
+        gateway.unreported,
     )
     gateway.open()
     try:
@@ -249,6 +266,8 @@ async def _serve_place(  # noqa: PLR0917
         },
     )
     config = http_config(app, server, protocol)
+    if place.number != SERVER:
+        config.timeout_graceful_shutdown = _DRAIN_SECONDS
     loop = asyncio.get_running_loop()
     taking: set[asyncio.Task[object]] = set()
 
@@ -260,7 +279,7 @@ async def _serve_place(  # noqa: PLR0917
         task.add_done_callback(taking.discard)
 
     def orphaned() -> None:
-        # As if this process had been killed with the first one. The next server needs its port.
+        # Exit at once: the next server needs the port.
         os._exit(1)
 
     serving = _Server(config, interrupt, mailboxes, lambda boxes: boxes.receive(take, take_link))

@@ -33,7 +33,9 @@ from ajet_core.errors import ConfigError
     help="Allow an address that other machines can reach, without TLS.",
 )
 @click.option(
-    "--processes", type=int, help="Number of gateway processes that answer agents' calls."
+    "--processes",
+    type=int,
+    help="Answer agents' calls in this many gateway processes; 1 uses the server process.",
 )
 @click.option(
     "--log-level",

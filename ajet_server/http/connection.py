@@ -83,7 +83,10 @@ class GuardedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         if beyond > 0:
-            text = f"{self.limits.connections} connections are open, the limit of this server"
+            text = (
+                f"{self.limits.connections} connections are open, the limit of this server process "
+                "(setting server.max_connections)"
+            )
             self.app = _Refusal(BusyError(text, retry_after=_RETRY_SECONDS))
         self._expect()
 

@@ -49,7 +49,7 @@ class BodyLimit:
                 if self._in_flight > self._max_in_flight:
                     raise BusyError(
                         f"the requests in progress already hold {self._max_in_flight} bytes, "
-                        "the limit of this server (setting server.max_bytes_in_flight)",
+                        "the limit of this server process (setting server.max_bytes_in_flight)",
                         retry_after=1.0,
                     )
             return message

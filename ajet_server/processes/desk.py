@@ -21,15 +21,15 @@ from ajet_server.processes.methods import (
     BEGIN_CALL,
     CLOSE_EPISODE,
     END_CALL,
-    HEAR,
     HELLO,
     OPEN_EPISODE,
     REPORT,
+    SET_STATE,
     Hello,
-    News,
     Opened,
     Report,
     ServedModel,
+    SharedState,
 )
 from ajet_server.processes.wire import TokensElsewhereError, digest, pack_call, unpack_call
 from ajet_server.run.run_loop import RunLoop
@@ -67,8 +67,12 @@ class EpisodeElsewhere:
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     await link.call(CLOSE_EPISODE, self.episode_id)
         except TimeoutError:
-            _log.error("a gateway process did not close an episode in time and is disconnected")
-            # It connects again when it works again, and then hears that the episode is closed.
+            _log.error(
+                "a gateway process did not close episode %s within %g s and is disconnected",
+                self.episode_id,
+                _CLOSE_SECONDS,
+            )
+            # When it works again, it connects again and learns that the episode is closed.
             assert link is not None
             link.close()
         except WorkerDiedError:
@@ -119,7 +123,7 @@ class GatewayDesk:
         """Record that a gateway process has introduced itself."""
         self.gateways[gateway.place] = gateway
         self._missing_since.pop(gateway.place, None)
-        _log.info("gateway process %d (%d) is connected", gateway.place, gateway.pid)
+        _log.info("gateway process %d (pid %d) is connected", gateway.place, gateway.pid)
 
     def connect(self, connection: socket.socket) -> None:
         """Serve a gateway process until it ends."""
@@ -136,21 +140,23 @@ class GatewayDesk:
     async def _serve(self, connection: socket.socket) -> None:
         gateway = Gateway(self._service, self)
         gateway.link = await Link.connected(connection, gateway.handlers)
-        telling = asyncio.create_task(gateway.tell())
+        sending = asyncio.create_task(gateway.send_states())
         try:
             await gateway.link.serve("gateway")
         finally:
-            telling.cancel()
+            sending.cancel()
             gateway.leave()
             if self.gateways.get(gateway.place) is gateway:
                 del self.gateways[gateway.place]
                 self._missing_since[gateway.place] = time.monotonic()
-                _log.info("gateway process %d (%d) is gone", gateway.place, gateway.pid)
-            await asyncio.gather(telling, return_exceptions=True)
+                _log.info(
+                    "gateway process %d (pid %d) has disconnected", gateway.place, gateway.pid
+                )
+            await asyncio.gather(sending, return_exceptions=True)
             self.count()
 
     def count(self) -> None:
-        """Tell the run how many calls the engine is working on for gateway processes."""
+        """Add up the calls that the engine is working on for gateway processes."""
         loop = self._service.coordinator.loop
         if loop is not None:
             generating = sum(gateway.report.generating for gateway in self.gateways.values())
@@ -184,18 +190,18 @@ class Gateway:
             ]
         )
 
-    async def tell(self) -> None:
-        """Send the news of the run, and each change of it."""
-        latest: News | None = None
+    async def send_states(self) -> None:
+        """Send the state of the run, and each change of it."""
+        latest: SharedState | None = None
         while True:
-            await self._service.board.wait_until(lambda: self._news() != latest)  # noqa: B023
-            latest = self._news()
+            await self._service.board.wait_until(lambda: self._state() != latest)  # noqa: B023
+            latest = self._state()
             try:
-                await self.link.call(HEAR, latest)
+                await self.link.call(SET_STATE, latest)
             except WorkerDiedError:
                 return
-            except Exception as error:  # noqa: BLE001 - the process hears the next news
-                _log.error("gateway process %d: %s", self.place, error)
+            except Exception as error:  # noqa: BLE001 - the next state may work
+                _log.error("cannot send the state to gateway process %d: %s", self.place, error)
 
     def leave(self) -> None:
         """Forget the process, which has ended."""
@@ -310,11 +316,11 @@ class Gateway:
             if not stacks:
                 del self._counted[tenant]
 
-    def _news(self) -> News:
+    def _state(self) -> SharedState:
         service = self._service
         board, coordinator = service.board, service.coordinator
         loop, chat = coordinator.loop, coordinator.chat
-        return News(
+        return SharedState(
             state=board.state,
             policy_version=board.policy_version,
             closing=board.closing,

@@ -40,14 +40,14 @@ from ajet_server.processes.methods import (
     BEGIN_CALL,
     CLOSE_EPISODE,
     END_CALL,
-    HEAR,
     HELLO,
     OPEN_EPISODE,
     REPORT,
+    SET_STATE,
     Hello,
-    News,
     Report,
     ServedModel,
+    SharedState,
 )
 from ajet_server.processes.places import episode_of
 from ajet_server.processes.wire import digest, pack_call, unpack_call, without_base
@@ -126,28 +126,28 @@ class ServerLink:
     async def keep(
         self,
         handlers: Mapping[str, Any],
-        greet: Callable[[Link], Coroutine[Any, Any, None]],
+        introduce: Callable[[Link], Coroutine[Any, Any, None]],
         lost: Callable[[], object],
     ) -> None:
         """Connect to the server whenever it is gone, without end.
 
-        :param greet: awaited first over each new link.
+        :param introduce: awaited first over each new link.
         :param lost: called when a link is gone.
         """
         while True:
             try:
-                await self._connect(handlers, greet, lost)
+                await self._connect(handlers, introduce, lost)
             except OSError as error:
                 # Too many open files, for example.
-                _log.error("cannot connect to the server process: %s", error)
+                _log.error("cannot connect to the server process, trying again: %s", error)
             except AjetError as error:
-                _log.error("the server process refused this one: %s", error.message)
+                _log.error("the server process refused this gateway process: %s", error.message)
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _connect(
         self,
         handlers: Mapping[str, Any],
-        greet: Callable[[Link], Coroutine[Any, Any, None]],
+        introduce: Callable[[Link], Coroutine[Any, Any, None]],
         lost: Callable[[], object],
     ) -> None:
         """Connect to the server, and return when it is gone."""
@@ -157,7 +157,7 @@ class ServerLink:
         serving = asyncio.create_task(link.serve("server"))
         try:
             with contextlib.suppress(WorkerDiedError):
-                await greet(link)
+                await introduce(link)
                 self._link = link
                 self._changed.set()
             await asyncio.wait([serving])
@@ -169,7 +169,7 @@ class ServerLink:
 
 
 @dataclass(slots=True)
-class Happenings:
+class Unreported:
     """What the next report says (`Report`)."""
 
     running: Counter[str] = field(default_factory=Counter)
@@ -188,7 +188,7 @@ class Happenings:
             del self.running[episode_id]
 
     def taken(self, generating: int, unread_calls: str) -> Report | None:
-        """Return the report of what happened, and begin a new one; None if nothing happened."""
+        """Return the report, and begin a new one; None if there is nothing to report."""
         running = {i: self.running[i] for i in (*self.seen, *self.running)}
         report = Report(running, self.uses, generating, self.throttled, unread_calls)
         self.seen, self.uses, self.throttled = set(), [], []
@@ -202,10 +202,10 @@ class GatewayEpisodes:
     """
 
     def __init__(
-        self, server: ServerLink, happened: Happenings, limits: TenantLimits, deadline: float
+        self, server: ServerLink, unreported: Unreported, limits: TenantLimits, deadline: float
     ) -> None:
         self._server = server
-        self._happened = happened
+        self._unreported = unreported
         self._deadline = deadline
         self._tenants = Tenants(NO_TOKENS, limits)
         self._open: dict[str, OpenEpisode] = {}
@@ -218,7 +218,7 @@ class GatewayEpisodes:
         return list(self._open)
 
     async def authenticate(self, key: str) -> OpenEpisode:
-        """As `EpisodeRegistry.authenticate`; the server decides about episodes that are new."""
+        """As `EpisodeRegistry.authenticate`; the server authenticates episodes that are new."""
         episode_id = episode_of(key)
         episode = self._open.get(episode_id)
         if episode is None:
@@ -229,7 +229,7 @@ class GatewayEpisodes:
             )
         if episode.closing.locked():
             raise EpisodeClosedError(f"episode {episode_id} is being closed")
-        self._happened.seen.add(episode_id)
+        self._unreported.seen.add(episode_id)
         return episode
 
     @contextlib.contextmanager
@@ -243,13 +243,13 @@ class GatewayEpisodes:
             raise EpisodeClosedError(f"episode {episode_id} was closed before this call began")
         task = asyncio.create_task(work)
         episode.calls_running.add(task)
-        self._happened.running[episode_id] += 1
+        self._unreported.running[episode_id] += 1
         try:
             yield task
         finally:
             episode.calls_running.discard(task)
-            self._happened.seen.add(episode_id)
-            self._happened.ended(episode_id)
+            self._unreported.seen.add(episode_id)
+            self._unreported.ended(episode_id)
 
     @contextlib.asynccontextmanager
     async def counted(self, episode: OpenEpisode) -> AsyncIterator[None]:
@@ -290,7 +290,7 @@ class GatewayEpisodes:
                 return await asyncio.shield(opening)
         except TimeoutError:
             raise DeadlineError(
-                f"the server did not answer within {self._deadline:g} s (setting "
+                f"the server process did not open the episode within {self._deadline:g} s (setting "
                 "server.call_deadline_seconds)",
                 retry_after=5.0,
             ) from None
@@ -322,7 +322,7 @@ class GatewayProcess:
     :param ask: as for `ServerLink`.
     :ivar episodes: those it has opened.
     :ivar board: as the server's.
-    :ivar happened: since the last report.
+    :ivar unreported: what the next report says.
     """
 
     def __init__(
@@ -331,15 +331,16 @@ class GatewayProcess:
         self._settings = settings
         self._place = place
         self._server = ServerLink(ask)
-        self._news = News()
+        self._state = SharedState()
         self._served: ServedModel | None = None
         self._chat: CompletionService | None = None
         self._engine: tuple[tuple[str, int], WorkerConnection] | None = None
         self._spawned: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._using_engine = asyncio.Lock()
+        self._unreachable = False
         self._ending = False
-        self.happened = Happenings()
+        self.unreported = Unreported()
         limits = TenantLimits(
             settings.max_open_episodes,
             settings.max_waiting_claims,
@@ -348,7 +349,7 @@ class GatewayProcess:
             settings.max_event_streams,
         )
         self.episodes = GatewayEpisodes(
-            self._server, self.happened, limits, settings.call_deadline_seconds
+            self._server, self.unreported, limits, settings.call_deadline_seconds
         )
         self.board = StateBoard(EventLog(time.time), time.monotonic)
         self._gate = EngineGate(self.board, settings.call_deadline_seconds)
@@ -358,22 +359,22 @@ class GatewayProcess:
     @property
     def model_name(self) -> str | None:
         """As `ServedRun.model_name`."""
-        return self._news.model_name
+        return self._state.model_name
 
     @property
     def agents(self) -> Mapping[str, str]:
         """As `ServedRun.agents`."""
-        return self._news.agents
+        return self._state.agents
 
     @property
     def evaluation_sampling(self) -> EvaluationSampling:
         """As `ServedRun.evaluation_sampling`."""
-        return self._news.evaluation_sampling
+        return self._state.evaluation_sampling
 
     @property
     def running(self) -> bool:
         """As `ServedRun.running`; a server that restarts is about to continue its run."""
-        return self._news.running or self._news == News()
+        return self._state.running or self._state == SharedState()
 
     @property
     def chat(self) -> CompletionService | None:
@@ -385,10 +386,10 @@ class GatewayProcess:
     def open(self) -> None:
         """Connect to the server, and stay connected."""
         handlers = dict(
-            [answering(HEAR, self._hear), answering(CLOSE_EPISODE, self.episodes.close)]
+            [answering(SET_STATE, self._set_state), answering(CLOSE_EPISODE, self.episodes.close)]
         )
         self._tasks = [
-            asyncio.create_task(self._server.keep(handlers, self._greet, self._lost)),
+            asyncio.create_task(self._server.keep(handlers, self._introduce, self._lost)),
             asyncio.create_task(self._keep_reporting()),
         ]
 
@@ -419,7 +420,7 @@ class GatewayProcess:
 
     # --- Inside -----------------------------------------------------------------------------------
 
-    async def _greet(self, link: Link) -> None:
+    async def _introduce(self, link: Link) -> None:
         hello = Hello(self._place, os.getpid(), self.episodes.ids)
         for episode_id in await link.call(HELLO, hello):
             # Its calls may be waiting for the link, so this does not wait for their end.
@@ -432,7 +433,7 @@ class GatewayProcess:
 
     def _lost(self) -> None:
         """Let calls wait until the server is back; they continue with the engine that it has."""
-        self._news = replace(self._news, engine=None)
+        self._state = replace(self._state, engine=None)
         self._drop_engine("the server is restarting")
         if self._ending:
             self._give_up()
@@ -443,20 +444,20 @@ class GatewayProcess:
         self.board.touch()
         self._server.give_up(self.board.not_running())
 
-    async def _hear(self, news: News) -> None:
-        if news.closing:
-            # Its successor, or this process's end, follows.
+    async def _set_state(self, state: SharedState) -> None:
+        if state.closing:
+            # A new server process follows, or SIGTERM.
             self._lost()
             return
-        if news.model is not None and news.model != self._served:
-            self._chat = await self._make_chat(news.model)
-            self._served = news.model
-        elif news.model is None:
+        if state.model is not None and state.model != self._served:
+            self._chat = await self._make_chat(state.model)
+            self._served = state.model
+        elif state.model is None:
             self._served = self._chat = None
-        self._news = news
-        self.board.policy_version = news.policy_version
-        self.board.interrupted = news.interrupted
-        self.board.set(news.state)
+        self._state = state
+        self.board.policy_version = state.policy_version
+        self.board.interrupted = state.interrupted
+        self.board.set(state.state)
         await self._use_engine()
         self.board.touch()
 
@@ -472,13 +473,13 @@ class GatewayProcess:
             served.capabilities,
             time.time,
             exact=served.exact,
-            note=lambda call, cached: self.happened.uses.append(CallUse.of(call, cached)),
+            note=lambda call, cached: self.unreported.uses.append(CallUse.of(call, cached)),
         )
 
     async def _use_engine(self) -> None:
-        """Send calls to the engine that the news name, or to none."""
+        """Send calls to the engine that the state names, or to none."""
         async with self._using_engine:
-            engine = self._news.engine
+            engine = self._state.engine
             if self._engine is not None and engine == self._engine[0]:
                 return
             self._drop_engine("its engine was replaced")
@@ -488,11 +489,15 @@ class GatewayProcess:
             try:
                 connection = await WorkerConnection.open(connect(Path(path), pid))
             except OSError as error:
-                # The server notices that the engine's process has ended, and says when there is
-                # another one.
-                _log.warning("cannot reach the engine: %s", error)
+                # The server notices that the engine's process has ended, and names the next one.
+                if not self._unreachable:
+                    _log.warning(
+                        "cannot reach the engine's worker %d, trying again: %s", pid, error
+                    )
+                self._unreachable = True
                 return
-            if engine != self._news.engine:
+            self._unreachable = False
+            if engine != self._state.engine:
                 connection.close()
                 return
             self._engine = (engine, connection)
@@ -518,17 +523,17 @@ class GatewayProcess:
         while True:
             await asyncio.sleep(_REPORT_SECONDS)
             try:
-                if self._engine is None and self._news.engine is not None:
+                if self._engine is None and self._state.engine is not None:
                     await self._use_engine()
                 await self._report()
             except NotRollingError:
                 return
             except AjetError as error:
-                _log.error("a report failed: %s", error.message)
+                _log.error("cannot report to the server process: %s", error.message)
 
     async def _report(self) -> None:
         unread = "" if self._chat is None else self._chat.unread_calls
-        report = self.happened.taken(self._gate.running, unread)
+        report = self.unreported.taken(self._gate.running, unread)
         if report is not None:
             with contextlib.suppress(WorkerDiedError):
                 await self._server.call_once(REPORT, report)

@@ -19,7 +19,7 @@ _RETRY_SECONDS = 0.02
 _GIVE_UP_SECONDS = 30.0
 _MOST_WAITING = 4096
 _BUFFER_BYTES = 4 * 1024 * 1024
-# Datagrams that are read before the event loop serves others.
+# The most datagrams to read before the event loop serves others.
 _AT_ONCE = 64
 
 _CLIENT, _LINK, _STORED = b"C", b"L", b"S"
@@ -90,7 +90,7 @@ class Mailboxes:
         self._send(place, connection, _CLIENT + data)
 
     def send_link(self, place: int, connection: socket.socket) -> None:
-        """Pass the other end of a connection to this process; closed here, it is open there."""
+        """Pass one end of a connection to another process, and close it in this one."""
         self._send(place, connection.fileno(), _LINK)
         connection.close()
 
@@ -105,7 +105,9 @@ class Mailboxes:
         loop = asyncio.get_running_loop()
         waiting = self._waiting.setdefault(place, deque())
         if len(waiting) >= _MOST_WAITING:
-            _log.warning("a connection is dropped: %d wait for process %d", _MOST_WAITING, place)
+            _log.warning(
+                "closed a connection: %d already wait for process %d", _MOST_WAITING, place
+            )
             return
         descriptors = [os.dup(connection)]
         try:
@@ -113,7 +115,7 @@ class Mailboxes:
                 descriptors.append(_stored(text[1:]))
                 text = _STORED
         except OSError as error:
-            _log.warning("a connection is dropped: %s", error)
+            _log.warning("closed a connection that could not be passed on: %s", error)
             os.close(descriptors[0])
             return
         parcel = _Parcel(loop.time() + _GIVE_UP_SECONDS, text, descriptors)
@@ -128,19 +130,22 @@ class Mailboxes:
         """Send what did not fit into a mailbox; its process may be restarting."""
         loop, waiting = asyncio.get_running_loop(), self._waiting[place]
         while waiting:
-            if loop.time() < waiting[0].until and not self._sent(place, waiting[0]):
-                loop.call_later(_RETRY_SECONDS, self._send_waiting, place)
-                return
+            if not self._sent(place, waiting[0]):
+                if loop.time() < waiting[0].until:
+                    loop.call_later(_RETRY_SECONDS, self._send_waiting, place)
+                    return
+                _log.warning(
+                    "closed a connection: process %d did not accept it within %g s",
+                    place,
+                    _GIVE_UP_SECONDS,
+                )
             waiting.popleft().close()
 
     def _sent(self, place: int, parcel: _Parcel) -> bool:
-        """Send unless the mailbox is full."""
+        """Send unless the mailbox is full, or too many descriptors are on their way."""
         try:
             socket.send_fds(self._ends[place], [parcel.text], parcel.descriptors)
-        except OSError as error:
-            if not isinstance(error, BlockingIOError):
-                # The descriptors that are on their way are limited, too.
-                _log.warning("cannot pass a connection to another process yet: %s", error)
+        except OSError:
             return False
         return True
 
@@ -152,7 +157,7 @@ class Mailboxes:
                 return
             if not descriptors:
                 # This process may open no more files.
-                _log.warning("a connection was lost: too many open files")
+                _log.warning("closed a connection: too many open files (ulimit -n)")
                 continue
             for descriptor in descriptors:
                 # A worker that is started must not hold connections open.

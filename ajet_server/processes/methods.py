@@ -72,8 +72,8 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What gateway processes know of the server's run.
+class SharedState:
+    """The state of the run that gateway processes need.
 
     :param model_name: of the configured run, None without one.
     :param model: None before the first boot.
@@ -93,20 +93,20 @@ class News:
     engine: tuple[str, int] | None = None
 
 
-HELLO = Method("gateway.hello", Hello, list[str])
+HELLO = Method("server.hello", Hello, list[str])
 """Returns those of the episodes that are not open any more."""
-OPEN_EPISODE = Method("gateway.open_episode", str, Opened)
+OPEN_EPISODE = Method("server.open_episode", str, Opened)
 """Takes an episode's key."""
-ADD_CALL = Method("gateway.add_call", list[Any], bool)
+ADD_CALL = Method("server.add_call", list[Any], bool)
 """Takes whether the call may have been added before, and the output of `wire.pack_call`.
 
 Returns False if the server lacks its base or its tools, so that the whole call is needed.
 """
-REPORT = Method("gateway.report", Report, NoneType)
-BEGIN_CALL = Method("gateway.begin_call", str, NoneType)
+REPORT = Method("server.report", Report, NoneType)
+BEGIN_CALL = Method("server.begin_call", str, NoneType)
 """Takes the tenant of a call that counts for its quota."""
-END_CALL = Method("gateway.end_call", str, NoneType)
+END_CALL = Method("server.end_call", str, NoneType)
 
-HEAR = Method("server.news", News, NoneType)
-CLOSE_EPISODE = Method("server.close_episode", str, NoneType)
+SET_STATE = Method("gateway.set_state", SharedState, NoneType)
+CLOSE_EPISODE = Method("gateway.close_episode", str, NoneType)
 """Takes the id of an episode; its calls are recorded when it returns."""

@@ -104,7 +104,7 @@ class PassingProtocol(GuardedProtocol):
             self._head = []
 
     def send_400_response(self, msg: str) -> None:
-        """As in the base class, unless another process judges what arrives."""
+        """As in the base class, unless another process handles what arrives."""
         if not self._ignoring:
             super().send_400_response(msg)
 
@@ -135,7 +135,7 @@ class PassingProtocol(GuardedProtocol):
             self.loop.call_later(_SENT_SECONDS, self._leave)
 
     def _refuse(self, error: AjetError) -> None:
-        """As in the base class, unless another process judges what arrives."""
+        """As in the base class, unless another process handles what arrives."""
         if not self._ignoring:
             super()._refuse(error)
 

@@ -26,7 +26,8 @@ SUPPORTED = sys.platform == "linux"
 # A process that ends within this time is replaced later each time, up to the maximum.
 _SHORT_LIFE_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0
-# While some processes wait to be replaced, or a stranger was reaped.
+# How often to look for ended processes while replacements are due, or after an unrelated child has
+# ended.
 _LOOK_SECONDS = 0.02
 # Longer than a process takes to end its connections, its workers and its store.
 _END_SECONDS = 40
@@ -58,7 +59,7 @@ def supervise(gateways: int, work: Callable[[ProcessPlace], None]) -> None:
     again at any time.
 
     :param work: runs a process until it gets SIGTERM.
-    :raises AjetError: the server process cannot work.
+    :raises AjetError: a process has reported an error.
     """
     if not SUPPORTED:
         raise ConfigError(
@@ -101,8 +102,7 @@ class _Children:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping = True
-        signal.alarm(_END_SECONDS)
+        self._stop()
         self._end()
         signal.alarm(0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
@@ -125,7 +125,7 @@ class _Children:
     def replace_until_stopped(self) -> None:
         """Start processes again that end.
 
-        :raises AjetError: the server process says that it cannot work.
+        :raises AjetError: a process has reported an error.
         """
         due: dict[int, float] = {}
         while not self._is_stopping():
@@ -144,10 +144,12 @@ class _Children:
             (number,) = ended
             del self._pids[number]
             self._raise_report(number)
-            what = f"gateway process {number}" if number != SERVER else "the server process"
             code, pause = os.waitstatus_to_exitcode(status), self._pause_of(number)
             if code and not self._is_stopping():
-                _log.warning("%s (%d) ended with status %d and is replaced", what, pid, code)
+                how = f"exit status {code}" if code > 0 else signal.Signals(-code).name
+                _log.warning(
+                    "%s (pid %d) ended (%s) and is replaced", process_name(number), pid, how
+                )
             due[number] = time.monotonic() + (pause if code else 0.0)
 
     def _is_stopping(self) -> bool:
@@ -184,7 +186,7 @@ class _Children:
             payload = error.to_payload() | {"message": error.message[:_REPORT_CHARACTERS]}
             os.write(report, json.dumps(payload).encode())
         except BaseException:  # noqa: BLE001 - the process must not continue as its parent would
-            _log.exception("a process of the server failed")
+            _log.exception("%s failed", process_name(number))
         finally:
             logging.shutdown()
             os._exit(code)
@@ -217,9 +219,15 @@ class _Children:
 
     def _kill(self, *_: object) -> None:
         """Kill the processes that have not ended in time."""
-        _log.warning("processes of the server did not end within %d s and are killed", _END_SECONDS)
+        names = ", ".join(map(process_name, self._pids))
+        _log.warning("killing processes that did not end within %d s: %s", _END_SECONDS, names)
         for pid in self._pids.values():
             _signal(pid, signal.SIGKILL)
+
+
+def process_name(number: int) -> str:
+    """Return the name of a process by its place."""
+    return "the server process" if number == SERVER else f"gateway process {number}"
 
 
 def _signal(pid: int, number: int) -> None:

@@ -106,7 +106,7 @@ class TokensElsewhereError(Exception):
 
 
 class _TokensElsewhere(Sequence[int]):
-    """Tokens of which only the number is known: whoever reads them fails."""
+    """Tokens of which only the number is known; reading them raises `TokensElsewhereError`."""
 
     def __init__(self, count: int) -> None:
         self._count = count
