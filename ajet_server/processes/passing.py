@@ -37,6 +37,10 @@ class PassingProtocol(GuardedProtocol):
         self._first = received
         # What has arrived of the request whose head is incomplete, and where it goes.
         self._head: list[bytes] = []
+        # The length of the present body; None if it is not announced.
+        self._length: int | None = None
+        # What follows the present body in the data that is being read.
+        self._behind = b""
         self._going: int | None = None
         # Whether what still arrives is not read any more.
         self._ignoring = False
@@ -55,7 +59,11 @@ class PassingProtocol(GuardedProtocol):
             return
         if self._between_requests or self._head:
             self._head.append(data)
+        elif self._length is not None:
+            # A client that was answered before its body had arrived sends the next request at once.
+            self._behind = data[self._length - self._body_bytes :]
         super().data_received(data)
+        self._behind = b""
         self._after_data()
 
     def _after_data(self) -> None:
@@ -68,6 +76,8 @@ class PassingProtocol(GuardedProtocol):
         """As in the base class, unless the connection goes elsewhere."""
         if not self._ignoring:
             super().on_message_begin()
+            if self._behind:
+                self._head, self._behind = [self._behind], b""
 
     def on_headers_complete(self) -> None:
         """Extend the base class: look where the request goes."""
@@ -79,6 +89,9 @@ class PassingProtocol(GuardedProtocol):
             # The base class refuses it.
             place = self.place
         if place == self.place:
+            announced = (value for name, value in self.headers if name == b"content-length")
+            # The parser has refused a length that is no number.
+            self._length = next(map(int, announced), None)
             super().on_headers_complete()
             return
         self._ignoring = True

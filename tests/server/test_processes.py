@@ -196,6 +196,29 @@ async def test_a_connection_outlives_the_process_that_had_it(
         writer.close()
 
 
+async def test_a_request_follows_an_unread_body_for_another_process(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with divided(tmp_path / "run", model_dir) as (server, _):
+        port = int(server.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b"x" * 5000
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer wrong\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body[:1000])
+        # It is refused before its body has arrived.
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert b" 401 " in answer
+        length = int(answer.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        # The rest of the body, and a request for the server process, in one packet.
+        writer.write(body[1000:] + b"GET /v1/protocol HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+
 async def test_the_server_process_is_killed_and_nothing_is_lost(
     model_dir: Path, tmp_path: Path
 ) -> None:
