@@ -23,7 +23,7 @@ from ajet_installation.interpreters import (
 from ajet_installation.recipes import recipe_of_component
 from ajet_installation.settings import Settings, WorkerSettings
 
-__all__ = ["check_components", "worker_settings"]
+__all__ = ["check_components", "server_pythons", "worker_settings"]
 
 
 def worker_settings(run_dir: Path, python: Mapping[str, str] | None = None) -> WorkerSettings:
@@ -44,6 +44,18 @@ def worker_settings(run_dir: Path, python: Mapping[str, str] | None = None) -> W
         python={component: _absolute(path) for component, path in chosen.items()},
         environments=None if environments is None else environments.absolute(),
     )
+
+
+def server_pythons() -> dict[str, dict[str, str]]:
+    """Return the interpreters of model servers in the user's settings, as the section `servers`.
+
+    :raises ConfigError: the settings are invalid.
+    """
+    return {
+        engine: {"python": _absolute(said.python)}
+        for engine, said in Settings().servers.items()
+        if said.python is not None
+    }
 
 
 def _absolute(python: str) -> str:
@@ -67,6 +79,8 @@ def check_components(run_dir: Path, workers: WorkerSettings, *, engine: str, tra
     for kind, spec in (("engine", engine_spec), ("trainer", trainer_spec)):
         recipe = recipe_of_component(spec.name)
         if kind in chosen or recipe is None or recipe.name in find_environments(settings):
+            continue
+        if (said := settings.servers.get(spec.name)) is not None and said.python is not None:
             continue
         if why := why_not_here(recipe.plugin):
             raise ConfigError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import ConfigError
-from ajet_installation.local_workers import check_components, worker_settings
+from ajet_installation.local_workers import check_components, server_pythons, worker_settings
 from ajet_installation.settings import WorkerSettings
 from ajet_testing.backends import environment
 
@@ -37,6 +37,14 @@ def test_what_the_user_set_is_used_with_absolute_paths(tmp_path: Path) -> None:
     assert worker_settings(Path("run")).python["vllm"] == str(tmp_path / "bin" / "python")
 
 
+def test_interpreters_of_model_servers_have_absolute_paths(tmp_path: Path) -> None:
+    (tmp_path / "ajet.toml").write_text(
+        '[servers.vllm]\npython = "bin/python"\n[servers.sglang]\nurls = ["http://host:1"]\n'
+    )
+    # Servers that run already are the user's own: a demo must not change their weights.
+    assert server_pythons() == {"vllm": {"python": str(tmp_path / "bin" / "python")}}
+
+
 def check(engine: str, trainer: str, **workers: object) -> None:
     settings = WorkerSettings.model_validate(workers)
     check_components(Path("run"), settings, engine=engine, trainer=trainer)
@@ -63,3 +71,5 @@ def test_an_engine_whose_servers_are_nowhere_is_told_with_the_environment_to_mak
     environment(tmp_path / "mine", "vllm", plugins=["agentjet-engine-vllm"])
     check("vllm", "near-trainer", environments=tmp_path / "mine")
     check("vllm", "near-trainer", python={"vllm": "/opt/python"})
+    monkeypatch.setenv("AJET_SERVERS", '{"vllm": {"python": "/opt/python"}}')
+    check("vllm", "near-trainer")

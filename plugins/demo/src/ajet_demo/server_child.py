@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from ajet_core.errors import AjetError, DeadlineError, StateError
 from ajet_core.files import read_json
 from ajet_core.protocol import RunConfig, ServerState
 from ajet_demo.processes import Child, child_environment
-from ajet_installation.local_workers import worker_settings
+from ajet_installation.local_workers import server_pythons, worker_settings
 from ajet_installation.settings import Settings, WorkerSettings
 
 START_SECONDS = 60.0
@@ -30,7 +31,7 @@ class DemoServer:
     """``ajet serve`` for the length of a ``with`` block.
 
     All its files are in ``<run_dir>/server``. It gets new tokens, and of the user's settings only
-    those that locate environments, and the number of processes.
+    those that locate environments and interpreters, and the number of processes.
 
     :param workers: interpreters of components, and the directory of environments.
     """
@@ -99,6 +100,7 @@ class DemoServer:
                 AJET_SERVER__CONTROL_TOKEN=self._control_token,
                 AJET_SERVER__CLIENT_TOKEN=self.client_token,
                 AJET_WORKERS=self._workers.model_dump_json(),
+                AJET_SERVERS=json.dumps(server_pythons()),
                 AJET_SERVER__PROCESSES=str(Settings().server.processes),
                 XDG_STATE_HOME=str(self._directory / "state"),
                 AJET_SERVER__BOOT_TIMEOUT_SECONDS=str(BOOT_SECONDS),
