@@ -86,10 +86,16 @@ def test_a_node_is_lost_and_comes_back(cluster, models, tmp_path):
     trainer.save(tmp_path / "checkpoint")
     trainer.step(rolled(models(), 2))
     wanted = state(trainer)
+    pids = [
+        ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))
+        for worker in trainer.policy.workers._group.workers
+    ]
 
     # Not asked to end: the process that looks after the node is killed, and all of the node with
     # it.
     cluster.remove_node(node, allow_graceful=False)
+    # Workers end a moment after their node; until then they could still train a step.
+    until(lambda: any(map(has_ended, pids)))
     with pytest.raises(WeightsLostError, match="continue from the last checkpoint"):
         trainer.step(rolled(models(), 3))
     for attempt in (
@@ -111,6 +117,13 @@ def test_a_node_is_lost_and_comes_back(cluster, models, tmp_path):
     again.step(rolled(models(), 2))
     assert same(state(again), wanted)
     again.close()
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def descendants(pid: int) -> set[int]:
