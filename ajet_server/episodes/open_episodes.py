@@ -69,6 +69,22 @@ class OpenEpisode:
         """Clock time at which the lease expires unless it is renewed."""
         return min(self.ends_at, self.seen_at + self.record.lease_seconds)
 
+    def begin(self, work: Coroutine[Any, Any, T], *, is_open: bool) -> asyncio.Task[T]:
+        """Run `work` in a task as one of the episode's calls.
+
+        :param is_open: whether the process that answers calls still has the episode.
+        :raises EpisodeClosedError: it has not, or the episode is being closed: running calls are
+            cancelled only once.
+        """
+        if not is_open or self.closing.locked():
+            work.close()
+            raise EpisodeClosedError(
+                f"episode {self.record.episode_id} was closed before this call began"
+            )
+        task = asyncio.create_task(work)
+        self.calls_running.add(task)
+        return task
+
     async def cancel_calls(self) -> None:
         """Cancel running calls; what they sampled is recorded when this returns."""
         running = list(self.calls_running)
@@ -181,15 +197,10 @@ class OpenEpisodes:
     ) -> Iterator[asyncio.Task[T]]:
         """Run `work` in a task as one of the episode's calls while the context is open.
 
-        :raises EpisodeClosedError: the episode is over or being closed: running calls are
-            cancelled only once.
+        :raises EpisodeClosedError: the episode is over or being closed.
         """
-        episode_id = episode.record.episode_id
-        if self._open.get(episode_id) is not episode or episode.closing.locked():
-            work.close()
-            raise EpisodeClosedError(f"episode {episode_id} was closed before this call began")
-        task = asyncio.create_task(work)
-        episode.calls_running.add(task)
+        is_open = self._open.get(episode.record.episode_id) is episode
+        task = episode.begin(work, is_open=is_open)
         self._moved_at = self._clock()
         try:
             yield task

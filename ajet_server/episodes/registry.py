@@ -33,7 +33,7 @@ from ajet_server.episodes.prepared import PreparedEpisodes
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.observe.events import EventLog
-from ajet_server.security.api_keys import EPISODE_KEY_PREFIX, hash_secret
+from ajet_server.security.api_keys import episode_of, hash_secret
 from ajet_server.security.tenants import Tenants
 from ajet_server.state import StateBoard
 from ajet_server.store.run_store import RunStore
@@ -173,16 +173,12 @@ class EpisodeRegistry:
             any more.
         :raises EpisodeClosedError: the episode is over.
         """
-        episode_id, dot, _ = key.removeprefix(EPISODE_KEY_PREFIX).partition(".")
-        unknown = AuthError(
-            "unknown API key: use the api_key that the claim of the episode returned"
-        )
-        if not (dot and key.startswith(EPISODE_KEY_PREFIX)):
-            raise unknown
+        if not (episode_id := episode_of(key)):
+            raise unknown_key()
         episode = self.open.get(episode_id)
         record = episode.record if episode else await self._store.get_episode(episode_id)
         if record is None or not hmac.compare_digest(record.key_hash, hash_secret(key)):
-            raise unknown
+            raise unknown_key()
         if episode is None:
             raise EpisodeClosedError(closed_message(record))
         self._tenants.require_live(record.client_id)
@@ -438,6 +434,11 @@ class EpisodeRegistry:
             },
             record.client_id,
         )
+
+
+def unknown_key() -> AuthError:
+    """Return the error for a key that belongs to no episode."""
+    return AuthError("unknown API key: use the api_key that the claim of the episode returned")
 
 
 def not_found_message(episode_id: str) -> str:

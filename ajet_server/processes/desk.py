@@ -217,8 +217,9 @@ class Gateway:
     def _elsewhere(self, episode: OpenEpisode | None) -> EpisodeElsewhere | None:
         """Return the part of an episode that is this process's, None if another has it."""
         elsewhere = None if episode is None else episode.elsewhere
-        ours = isinstance(elsewhere, EpisodeElsewhere) and elsewhere.link is self.link
-        return elsewhere if ours else None  # type: ignore[return-value]
+        if isinstance(elsewhere, EpisodeElsewhere) and elsewhere.link is self.link:
+            return elsewhere
+        return None
 
     async def _hello(self, hello: Hello) -> list[str]:
         self.place, self.pid = hello.place, hello.pid

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from ajet_core.errors import (
     AjetError,
-    AuthError,
     DeadlineError,
     EpisodeClosedError,
     NotRollingError,
@@ -28,6 +27,7 @@ from ajet_core.timeline import Call
 from ajet_installation.settings import ServerSettings
 from ajet_server.admission.concurrency import CallUse
 from ajet_server.episodes.open_episodes import OpenEpisode
+from ajet_server.episodes.registry import unknown_key
 from ajet_server.gateway.engine_gate import EngineGate
 from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.gateway.formats.exchange import Session
@@ -49,9 +49,8 @@ from ajet_server.processes.methods import (
     ServedModel,
     SharedState,
 )
-from ajet_server.processes.places import episode_of
 from ajet_server.processes.wire import digest, pack_call, unpack_call, without_base
-from ajet_server.security.api_keys import hash_secret
+from ajet_server.security.api_keys import episode_of, hash_secret
 from ajet_server.security.tenants import NO_TOKENS, TenantLimits, Tenants
 from ajet_server.state import StateBoard
 from ajet_server.workers.connection import WorkerConnection
@@ -224,9 +223,7 @@ class GatewayEpisodes:
         if episode is None:
             episode = await self._opened(episode_id, key)
         if not hmac.compare_digest(episode.record.key_hash, hash_secret(key)):
-            raise AuthError(
-                "unknown API key: use the api_key that the claim of the episode returned"
-            )
+            raise unknown_key()
         if episode.closing.locked():
             raise EpisodeClosedError(f"episode {episode_id} is being closed")
         self._unreported.seen.add(episode_id)
@@ -238,11 +235,7 @@ class GatewayEpisodes:
     ) -> Iterator[asyncio.Task[T]]:
         """As `EpisodeRegistry.running_call`."""
         episode_id = episode.record.episode_id
-        if self._open.get(episode_id) is not episode or episode.closing.locked():
-            work.close()
-            raise EpisodeClosedError(f"episode {episode_id} was closed before this call began")
-        task = asyncio.create_task(work)
-        episode.calls_running.add(task)
+        task = episode.begin(work, is_open=self._open.get(episode_id) is episode)
         self._unreported.running[episode_id] += 1
         try:
             yield task

@@ -10,16 +10,10 @@ import httptools
 from starlette.datastructures import Headers
 
 from ajet_server.gateway.formats.table import KEY_PREFIX, is_llm_path
-from ajet_server.security.api_keys import EPISODE_KEY_PREFIX, bearer
+from ajet_server.security.api_keys import bearer, episode_of
 
 SERVER = 0
 """The place of the server process; gateway processes have the places from 1 on."""
-
-
-def episode_of(key: str) -> str:
-    """Return the id of the episode that a key is for; "" if the key has none."""
-    episode_id, dot, _ = key.removeprefix(EPISODE_KEY_PREFIX).partition(".")
-    return episode_id if dot and key.startswith(EPISODE_KEY_PREFIX) else ""
 
 
 def place_of_episode(episode_id: str, gateways: int) -> int:

@@ -176,7 +176,7 @@ class _Children:
             for handled in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(handled, signal.SIG_DFL)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            # Ctrl-C in a terminal reaches all processes, but the first one ends the others.
+            # Ctrl-C in a terminal reaches all processes, but the parent ends the others.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
             os.close(self._held)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ajet_core.timeline import Call, MessageText, PlacedMessage, SampledFrom
 from ajet_server.processes.mailbox import Mailboxes, make_mailboxes
-from ajet_server.processes.places import SERVER, episode_of, place_of_episode, place_of_request
+from ajet_server.processes.places import SERVER, place_of_episode, place_of_request
 from ajet_server.processes.wire import (
     TokensElsewhereError,
     digest,
@@ -22,7 +22,7 @@ from ajet_server.processes.wire import (
     unpack_call,
     without_base,
 )
-from ajet_server.security.api_keys import new_episode_key
+from ajet_server.security.api_keys import episode_of, new_episode_key
 from ajet_server.store import codec
 from ajet_server.workers import frames
 from ajet_testing.servers import Running
