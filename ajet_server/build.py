@@ -23,8 +23,7 @@ from ajet_server.security.credentials import TokenBook
 from ajet_server.security.tenants import TenantLimits, Tenants
 from ajet_server.service import SwarmService
 from ajet_server.state import StateBoard
-from ajet_server.store.chosen_store import make_store
-from ajet_server.store.run_store import RunStore
+from ajet_server.store.chosen_store import run_store
 
 
 def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
@@ -41,11 +40,11 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
             f"cannot create the run directory {run_dir}: {error}", param="server.run_dir"
         ) from error
     context = WorkerContext(run_dir=run_dir)
-    store = RunStore(make_store(settings.store, plugins, run_dir))
+    store = run_store(settings.store, plugins, run_dir)
     loggers: list[MetricsLogger] = []
     for name, values in {"jsonl": {}, **settings.loggers}.items():
         spec = plugins.logger(name)
-        loggers.append(plugins.load_target(spec)(plugins.validate_settings(spec, values), context))
+        loggers.append(plugins.create(spec, plugins.validate_settings(spec, values), context))
     metrics_loggers = MetricsLoggers(loggers)
     events = EventLog(time.time)
     board = StateBoard(events, time.monotonic)

@@ -179,10 +179,10 @@ class RolloutStatus(Message):
 class Finding(Message):
     """A problem that blocks the server, or a problem of its episodes or its training.
 
-    :param code: ``no_client``, ``waiting_for_episodes``, ``waiting_for_late``,
-        ``incomplete_tasks``, ``no_signal``, ``throttled``, ``engine_stalled``,
-        ``tasks_quarantined``, ``paused``, ``slow_state``, ``joint_in_doubt``,
-        ``tool_calls_unread``, ``gateway_missing``, or a `HealthKind`.
+    :param code: ``no_client``, ``waiting_for_episodes``, ``waiting_for_late``, ``no_signal``,
+        ``incomplete_tasks``, ``throttled``, ``engine_stalled``, ``tasks_quarantined``, ``paused``,
+        ``slow_state``, ``joint_in_doubt``, ``tool_calls_unread``, ``gateway_missing``,
+        ``store_unavailable``, ``store_slow``, or a `HealthKind`.
     :param message: the cause, and what to do.
     :param seconds: how long the problem has lasted.
     :param stuck: the run does not continue without intervention.
