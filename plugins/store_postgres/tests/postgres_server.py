@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
+import select
 import shutil
 import signal
 import subprocess
@@ -19,7 +21,7 @@ _NOT_ROOT = "postgres"
 def programs() -> Path | None:
     """The directory of PostgreSQL's programs, None if it is not installed."""
     if (on_path := shutil.which("initdb")) is not None:
-        return Path(on_path).parent
+        return Path(on_path).resolve().parent
     versions = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     return versions[-1].parent if versions else None
 
@@ -75,8 +77,18 @@ class PostgresServer:
             text=True,
             check=False,
         )
+        ending = []
         for pid in (postmaster, *map(int, listed.stdout.split())):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                ending.append(os.pidfd_open(pid))
+                os.kill(pid, signal.SIGKILL)
+        for descriptor in ending:
+            select.select([descriptor], [], [])
+            os.close(descriptor)
+        # These name the killed process, which may remain as a zombie.
+        (self._data / "postmaster.pid").unlink()
+        for lock in self.directory.glob(".s.PGSQL.*.lock"):
+            lock.unlink()
 
     def promote(self) -> None:
         """Make a standby accept writes."""

@@ -82,45 +82,49 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
         """
         self._read_only = read_only
         self._schema = self.settings.schema_name or self._noted_schema()
-        with self._errors():
-            if read_only:
-                self._reading = self._new_connection()
-                check(self._reading, self._schema)
-            else:
-                self._writing = self._new_writer()
-                self._reading = self._new_connection()
-        if not read_only and not self.settings.schema_name:
-            self._note_schema()
+        try:
+            with self._errors():
+                if read_only:
+                    self._reading = self._new_connection()
+                    check(self._reading, self._schema)
+                else:
+                    self._writing = self._new_writer()
+                    self._reading = self._new_connection()
+            if not read_only and not self.settings.schema_name:
+                self._note_schema()
+        except BaseException:
+            self.disconnect()
+            raise
 
     def disconnect(self) -> None:
         """Close both connections."""
-        for connection in (self._writing, self._reading):
-            if connection is not None:
-                connection.close()
+        _close(self._writing)
+        _close(self._reading)
         self._writing = self._reading = None
 
     def commit(self, writes: Sequence[Write]) -> Sequence[Exception | None]:
         """Commit writes, as `PostgresWriter.commit` does."""
-        with self._errors():
-            if self._writing is None or self._writing.closed:
-                self._writing = self._new_writer()
-            return self._writer.commit(self._writing, writes)
+        try:
+            with self._errors():
+                if self._writing is None or self._writing.closed:
+                    self._writing = self._new_writer()
+                return self._writer.commit(self._writing, writes)
+        except StoreUnavailableError:
+            _close(self._writing)
+            self._writing = None
+            raise
 
     def snapshot(self, query: Callable[[Execute], T]) -> T:
         """Run the statements of a query on one snapshot of the database."""
-        with self._errors():
-            if self._reading is None or self._reading.closed:
-                self._reading = self._new_connection()
-            connection = self._reading
-
-            def execute(statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
-                # The statements are constants of `ajet_stores`.
-                text = cast("LiteralString", statement.replace("?", "%s"))
-                return iter(connection.execute(text, parameters))
-
-            with connection.transaction():
-                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                return query(execute)
+        try:
+            with self._errors():
+                if self._reading is None or self._reading.closed:
+                    self._reading = self._new_connection()
+                return _on_snapshot(self._reading, query)
+        except StoreUnavailableError:
+            _close(self._reading)
+            self._reading = None
+            raise
 
     def _new_writer(self) -> Connection:
         """Connect for writing, with the lock of the schema."""
@@ -146,7 +150,7 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
         """Return which program holds the lock, if that can be seen."""
         row = connection.execute(
             "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) "
-            "WHERE locktype = 'advisory' AND granted AND application_name LIKE 'ajet %' "
+            "WHERE locktype = 'advisory' AND granted AND application_name LIKE 'ajet %%' "
             "AND ((classid::bigint << 32) | objid::bigint) = hashtextextended(%s, 0)",
             (f"ajet {self._schema}",),
         ).fetchone()
@@ -186,19 +190,11 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
                 retry_after=30.0,
             ) from error
         except _UNAVAILABLE as error:
-            self._drop_broken()
             raise StoreUnavailableError(
                 f"{self.place} cannot be reached: {_first_line(error)}"
             ) from error
         except psycopg.Error as error:
             raise StoreError(f"{self.place} failed: {_first_line(error)}") from error
-
-    def _drop_broken(self) -> None:
-        """Close the connections, so that the next operation makes new ones."""
-        for connection in (self._writing, self._reading):
-            if connection is not None:
-                with suppress(psycopg.Error):
-                    connection.close()
 
     @property
     def _note(self) -> Path:
@@ -231,6 +227,24 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
             write_whole(self._note, json.dumps({"schema": self._schema}).encode())
         except OSError as error:
             raise StoreError(f"cannot write {self._note}: {error}") from error
+
+
+def _on_snapshot(connection: Connection, query: Callable[[Execute], T]) -> T:
+    def execute(statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
+        # The statements are constants of `ajet_stores`.
+        text = cast("LiteralString", statement.replace("?", "%s"))
+        return iter(connection.execute(text, parameters))
+
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        return query(execute)
+
+
+def _close(connection: Connection | None) -> None:
+    """Close a connection that may be broken."""
+    if connection is not None:
+        with suppress(psycopg.Error):
+            connection.close()
 
 
 def application_name() -> str:

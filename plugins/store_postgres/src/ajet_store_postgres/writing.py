@@ -125,7 +125,8 @@ class PostgresWriter:
     def _at_once(self, connection: Connection, writes: Sequence[Write]) -> None:
         new: dict[str, None] = {}
         # Reading whether a base is stored, and packing what cannot be stored, may fail.
-        statements = [s for write in writes for s in self._statements(connection, write, new)]
+        records = [record for write in writes for record in write]
+        statements = self._statements(connection, records, new)
         try:
             with connection.pipeline() as pipeline:
                 connection.execute("BEGIN")
@@ -196,9 +197,9 @@ class PostgresWriter:
     def _statements(
         self, connection: Connection, write: Write, new: dict[str, None]
     ) -> list[_Statement]:
-        """Return the statements of a write.
+        """Return the statements of records.
 
-        :param new: ids of calls that the transaction adds; those of the write are added.
+        :param new: ids of calls that the transaction adds; those of the records are added.
         """
         calls: list[Call] = []
         statements: list[_Statement] = []
