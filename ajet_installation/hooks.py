@@ -189,4 +189,9 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             target="ajet_cli.commands.sft:sft",
             summary="Fine-tune a model on conversations, or on a run's best episodes.",
         ),
+        CommandSpec(
+            name="store",
+            target="ajet_cli.commands.store:store",
+            summary="Move a run to another sample store.",
+        ),
     )

@@ -29,6 +29,42 @@ from ajet_core.interfaces import (
 )
 from ajet_core.timeline import Call, MessageText, PlacedMessage, SampledFrom
 
+__all__ = [
+    "BATCH_COLUMNS",
+    "CALL_COLUMNS",
+    "EPISODE_COLUMNS",
+    "OUTCOME_COLUMNS",
+    "RUN_COLUMNS",
+    "SCORE_COLUMNS",
+    "STEP_COLUMNS",
+    "UNDECODABLE",
+    "LargeCall",
+    "Row",
+    "batch_from_row",
+    "batch_row",
+    "call_row",
+    "calls_from_rows",
+    "episode_from_row",
+    "episode_row",
+    "is_large",
+    "pack_ids",
+    "pack_logprobs",
+    "pack_runs",
+    "pack_sampled_from",
+    "pack_text",
+    "run_from_row",
+    "run_row",
+    "score_from_row",
+    "score_row",
+    "step_from_row",
+    "step_row",
+    "unpack_ids",
+    "unpack_logprobs",
+    "unpack_runs",
+    "unpack_sampled_from",
+    "unpack_text",
+]
+
 Row = tuple[Any, ...]
 
 UNDECODABLE = (

@@ -19,6 +19,18 @@ from ajet_core.interfaces import (
 from ajet_core.timeline import Call
 from ajet_stores import codec
 
+__all__ = [
+    "Execute",
+    "batches",
+    "call_totals",
+    "calls",
+    "episode",
+    "episode_rows",
+    "run",
+    "scores",
+    "steps",
+]
+
 
 class Execute(Protocol):
     """Runs a statement with ``?`` as placeholders, and returns its rows."""

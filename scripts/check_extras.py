@@ -69,7 +69,12 @@ COMBINATIONS = (
         ROOT / "constraints" / "dev.txt",
         ("trainer:torch", "engine:torch", "command:demo"),
     ),
-    Combination(("server",), ROOT / "constraints" / "dev.txt", ("store:sqlite",), first=()),
+    Combination(
+        ("server", "postgres"),
+        ROOT / "constraints" / "dev.txt",
+        ("store:sqlite", "store:postgres"),
+        first=(),
+    ),
 )
 
 

@@ -48,17 +48,26 @@ def store_of_run(run: Path, chosen: StoreSettings, plugins: PluginManager) -> Sa
     """Create the store of a run, for reading while its server may be running.
 
     :param run: a run directory, or the file of a ``sqlite`` store.
-    :param chosen: the local settings: they apply if the run directory has no note, and to secrets.
+    :param chosen: as for `noted_store`.
     :raises ConfigError: no store of that name is installed, or its settings are wrong.
     :raises UnreadableFileError: the note is damaged.
     """
     if run.is_file():
         chosen = StoreSettings(name="sqlite", settings={"file": run.name})
         return make_store(chosen, plugins, run.parent)
+    return make_store(noted_store(run, chosen), plugins, run)
+
+
+def noted_store(run: Path, chosen: StoreSettings) -> StoreSettings:
+    """Return the settings of the store that a run directory names.
+
+    :param chosen: the local settings: they apply if the run directory has no note, and to secrets.
+    :raises UnreadableFileError: the note is damaged.
+    """
     try:
         note = read_json(run / NOTE)
     except FileNotFoundError:
-        return make_store(chosen, plugins, run)
+        return chosen
     name, settings = note.get("name"), note.get("settings")
     if not (isinstance(name, str) and name and isinstance(settings, dict)):
         raise UnreadableFileError(
@@ -66,7 +75,7 @@ def store_of_run(run: Path, chosen: StoreSettings, plugins: PluginManager) -> Sa
             "remove the file and choose the store in the settings"
         )
     known = chosen.settings if chosen.name == name else {}
-    return make_store(StoreSettings(name=name, settings=_over(settings, known)), plugins, run)
+    return chosen.model_copy(update={"name": name, "settings": _over(settings, known)})
 
 
 def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:

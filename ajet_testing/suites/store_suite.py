@@ -34,7 +34,7 @@ from ajet_core.timeline import MessageText, PlacedMessage
 from ajet_server.store.patient_store import PatientStore
 from ajet_testing.suites.samples import conversation, make_call, make_episode, make_joint
 
-TEXTS = [
+_TEXTS = [
     "",
     "a\0b",
     "\x1a0041 \x1a",
@@ -49,7 +49,7 @@ TEXTS = [
 __all__ = ["SampleStoreSuite", "aborted", "ended", "owners", "stored_episodes"]
 
 
-KilledWriter = Callable[[Callable[[], Awaitable[SampleStore]], int], list[str]]
+_KilledWriter = Callable[[Callable[[], Awaitable[SampleStore]], int], list[str]]
 
 
 class SampleStoreSuite:
@@ -77,7 +77,7 @@ class SampleStoreSuite:
         await store.close()
 
     @pytest.fixture
-    def killed_writer(self) -> KilledWriter:
+    def killed_writer(self) -> _KilledWriter:
         """Lets a process write to a store, and kills it."""
         return _write_and_die
 
@@ -123,7 +123,7 @@ class SampleStoreSuite:
         assert await store.get_episode("episode") == outcome
         assert await stored_episodes(store) == [outcome]
 
-    @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+    @pytest.mark.parametrize("text", _TEXTS, ids=range(len(_TEXTS)))
     async def test_any_text_comes_back_as_it_was(self, store: SampleStore, text: str) -> None:
         """Agents and clients choose these texts, and models sample any character."""
         joint = JointRecord("joint", text, text, text)
@@ -620,7 +620,7 @@ class SampleStoreSuite:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="a process can only be forked on POSIX")
     @pytest.mark.parametrize("acknowledged", [1, 25, 90])
     async def test_what_was_acknowledged_survives_kill_9(
-        self, killed_writer: KilledWriter, tmp_path: Path, acknowledged: int
+        self, killed_writer: _KilledWriter, tmp_path: Path, acknowledged: int
     ) -> None:
         """A process writes episodes until it is killed, in the middle of whatever it does."""
         run_dir = tmp_path / "run"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from ajet_store_postgres import schema
+from ajet_store_postgres.settings import PostgresStoreSettings
+from ajet_store_postgres.store import PostgresStore
 from postgres_server import PostgresServer
 
 from ajet_core.errors import StoreError, StoreUnavailableError
 from ajet_core.interfaces import WorkerContext
 from ajet_server.store.patient_store import PatientStore
-from ajet_store_postgres import schema
-from ajet_store_postgres.settings import PostgresStoreSettings
-from ajet_store_postgres.store import PostgresStore
 from ajet_testing.suites.samples import conversation, make_episode
 from ajet_testing.suites.store_suite import ended, stored_episodes
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from postgres_server import PostgresServer
 
 from agentjet import AsyncSwarmClient, Task
 from agentjet.client import Episode
-from ajet_testing.servers import CONTROL, TOKENS, ServerFactory, write_scripted_model
+from ajet_testing.servers import CONTROL, TOKENS, Running, ServerFactory, write_scripted_model
 
 pytestmark = pytest.mark.postgres
 
@@ -58,6 +62,10 @@ async def agent(task: Task, episode: Episode) -> float:
     return float(rewarded[task.id] % 2)
 
 
+def _reached(server: Running, step: int) -> bool:
+    return server.service.coordinator.step >= step
+
+
 async def test_a_database_restarted_three_times_ends_and_loses_nothing(
     own: PostgresServer, servers: ServerFactory
 ) -> None:
@@ -70,9 +78,7 @@ async def test_a_database_restarted_three_times_ends_and_loses_nothing(
                 client.run_episodes_until_all_complete(tasks, agent, episodes_per_task=2)
             )
             for step in (2, 5, 8):
-                await server.service.board.wait_until(
-                    lambda step=step: server.service.coordinator.step >= step
-                )
+                await server.service.board.wait_until(partial(_reached, server, step))
                 await asyncio.to_thread(own.stop, "immediate")
                 await asyncio.to_thread(own.start)
             report = await running
@@ -108,3 +114,41 @@ async def test_a_server_that_is_started_again_goes_on_with_the_records(
         assert (await server.chat(grant)).status_code == 200
         assert (await server.end(grant, 1.0)).status_code == 200
         assert len(await server.service.store.episodes()) == 5
+        # Tools read beside the server; the note in the run directory has no connection string.
+        assert postgres.dsn not in (servers.run_dir / "store.json").read_text()
+        shown = await ajet("inspect", str(servers.run_dir), "--json", config=dsn_of(postgres))
+        assert len(json.loads(shown)["episodes"]) == 5
+
+
+async def test_a_run_moves_from_sqlite_to_postgres_and_goes_on(
+    postgres: PostgresServer, servers: ServerFactory
+) -> None:
+    async with servers.running() as server:
+        await server.roll(checkpoint_every=1)
+        await server.batch()
+    said = await ajet("store", "copy", str(servers.run_dir), config=dsn_of(postgres))
+    assert "copied 4 episodes with 4 calls, 1 batches and 1 steps" in said
+    async with servers.running(store=settings(postgres)) as server:
+        await server.service.board.wait_until(lambda: server.service.board.rolling)
+        await server.batch()
+        assert [step.step for step in await server.service.store.steps()] == [1, 2]
+
+
+def dsn_of(postgres: PostgresServer) -> str:
+    """A settings file that chooses the store."""
+    return f'[store]\nname = "postgres"\nsettings = {{dsn = "{postgres.dsn}"}}\n'
+
+
+async def ajet(*arguments: str, config: str, fails: bool = False) -> str:
+    """Run a command of ``ajet`` with the text of a settings file, and return what it prints."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(config)
+        file.flush()
+        done = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ajet_cli.main", *arguments, "--config", file.name),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await done.communicate()
+    assert bool(done.returncode) == fails, said.decode()
+    return said.decode()

@@ -10,8 +10,8 @@ from ajet_core.interfaces import ComponentSettings
 
 __all__ = ["PostgresStoreSettings"]
 
-Schema = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
-Seconds = Annotated[int, Field(ge=1)]
+_Schema = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
+_Seconds = Annotated[int, Field(ge=1)]
 
 
 class PostgresStoreSettings(ComponentSettings):
@@ -28,6 +28,6 @@ class PostgresStoreSettings(ComponentSettings):
     """
 
     dsn: str = Field(default="", repr=False)
-    schema_name: Schema | None = None
-    connect_seconds: Seconds = 5
-    statement_seconds: Seconds = 60
+    schema_name: _Schema | None = None
+    connect_seconds: _Seconds = 5
+    statement_seconds: _Seconds = 60

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, LiteralString, TypeVar, cast
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import conninfo, sql
@@ -25,11 +25,11 @@ from ajet_stores.codec import Row
 from ajet_stores.sql_reading import Execute
 from ajet_stores.sql_store import SqlStore, Write
 
-__all__ = ["PostgresStore"]
+__all__ = ["PostgresStore", "application_name"]
 
 T = TypeVar("T")
 
-NOTE = "postgres.json"
+_NOTE = "postgres.json"
 """The file in a run directory with the name of the run's schema."""
 
 # A connection to a machine that is gone is lost after 20 seconds.
@@ -198,7 +198,7 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
 
     @property
     def _note(self) -> Path:
-        return self.context.run_dir / NOTE
+        return self.context.run_dir / _NOTE
 
     def _noted_schema(self) -> str:
         """Return the schema of the run directory, or a new name for a run that will be created.
@@ -232,7 +232,7 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
 def _on_snapshot(connection: Connection, query: Callable[[Execute], T]) -> T:
     def execute(statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
         # The statements are constants of `ajet_stores`.
-        text = cast("LiteralString", statement.replace("?", "%s"))
+        text = statement.replace("?", "%s")
         return iter(connection.execute(text, parameters))
 
     with connection.transaction():

@@ -5,7 +5,7 @@ continuation of the one before, and ends the episode. All is durable before the 
 stores take turns, several times, on the same disk. PostgreSQL is a server of its own, with its
 default settings, on a Unix socket.
 
-``python benchmarks/throughput.py [--writers 1,16,100] [--seconds 4] [--rounds 3]`` prints a table,
+``python benchmarks/stores.py [--writers 1,16,100] [--seconds 4] [--rounds 3]`` prints a table,
 and one JSON line last.
 """
 
@@ -21,16 +21,17 @@ import tempfile
 import time
 from pathlib import Path
 
+from ajet_store_postgres.settings import PostgresStoreSettings
+from ajet_store_postgres.store import PostgresStore
+
 from ajet_core.interfaces import SampleStore, WorkerContext
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.sqlite_store import SqliteStore
-from ajet_store_postgres.settings import PostgresStoreSettings
-from ajet_store_postgres.store import PostgresStore
 from ajet_testing.suites.samples import conversation, make_episode
 from ajet_testing.suites.store_suite import ended
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from postgres_server import PostgresServer  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins/store_postgres/tests"))
+from postgres_server import PostgresServer
 
 TURNS = 8
 
@@ -85,16 +86,19 @@ def main() -> None:
                     "postgres": PostgresStore(PostgresStoreSettings(dsn=server.dsn), context),
                 }
                 for name, store in stores.items():
-                    rounds[name].append(
-                        asyncio.run(measure(store, writers, options.seconds))
-                    )
-            ratios = [p[0] / s[0] for p, s in zip(rounds["postgres"], rounds["sqlite"], strict=True)]
+                    rounds[name].append(asyncio.run(measure(store, writers, options.seconds)))
+            pairs = zip(rounds["postgres"], rounds["sqlite"], strict=True)
+            ratios = [postgres[0] / sqlite[0] for postgres, sqlite in pairs]
             row = {
                 "writers": writers,
-                **{f"{n}_calls_per_s": round(statistics.median(r[0] for r in found))
-                   for n, found in rounds.items()},
-                **{f"{n}_us_cpu": round(statistics.median(r[1] for r in found))
-                   for n, found in rounds.items()},
+                **{
+                    f"{n}_calls_per_s": round(statistics.median(r[0] for r in found))
+                    for n, found in rounds.items()
+                },
+                **{
+                    f"{n}_us_cpu": round(statistics.median(r[1] for r in found))
+                    for n, found in rounds.items()
+                },
                 "ratio": round(statistics.median(ratios), 3),
                 "ratios": [round(ratio, 3) for ratio in ratios],
             }
