@@ -166,4 +166,4 @@ def test_a_plugin_with_a_deprecated_hook_works_and_is_named(
     monkeypatch.setitem(compat.DEPRECATED_HOOKS, "ajet_register_stores", instead)
     install(site)
     with pytest.warns(FutureWarning, match=rf"'ajet-box' .*ajet_register_stores.*{instead}"):
-        assert PluginManager().names("store") == ["box", "sqlite"]
+        assert "box" in PluginManager().names("store")

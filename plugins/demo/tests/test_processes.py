@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,8 @@ from ajet_demo.orchestrate import DemoOptions, run_demo, terminate_as_interrupt
 from ajet_demo.processes import Child, child_environment
 from ajet_demo.report import History
 from ajet_demo.run_state import RunState, open_run
+from ajet_demo.server_child import DemoServer
+from ajet_installation.settings import Settings, WorkerSettings
 
 
 def child(tmp_path: Path, code: str, *, read: bool = False) -> Child:
@@ -283,3 +285,38 @@ def test_a_second_signal_does_not_interrupt_what_ends_the_children() -> None:
         work()
     assert ended == ["child"]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_server_gets_the_store_and_the_loggers_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, str]] = []
+
+    class Recorded(Child):
+        def __init__(self, *_: Any, environment: Mapping[str, str], **__: Any) -> None:
+            started.append(dict(environment))
+
+        def end(self, grace: float = 0.0) -> None:
+            pass
+
+    monkeypatch.setattr("ajet_demo.server_child.Child", Recorded)
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("AJET_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "ajet.toml").write_text(
+        '[server]\nport = 1234\n[store]\nretry_seconds = 7\nsettings = {file = "mine.sqlite3"}\n'
+        '[loggers.jsonl]\nfile = "my.jsonl"\n[plugins]\nblocked = ["echo"]\n'
+    )
+    with DemoServer(tmp_path, workers=WorkerSettings()):
+        pass
+    (environment,) = started
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "ajet.toml").unlink()
+    settings = Settings()
+    assert settings.store.settings == {"file": "mine.sqlite3"}
+    assert settings.store.retry_seconds == 7
+    assert settings.loggers == {"jsonl": {"file": "my.jsonl"}}
+    assert list(settings.plugins.blocked) == ["echo"]
+    # Everything else is the demo's own.
+    assert settings.server.port != 1234

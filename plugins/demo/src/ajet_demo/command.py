@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -88,11 +89,17 @@ def demo(
     Creates a model of 0.14 million parameters, starts a swarm server and a client, and trains the
     model to walk to a goal on a small grid. This takes about a minute on one CPU core. Press Ctrl-C
     to stop. Run the same command again to resume.
+
+    The server uses [store], [loggers], [plugins], [workers] and [servers] of ajet.toml; everything
+    else is the demo's own.
     """
     from rich.console import Console
 
     from ajet_demo.orchestrate import DemoOptions, run_demo
 
+    # The file of `ajet --config FILE demo`.
+    if (config := getattr(click.get_current_context().obj, "config", None)) is not None:
+        os.environ["AJET_CONFIG"] = str(config)
     console = Console(stderr=as_json)
     options = DemoOptions(
         seed=seed,

@@ -111,7 +111,7 @@ class Child:
 def child_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment without agentjet's settings, plus `extra`.
 
-    The demo must not depend on the user's servers.
+    The demo must not depend on the user's servers; `DemoServer` passes on what else they set.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("AJET_")}
     return kept | extra

@@ -30,8 +30,9 @@ POLL_SECONDS = 0.05
 class DemoServer:
     """``ajet serve`` for the length of a ``with`` block.
 
-    All its files are in ``<run_dir>/server``. It gets new tokens, and of the user's settings only
-    those that locate environments and interpreters, and the number of processes.
+    All its files are in ``<run_dir>/server``. It gets new tokens, and of the user's settings those
+    of the store, the loggers, blocked plugins, environments and interpreters, and the number of
+    processes.
 
     :param workers: interpreters of components, and the directory of environments.
     """
@@ -77,6 +78,7 @@ class DemoServer:
 
     def __enter__(self) -> Self:
         self._directory.mkdir(exist_ok=True)
+        settings = Settings()
         # A file left by a killed server may have a port that another process uses by now.
         self._note.unlink(missing_ok=True)
         self._child = Child(
@@ -101,7 +103,10 @@ class DemoServer:
                 AJET_SERVER__CLIENT_TOKEN=self.client_token,
                 AJET_WORKERS=self._workers.model_dump_json(),
                 AJET_SERVERS=json.dumps(server_pythons()),
-                AJET_SERVER__PROCESSES=str(Settings().server.processes),
+                AJET_SERVER__PROCESSES=str(settings.server.processes),
+                AJET_STORE=settings.store.model_dump_json(),
+                AJET_LOGGERS=json.dumps(settings.loggers, default=str),
+                AJET_PLUGINS=settings.plugins.model_dump_json(),
                 XDG_STATE_HOME=str(self._directory / "state"),
                 AJET_SERVER__BOOT_TIMEOUT_SECONDS=str(BOOT_SECONDS),
                 HF_HUB_OFFLINE="1",
