@@ -31,6 +31,7 @@ from ajet_testing.suites.samples import conversation, make_episode
 from ajet_worlds import load_world
 from ajet_worlds.rehearsal import rehearse
 
+WHEELS = sorted((Path(__file__).parent / "wheels").glob("*.whl"))
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
 
 
@@ -45,15 +46,32 @@ def example_of(hook: str) -> str:
 class Example:
     """The example of a hook, as an installed plugin."""
 
-    def __init__(self, hook: str, directory: Path) -> None:
+    def __init__(self, hook: str, directory: Path, plugins: PluginManager, name: str) -> None:
+        self.directory = directory
+        self.plugins = plugins
+        (info,) = [info for info in plugins.plugins(load=True) if info.name == name]
+        assert info.problem == ""
+        assert hook in info.hooks
+        kind = hook.removeprefix("ajet_register_").removesuffix("s")
+        components = [name.split(":") for name in info.components]
+        self.components = [one for one in components if one[0] == kind]
+
+    @classmethod
+    def of_page(cls, hook: str, directory: Path) -> Example:
+        """The example of the documentation, which has this hook alone."""
         (directory / "my_plugin.py").write_text(example_of(hook))
         importlib.invalidate_caches()
-        self.directory = directory
-        self.plugins: PluginManager = plugins_with("example", "my_plugin")
-        (info,) = [info for info in self.plugins.plugins(load=True) if info.name == "example"]
-        assert info.problem == ""
+        example = cls(hook, directory, plugins_with("example", "my_plugin"), "example")
+        (info,) = [info for info in example.plugins.plugins(load=True) if info.name == "example"]
         assert info.hooks == (hook,)
-        self.components = [name.split(":") for name in info.components]
+        return example
+
+    @classmethod
+    def of_wheel(cls, hook: str, directory: Path, wheel: Path) -> Example:
+        """The example in a wheel of an earlier hook API, which has all hooks of it."""
+        importlib.invalidate_caches()
+        name = "-".join(wheel.name.split("-")[0].split("_"))
+        return cls(hook, directory, PluginManager(), name)
 
     def make(self, *arguments: Any, **settings: Any) -> Any:
         """Make the component that the example registers."""
@@ -68,17 +86,23 @@ class Example:
         return WorkerContext(self.directory)
 
 
-@pytest.fixture
+@pytest.fixture(params=[None, *WHEELS], ids=lambda wheel: wheel.name if wheel else "page")
 def example(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Example]:
-    """The example of the hook that the name of the test ends with."""
-    monkeypatch.syspath_prepend(str(tmp_path))
+    """The example of the hook that the name of the test ends with, of today and of earlier."""
+    wheel: Path | None = request.param
+    monkeypatch.syspath_prepend(str(tmp_path if wheel is None else wheel))
     monkeypatch.chdir(tmp_path)
-    name = request.node.name.removeprefix("test_")
+    name = request.node.originalname.removeprefix("test_")
     (hook,) = [hook for hook in HOOK_NAMES if hook.endswith(name)]
-    yield Example(hook, tmp_path)
-    sys.modules.pop("my_plugin", None)
+    if wheel is None:
+        yield Example.of_page(hook, tmp_path)
+    else:
+        yield Example.of_wheel(hook, tmp_path, wheel)
+    for module in list(sys.modules):
+        if module == "my_plugin" or module.startswith("ajet_examples_"):
+            del sys.modules[module]
 
 
 async def test_register_engines(example: Example) -> None:
