@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Generator
 from typing import Any
@@ -46,6 +47,8 @@ _log = logging.getLogger("ajet.server")
 _BACKLOG = 2048
 _OTHER_FILES = 256
 _CLOSE_SECONDS = 10
+# The longest time for the interpreter to exit while a metrics logger is blocked.
+_EXIT_SECONDS = 2.0
 # The longest time for a gateway process to finish its calls before it ends. Calls that arrive for
 # its episodes wait meanwhile.
 _DRAIN_SECONDS = 60
@@ -83,6 +86,7 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
             supervise(
                 settings.server.processes,
                 lambda place: _work(settings, known, listener, tokens, place),
+                settings.server.logger_close_seconds,
             )
     finally:
         listener.close()
@@ -216,6 +220,15 @@ async def _serve(
         # Gateway processes record pending calls with the next server process.
         await desk.close()
         await service.close()
+        if service.loggers.blocked:
+            threading.Thread(target=_end_after_main, daemon=True).start()
+
+
+def _end_after_main() -> None:
+    """End the process although threads of a plugin, which may be no daemons, do not end."""
+    threading.main_thread().join()
+    time.sleep(_EXIT_SECONDS)
+    os._exit(0)
 
 
 async def _serve_calls(
