@@ -15,7 +15,7 @@ TOX_AGENTS := $(subst $(space),$(comma),$(patsubst plugins/%,%,$(wildcard plugin
 TOX_BACKENDS := sglang,verl,trl,vllm,pairs,extras
 TOX_NIGHTLY := pairs-verl,pairs-trl,pairs-torch,resolver
 # mypy takes the tests of one plugin at a time: their modules have the same names.
-TYPED_TESTS := backend_torch demo engine_sglang engine_vllm
+TYPED_TESTS := backend_torch demo engine_sglang engine_vllm store_postgres
 MYPY := $(BIN)/mypy
 # pyenv's shims exist for versions that are not selected and fail when run, so tox is shown the
 # interpreters themselves.
@@ -34,7 +34,7 @@ help:  ## List the commands
 
 setup: $(STAMP)  ## Make the development environment in .venv
 
-$(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backend_torch/pyproject.toml plugins/demo/pyproject.toml plugins/engine_sglang/pyproject.toml plugins/engine_vllm/pyproject.toml
+$(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backend_torch/pyproject.toml plugins/demo/pyproject.toml plugins/engine_sglang/pyproject.toml plugins/engine_vllm/pyproject.toml plugins/store_postgres/pyproject.toml
 	@set -eu; \
 	python=; \
 	for candidate in python3.11 python3.12 python3.13 python3; do \

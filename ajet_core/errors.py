@@ -30,7 +30,8 @@ AjetError                         internal_error          500
 │   └── BusyError                 busy                    429
 ├── UnreadableFileError (ValueError)  unreadable_file     500
 ├── StoreError                    store_error             500
-│   ├── StoreFullError            storage_full            507
+│   ├── StoreUnavailableError     store_unavailable       503
+│   │   └── StoreFullError        storage_full            507
 │   └── DamagedRecordError        damaged_record          500
 ├── WorkerError                   worker_error            503
 │   ├── WorkerDiedError           worker_died             503
@@ -46,9 +47,8 @@ AjetError                         internal_error          500
 └── ServerUnreachableError (ConnectionError)  server_unreachable 503
 ```
 
-Across processes and the network, an error is represented by its ``type``, ``message``, ``param``
-and ``retry_after`` (`AjetError.to_payload`, `error_from_payload`), and is restored as the same
-class.
+Processes and the network send an error as its ``type``, ``message``, ``param`` and ``retry_after``
+(`AjetError.to_payload`), from which `error_from_payload` restores the same class.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ __all__ = [
     "StepRefusedError",
     "StoreError",
     "StoreFullError",
+    "StoreUnavailableError",
     "TrainerError",
     "UnknownComponentError",
     "UnreadableFileError",
@@ -349,7 +350,14 @@ class DamagedRecordError(StoreError):
     type = "damaged_record"
 
 
-class StoreFullError(StoreError):
+class StoreUnavailableError(StoreError):
+    """The store cannot be used now; the same operation may succeed later."""
+
+    type = "store_unavailable"
+    status = 503
+
+
+class StoreFullError(StoreUnavailableError):
     """The disk or the store's quota is full; nothing was written."""
 
     type = "storage_full"

@@ -192,10 +192,16 @@ class ServerSettings(_Section):
 
 
 class StoreSettings(_Section):
-    """The sample store: a component by its registered name, with its settings."""
+    """The sample store: a component by its registered name, with its settings.
+
+    :param retry_seconds: how long the server repeats an operation while the store is unavailable.
+        After that a request fails with an answer that clients repeat, and a run that is training
+        is paused.
+    """
 
     name: Annotated[str, Field(min_length=1)] = "sqlite"
     settings: dict[str, Any] = Field(default_factory=dict)
+    retry_seconds: Seconds = 30.0
 
 
 class WorkerSettings(_Section):

@@ -26,8 +26,7 @@ from ajet_server.security.credentials import TokenBook
 from ajet_server.security.tenants import TenantLimits, Tenants
 from ajet_server.service import SwarmService
 from ajet_server.state import StateBoard
-from ajet_server.store.chosen_store import make_store
-from ajet_server.store.run_store import RunStore
+from ajet_server.store.chosen_store import run_store
 
 
 def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
@@ -44,7 +43,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
             f"cannot create the run directory {run_dir}: {error}", param="server.run_dir"
         ) from error
     context = WorkerContext(run_dir=run_dir)
-    store = RunStore(make_store(settings.store, plugins, run_dir))
+    store = run_store(settings.store, plugins, run_dir)
     loggers = _loggers(settings, plugins, context)
     watch = LoopWatch(plugins, time.monotonic)
     events = EventLog(time.time)
@@ -126,7 +125,8 @@ def _loggers(settings: Settings, plugins: PluginManager, context: WorkerContext)
     threads = []
     for name, values in {"jsonl": {}, **settings.loggers}.items():
         spec = plugins.logger(name)
-        make = partial(plugins.load_target(spec), plugins.validate_settings(spec, values), context)
+        checked = plugins.validate_settings(spec, values)
+        make = partial(plugins.create, spec, checked, context)
         thread = LoggerThread(
             plugins.describe(spec), make, limit=server.logger_queue, clock=time.monotonic
         )

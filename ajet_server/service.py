@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from ajet_core.errors import (
@@ -372,6 +372,9 @@ class SwarmService:
             for place, seconds in self.missing_gateways().items()
             if seconds > _MISSING_SECONDS
         ]
+        if (trouble := self.store.trouble) is not None:
+            stuck = trouble.seconds >= self.settings.server.stuck_seconds
+            findings.insert(0, Finding(**asdict(trouble), stuck=stuck))
         findings += [*self.loggers.findings(), *self.watch.findings()]
         loop = self.coordinator.loop
         return findings if loop is None else [*findings, *loop.health.findings]

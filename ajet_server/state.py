@@ -10,7 +10,6 @@ from ajet_core.protocol import ServerState
 from ajet_server.observe.events import EventLog
 
 _RESTART_SECONDS = 2.0
-_INTERRUPTED_SECONDS = 10.0
 
 Listener = Callable[[ServerState], None]
 
@@ -20,7 +19,6 @@ class StateBoard:
 
     :param clock: seconds, monotonic.
     :ivar closing: whether the server process is about to end; its run resumes at the next start.
-    :ivar interrupted: why an active run is interrupted, such as a full disk; "" if it is not.
     :ivar since: clock time at which the present state started.
     :ivar policy_version: of the served weights: the number of steps that they have been trained.
     """
@@ -33,7 +31,6 @@ class StateBoard:
         self._changed = asyncio.Event()
         self._listeners: list[Listener] = []
         self.closing = False
-        self.interrupted = ""
         self.policy_version = 0
 
     @property
@@ -72,12 +69,6 @@ class StateBoard:
             return NotRollingError(
                 "the server is shutting down; its run continues when the server is started again",
                 retry_after=_RESTART_SECONDS,
-            )
-        if self.interrupted:
-            return NotRollingError(
-                "the run was interrupted and continues when the server is started again: "
-                + self.interrupted,
-                retry_after=_INTERRUPTED_SECONDS,
             )
         return NotRollingError("no run is active: the server is OFFLINE; start a run first")
 

@@ -25,7 +25,7 @@ def load_world(
     manager = plugins or default_manager()
     spec = manager.world(name)
     checked = component_settings(manager, spec, settings)
-    return manager.load_target(spec)(checked)
+    return manager.create(spec, checked)
 
 
 def world_specs(plugins: PluginManager | None = None) -> list[WorldSpec]:

@@ -63,7 +63,7 @@ OTHERS = {
     "call": (*ALWAYS, "RunLoop.to_end"),
     "training": (*ALWAYS, "GuardedProtocol.data_received", "AuthMiddleware.__call__"),
 }
-CODECS = ("ajet_server/workers/codec.py", "ajet_server/store/codec.py")
+CODECS = ("ajet_server/workers/codec.py", "ajet_stores/codec.py")
 MODEL = ("torch/nn/modules/module.py", "Module._wrapped_call_impl")
 GRADIENTS = (("torch/autograd/__init__.py", "backward"), ("torch/autograd/__init__.py", "grad"))
 TAKEN = "BatchBuilder.take"

@@ -22,7 +22,14 @@ ALLOWED: dict[str, set[str]] = {
     "ajet_engines": {"ajet_core", "ajet_installation"},
     "ajet_training": {"ajet_core"},
     "ajet_torch": {"ajet_core", "ajet_engines"},
-    "ajet_server": {"ajet_core", "ajet_installation", "ajet_engines", "ajet_training"},
+    "ajet_stores": {"ajet_core"},
+    "ajet_server": {
+        "ajet_core",
+        "ajet_installation",
+        "ajet_engines",
+        "ajet_stores",
+        "ajet_training",
+    },
     "ajet_worlds": {"ajet_core", "ajet_installation", "agentjet"},
     "ajet_cli": {"ajet_core", "ajet_installation", "agentjet", "ajet_server"},
     "ajet_testing": {
@@ -31,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
         "agentjet",
         "ajet_engines",
         "ajet_server",
+        "ajet_stores",
         "ajet_torch",
         "ajet_worlds",
     },
@@ -78,6 +86,7 @@ PLUGINS: dict[str, set[str]] = {
     "demo": {"ajet_core", "ajet_installation", "agentjet", "ajet_worlds"},
     "engine_sglang": _ENGINE,
     "engine_vllm": _ENGINE,
+    "store_postgres": {"ajet_core", "ajet_stores"},
 }
 """By folder of `plugins`, the packages that it may import besides its own."""
 

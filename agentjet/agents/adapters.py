@@ -96,7 +96,7 @@ class Adapters:
         if spec.name in Settings().agents:
             component_settings(self._plugins, spec)
         try:
-            adapter = self._plugins.load_target(spec)(component_settings(self._plugins, spec))
+            adapter = self._plugins.create(spec, component_settings(self._plugins, spec))
             # The program may have imported the framework in the middle of an episode.
             adapter.prepare()
             return adapter

@@ -42,7 +42,7 @@ def read_tasks(
 
     manager = plugins or local_manager()
     spec = manager.reader(reader)
-    dataset_reader = manager.load_target(spec)(component_settings(manager, spec, settings))
+    dataset_reader = manager.create(spec, component_settings(manager, spec, settings))
     return [task_of(item, task_id) for item in dataset_reader.read(os.fspath(source))]
 
 
@@ -67,4 +67,4 @@ def load_judge(
 
     manager = plugins or local_manager()
     spec = manager.judge(name)
-    return manager.load_target(spec)(component_settings(manager, spec, settings))
+    return manager.create(spec, component_settings(manager, spec, settings))

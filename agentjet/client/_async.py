@@ -264,7 +264,7 @@ class AsyncSwarmClient:
             try:
                 return Episode.from_grant(await connection.perform(request))
             except AjetError as error:
-                if error.retry_after is None or error.status not in {429, 503}:
+                if error.retry_after is None or error.status not in {429, 503, 507}:
                     raise
                 pause = connection.backoff.honour(error.retry_after, failures=1)
                 if deadline is not None and connection.clock() + pause >= deadline:
@@ -323,7 +323,8 @@ class AsyncSwarmClient:
             metadata=dict(outcome.metadata or {}),
         )
         path = episode_path(episode.episode_id, "prepare" if prepare else "end")
-        return await self._connection.perform(ApiRequest("POST", path, EpisodeStatus, body))
+        request = ApiRequest("POST", path, EpisodeStatus, body, waits=True)
+        return await self._connection.perform(request)
 
     async def abort_episode(
         self,
@@ -364,7 +365,8 @@ class AsyncSwarmClient:
             final=final,
             arbiter_aborted=arbiter_aborted,
         )
-        request = ApiRequest("POST", episode_path(episode_id, "abort"), EpisodeStatus, body)
+        path = episode_path(episode_id, "abort")
+        request = ApiRequest("POST", path, EpisodeStatus, body, waits=True)
         return await self._connection.perform(request, retries=retries)
 
     async def heartbeat(self, episode: Episode, *, retries: int | None = None) -> EpisodeStatus:

@@ -25,7 +25,13 @@ from agentjet.client._wire import (
     resolve_endpoint,
     warn_of_deprecated,
 )
-from ajet_core.errors import AjetError, AuthError, ServerUnreachableError, VersionError
+from ajet_core.errors import (
+    AjetError,
+    AuthError,
+    ServerUnreachableError,
+    StoreUnavailableError,
+    VersionError,
+)
 from ajet_core.protocol import (
     PROTOCOL_HEADER,
     SUPPORTED_VERSIONS,
@@ -207,8 +213,11 @@ class Connection:
                     # token.
                     continue
                 again = request.repeatable and not request.final
-                if failures >= retries or not (again and may_repeat(error, response.status_code)):
+                waits = request.waits and retries and isinstance(error, StoreUnavailableError)
+                late = failures >= retries and not waits
+                if late or not (again and may_repeat(error, response.status_code)):
                     raise error
+                self.log_wait(f"{request.method} {request.path}", began, error.message)
                 delay = (
                     self.backoff.delay(failures)
                     if error.retry_after is None

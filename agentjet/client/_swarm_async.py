@@ -579,7 +579,7 @@ class AsyncSwarm:
 async def _commit_part(
     client: AsyncSwarmClient, episode_id: str, *, retries: int | None = None
 ) -> EpisodeStatus:
-    request = ApiRequest("POST", episode_path(episode_id, "commit"), EpisodeStatus)
+    request = ApiRequest("POST", episode_path(episode_id, "commit"), EpisodeStatus, waits=True)
     return await client._connection.perform(request, retries=retries)
 
 

@@ -570,7 +570,7 @@ class Swarm:
 def _commit_part(
     client: SwarmClient, episode_id: str, *, retries: int | None = None
 ) -> EpisodeStatus:
-    request = ApiRequest("POST", episode_path(episode_id, "commit"), EpisodeStatus)
+    request = ApiRequest("POST", episode_path(episode_id, "commit"), EpisodeStatus, waits=True)
     return client._connection.perform(request, retries=retries)
 
 

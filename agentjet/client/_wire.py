@@ -105,6 +105,8 @@ class ApiRequest(Generic[A]):
     :param repeatable: whether it may be repeated when it may have reached the server.
     :param read_timeout: seconds to wait for the answer.
     :param final: treat every answer of the server as the result, even one that suggests a retry.
+    :param waits: repeat it for as long as the server's store is unavailable, unless the caller asks
+        for no retries.
     """
 
     method: str
@@ -114,6 +116,7 @@ class ApiRequest(Generic[A]):
     repeatable: bool = True
     read_timeout: float = READ_TIMEOUT
     final: bool = False
+    waits: bool = False
 
 
 class TransportFailure(Exception):  # noqa: N818 - internal, and not an error of the caller's

@@ -246,7 +246,7 @@ def _read(cli: CliState, path: Path, reader: str | None, config: RunConfig) -> l
         known = ", ".join(sorted(cli.plugins.names("reader")))
         raise RequestError(f"{path}: no reader {name!r} is installed; choose --reader of {known}")
     spec = cli.plugins.reader(name)
-    rows = cli.plugins.load_target(spec)(component_settings(cli.plugins, spec)).read(str(path))
+    rows = cli.plugins.create(spec, component_settings(cli.plugins, spec)).read(str(path))
     renderer = make_renderer(config.model, Path(config.model.path))
     examples: list[Example] = list(read_conversations(rows, renderer))
     if not examples:

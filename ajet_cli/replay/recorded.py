@@ -76,7 +76,7 @@ class Preparation:
         return cls(
             config,
             make_merger(config.merger, plugins, context),
-            plugins.load_target(spec)(settings, config.algorithm),
+            plugins.create(spec, settings, config.algorithm),
         )
 
     def data(self, step: RecordedStep, trainer: TrainerInfo) -> TrainingData:

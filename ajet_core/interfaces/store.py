@@ -206,6 +206,9 @@ class SampleStore(Generic[SettingsT_co], ABC):
     Each fact is in one record. `Call` and `RunRecord` are independent. An `EpisodeRecord` has the
     claim and the outcome of an episode. A `BatchRecord` lists its episodes, from which the store
     derives `EpisodeRecord.batch_id`. A `StepRecord` has the scores of the calls that were trained.
+
+    Methods run in the server's event loop and must not block it. Each may raise
+    `StoreUnavailableError` if a later attempt may succeed: the server repeats it.
     """
 
     def __init__(self, settings: SettingsT_co, context: WorkerContext) -> None:
@@ -244,6 +247,8 @@ class SampleStore(Generic[SettingsT_co], ABC):
         and those that continue from them, may be delayed; they only follow their base. Once
         requested, a write is carried out even if its caller is cancelled.
 
+        :raises StoreUnavailableError: the store cannot be used now, and may have the records: the
+            server repeats the write, unless a new call or episode of it is in the store.
         :raises StoreFullError: the disk or quota is full; none of these records was written.
         :raises StoreError: a record cannot be written: a call or open episode with an existing id,
             a call of an unknown episode, a score of an unknown call, or a batch with an episode

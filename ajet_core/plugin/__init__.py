@@ -45,18 +45,8 @@ A plugin is a distribution with a light module of hooks. This one adds an engine
 may import any package: it is imported only where the engine runs. Its ``self.settings`` is a
 valid `EchoSettings`. ``ajet plugins`` shows whether the plugin is found and what it registers.
 
-Rules:
-
-- The entry point's name is the plugin's name. Another plugin of the same name is a conflict, and so
-  is a component of the same kind and name; only those who use the component notice.
-- The group ``agentjet.hook_api`` names the hook API (major.minor) of the module.
-  Another major, or a later minor than `HOOK_API`, is refused before the module is imported.
-- Hooks (`ajet_core.plugin.spec`, ``docs/plugins.md``) are plain functions marked with `hookimpl`.
-  Registering hooks are called once; observers are called in the server's event loop and return
-  quickly.
-- An error in a plugin is reported with distribution and version, and breaks only what needs the
-  plugin. A user can always block it: ``plugins.blocked = ["echo"]`` in
-  ``ajet.toml``.
+The group ``agentjet.hook_api`` names the hook API (major.minor) of the module. ``docs/plugins.md``
+has the rules and all hooks, which `ajet_core.plugin.spec` defines.
 '''
 
 from ajet_core.plugin.compat import HOOK_API

@@ -17,6 +17,7 @@ import click
 
 from ajet_core import __version__
 from ajet_core.errors import (
+    AjetError,
     PluginConflictError,
     PluginError,
     PluginLoadError,
@@ -55,6 +56,14 @@ _BUILT_IN = PluginInfo(
     module="ajet_cli",
     hook_api=None,
 )
+
+
+def _finder(kind: KindName, spec: type[S]) -> Callable[[PluginManager, str], S]:
+    def find(self: PluginManager, name: str) -> S:
+        """Return the component registered as `name`; errors as in `PluginManager.component`."""
+        return self._component(kind, name, spec)
+
+    return find
 
 
 class PluginManager:
@@ -102,49 +111,17 @@ class PluginManager:
             infos.append(info)
         return infos
 
-    def engine(self, name: str) -> EngineSpec:
-        """Return the engine registered as `name`; errors as in `component`."""
-        return self._component("engine", name, EngineSpec)
-
-    def trainer(self, name: str) -> TrainerSpec:
-        """Return the trainer registered as `name`; errors as in `component`."""
-        return self._component("trainer", name, TrainerSpec)
-
-    def store(self, name: str) -> StoreSpec:
-        """Return the sample store registered as `name`; errors as in `component`."""
-        return self._component("store", name, StoreSpec)
-
-    def merger(self, name: str) -> MergerSpec:
-        """Return the merger registered as `name`; errors as in `component`."""
-        return self._component("merger", name, MergerSpec)
-
-    def advantage(self, name: str) -> AdvantageSpec:
-        """Return the advantage estimator registered as `name`; errors as in `component`."""
-        return self._component("advantage", name, AdvantageSpec)
-
-    def agent(self, name: str) -> AgentSpec:
-        """Return the agent adapter registered as `name`; errors as in `component`."""
-        return self._component("agent", name, AgentSpec)
-
-    def logger(self, name: str) -> LoggerSpec:
-        """Return the metrics logger registered as `name`; errors as in `component`."""
-        return self._component("logger", name, LoggerSpec)
-
-    def world(self, name: str) -> WorldSpec:
-        """Return the world registered as `name`; errors as in `component`."""
-        return self._component("world", name, WorldSpec)
-
-    def reader(self, name: str) -> ReaderSpec:
-        """Return the dataset reader registered as `name`; errors as in `component`."""
-        return self._component("reader", name, ReaderSpec)
-
-    def judge(self, name: str) -> JudgeSpec:
-        """Return the judge registered as `name`; errors as in `component`."""
-        return self._component("judge", name, JudgeSpec)
-
-    def command(self, name: str) -> CommandSpec:
-        """Return the subcommand registered as `name`; errors as in `component`."""
-        return self._component("command", name, CommandSpec)
+    engine = _finder("engine", EngineSpec)
+    trainer = _finder("trainer", TrainerSpec)
+    store = _finder("store", StoreSpec)
+    merger = _finder("merger", MergerSpec)
+    advantage = _finder("advantage", AdvantageSpec)
+    agent = _finder("agent", AgentSpec)
+    logger = _finder("logger", LoggerSpec)
+    world = _finder("world", WorldSpec)
+    reader = _finder("reader", ReaderSpec)
+    judge = _finder("judge", JudgeSpec)
+    command = _finder("command", CommandSpec)
 
     def component(self, kind: KindName, name: str) -> ComponentSpec:
         """Return the component of `kind` registered as `name`.
@@ -173,6 +150,26 @@ class PluginManager:
         """
         return targets.import_component(spec, *self._owner_and_hint(spec))
 
+    def create(self, spec: ComponentSpec[T], *arguments: object) -> T:
+        """Create a component with the arguments of its interface, the checked settings first.
+
+        :raises PluginError: as `load_target`, or its constructor raised another exception.
+        """
+        target: Callable[..., T] = self.load_target(spec)
+        try:
+            return target(*arguments)
+        except AjetError:
+            raise
+        # Library code may also call `sys.exit`.
+        except (Exception, SystemExit) as error:
+            raise PluginError(
+                f"{self.describe(spec)} cannot be created: {type(error).__name__}: {error}"
+            ) from error
+
+    def describe(self, spec: ComponentSpec) -> str:
+        """Return a component's name for messages, with its plugin, distribution and version."""
+        return f"{kind_of(spec).name} {spec.name!r} of {self._owner_and_hint(spec)[0]}"
+
     def load_command(self, spec: CommandSpec) -> click.Command:
         """Import a plugin's subcommand.
 
@@ -194,10 +191,6 @@ class PluginManager:
         :raises ConfigError: as for `ajet_core.plugin.targets.check_settings`.
         """
         return targets.check_settings(spec, values, *self._owner_and_hint(spec))
-
-    def describe(self, spec: ComponentSpec) -> str:
-        """Return kind, name, plugin and distribution of a component, for messages."""
-        return f"{kind_of(spec).name} {spec.name!r} of {self._owner_and_hint(spec)[0]}"
 
     def owner(self, spec: ComponentSpec) -> str | None:
         """Return the distribution that registers a component, or None if it is not registered."""

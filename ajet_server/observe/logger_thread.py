@@ -110,9 +110,9 @@ class LoggerThread:
                 raise self._refusal
         if not over:
             raise PluginError(
-                f"cannot create {self.label}: it has not returned after {seconds:g} s (setting "
-                "server.logger_seconds); a logger should connect to other machines in `start`",
-                param="loggers",
+                f"{self.label} cannot be created: its constructor has not returned after "
+                f"{seconds:g} s (setting server.logger_seconds); a logger should connect to other "
+                "machines in `start`"
             )
 
     def start(self, run: LoggedRun) -> None:
@@ -219,8 +219,10 @@ class LoggerThread:
             logger = self._make()
         # On this thread, even SystemExit would only end the logger, without a word.
         except BaseException as error:  # noqa: BLE001 - a plugin may raise anything
-            refusal = PluginError(
-                f"cannot create {self.label}: {described(error)}", param="loggers"
+            refusal = (
+                error
+                if isinstance(error, PluginError)
+                else PluginError(f"{self.label} cannot be created: {described(error)}")
             )
             with self._changed:
                 self._refusal = refusal

@@ -56,7 +56,7 @@ class MetricsLoggers:
                 refusals.append(error)
         if refusals:
             await self.close()
-            raise PluginError("; ".join(e.message for e in refusals), param=refusals[0].param)
+            raise PluginError("; ".join(refusal.message for refusal in refusals))
 
     def start(self, run: LoggedRun) -> None:
         """Announce a run."""

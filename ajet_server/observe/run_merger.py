@@ -24,7 +24,7 @@ def make_merger(chosen: ComponentChoice, plugins: PluginManager, context: Worker
     """
     spec = plugins.merger(chosen.name)
     settings = plugins.validate_settings(spec, chosen.settings)
-    return plugins.load_target(spec)(settings, context)
+    return plugins.create(spec, settings, context)
 
 
 class _Merging(BaseModel):

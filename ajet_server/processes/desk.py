@@ -325,7 +325,6 @@ class Gateway:
             state=board.state,
             policy_version=board.policy_version,
             closing=board.closing,
-            interrupted=board.interrupted,
             running=coordinator.running,
             model_name=coordinator.model_name,
             agents=dict(coordinator.agents),

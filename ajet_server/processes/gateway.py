@@ -449,7 +449,6 @@ class GatewayProcess:
             self._served = self._chat = None
         self._state = state
         self.board.policy_version = state.policy_version
-        self.board.interrupted = state.interrupted
         self.board.set(state.state)
         await self._use_engine()
         self.board.touch()

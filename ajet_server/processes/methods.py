@@ -84,7 +84,6 @@ class SharedState:
     state: ServerState = ServerState.OFFLINE
     policy_version: int = 0
     closing: bool = False
-    interrupted: str = ""
     running: bool = False
     model_name: str | None = None
     agents: dict[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 from ajet_core.timeline import Call, MessageText, PlacedMessage
-from ajet_server.store.codec import (
+from ajet_stores.codec import (
     pack_ids,
     pack_logprobs,
     pack_runs,

@@ -438,6 +438,16 @@ class Coordinator:
             await self._store.put_run(record)
             self._record = record
 
+    async def _pausing(self, reason: str) -> None:
+        """Store why the run pauses itself, if the store can be used."""
+        try:
+            await self._write_paused(reason)
+        except StoreError as error:
+            # If the server is restarted now, the run continues unless the reason persists.
+            _log.error("cannot store that the run is paused: %s", error.message)
+            assert self._record is not None
+            self._record = replace(self._record, paused=reason)
+
     async def _write_back(self, back: GoBack | None, *, paused: str | None = None) -> None:
         """Store what the run is to go back to, so that it does so even if it is killed first."""
         async with self._configuring:
@@ -458,7 +468,6 @@ class Coordinator:
         assert self._run is not None
         self.error = None
         self._export_dir = None
-        self._board.interrupted = ""
         self._board.set(ServerState.BOOTING)
         record = self._record
         back = None
@@ -468,7 +477,7 @@ class Coordinator:
             self._run,
             self._parts,
             paused=self.paused or "",
-            pausing=self._write_paused,
+            pausing=self._pausing,
             back=back,
             went_back=self._went_back,
         )
@@ -506,11 +515,6 @@ class Coordinator:
 
     async def _end_failed(self, error: AjetError) -> None:
         self._fail(error)
-        if isinstance(error, StoreError):
-            # The run itself is fine: it resumes at the next server start, once there is space.
-            self._board.interrupted = f"the store failed ({error.type})"
-            await self._finish_logs("interrupted", error.message)
-            return
         try:
             # An operator must restart a run that failed; the next server start must not.
             await self._deactivate()

@@ -199,10 +199,23 @@ class RunLoop:
                     furthest = max(furthest, self.step)
                     await self.supervisor.handle_death(error)
                     if self._seals.hopeless:
-                        await self._pause_without_workers(error)
+                        await self._pause_without_workers(
+                            "the engine was replaced and failed the proof of the same weights "
+                            f"again: {error.message}. Check the disk or network between trainer "
+                            "and engine, and the engine's log; resuming the run tries once more"
+                        )
+                        self._seals.forget()
                         self._deaths = 0
                     if self._deaths > self._parts.settings.worker_restarts:
                         raise self._too_many_deaths(error, booted) from error
+                except StoreError as error:
+                    # The step in progress is not in the store, so its weights are given up.
+                    await self.supervisor.retire()
+                    await self._pause_without_workers(
+                        f"{error.message}. Resuming the run continues it from its last checkpoint"
+                    )
+                    if self.rollouts.stop_requested:
+                        raise
         finally:
             await self.supervisor.close()
 
@@ -463,21 +476,13 @@ class RunLoop:
         )
         return await self.supervisor.watched(work, f"the preflight of step {record.step}")
 
-    async def _pause_without_workers(self, error: AjetError) -> None:
-        """Wait until an operator resumes or stops the run.
-
-        Another engine would not serve these weights either.
-        """
-        await self.rollouts.pause_itself(
-            "the engine was replaced and failed the proof of the same weights again: "
-            f"{error.message}. Check the disk or network between trainer and engine, and the "
-            "engine's log; resuming the run tries once more"
-        )
+    async def _pause_without_workers(self, reason: str) -> None:
+        """Wait until an operator resumes or stops the run."""
+        await self.rollouts.pause_itself(reason)
         self._board.set(ServerState.PAUSED)
         await self._board.wait_until(
             lambda: not self.rollouts.paused or self.rollouts.stop_requested
         )
-        self._seals.forget()
         self._board.set(ServerState.BOOTING)
 
     async def _hold(self, record: BatchRecord, reason: str) -> None:

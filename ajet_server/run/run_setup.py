@@ -153,7 +153,7 @@ def resolve_run(
             config.model, directory, words="words" in settings.server.fast_paths
         ),
         merger=merger,
-        estimator=plugins.load_target(estimator)(estimator_settings, config.algorithm),
+        estimator=plugins.create(estimator, estimator_settings, config.algorithm),
         python=python,
         reloads=trainer.capabilities.reloads,
         rehearses=trainer.capabilities.rehearses,

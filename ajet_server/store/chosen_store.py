@@ -12,6 +12,7 @@ from ajet_core.files import read_json, write_whole
 from ajet_core.interfaces import SampleStore, WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_installation.settings import SECRET_KEY, StoreSettings
+from ajet_server.store.run_store import RunStore
 
 NOTE = "store.json"
 """The file in a run directory that names the run's store."""
@@ -21,10 +22,17 @@ def make_store(chosen: StoreSettings, plugins: PluginManager, run_dir: Path) -> 
     """Create the store that the settings choose; it is not open yet.
 
     :raises ConfigError: no store has this name, or its settings are wrong.
+    :raises PluginError: the plugin cannot create it.
     """
     spec = plugins.store(chosen.name)
     settings = plugins.validate_settings(spec, chosen.settings)
-    return plugins.load_target(spec)(settings, WorkerContext(run_dir=run_dir))
+    return plugins.create(spec, settings, WorkerContext(run_dir=run_dir))
+
+
+def run_store(chosen: StoreSettings, plugins: PluginManager, run_dir: Path) -> RunStore:
+    """Create the store of a server's run; errors as in `make_store`."""
+    name = plugins.describe(plugins.store(chosen.name))
+    return RunStore(make_store(chosen, plugins, run_dir), name, chosen.retry_seconds)
 
 
 def note_store(chosen: StoreSettings, run_dir: Path) -> None:

@@ -27,6 +27,7 @@ from ajet_core.interfaces import (
 from ajet_core.protocol import ABORT_CAUSES
 from ajet_core.timeline import Call
 from ajet_server.averages import term
+from ajet_server.store.patient_store import RETRY_SECONDS, PatientStore, StoreTrouble
 
 T = TypeVar("T")
 
@@ -124,11 +125,23 @@ class RunStore:
     was cancelled.
 
     :param store: has no other writer than this object.
+    :param name: names the store and its plugin in messages.
+    :param retry_seconds: how long an operation is repeated while the store is unavailable.
     """
 
-    def __init__(self, store: SampleStore) -> None:
-        self._store = store
+    def __init__(
+        self,
+        store: SampleStore,
+        name: str = "the sample store",
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        self._store = PatientStore(store, name, retry_seconds=retry_seconds)
         self._forget()
+
+    @property
+    def trouble(self) -> StoreTrouble | None:
+        """What is wrong with the store at present, None if nothing is."""
+        return self._store.trouble
 
     def _forget(self) -> None:
         # Episode ids by claim hash and by joint id, including those being written.
@@ -171,6 +184,7 @@ class RunStore:
 
     async def close(self) -> None:
         """Finish all writes, and close the store."""
+        self._store.hurry()
         await asyncio.gather(*self._writes, return_exceptions=True)
         await self._store.close()
 

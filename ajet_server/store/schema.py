@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-import struct
-import zlib
 from pathlib import Path
 
-import msgpack
-
-from ajet_core.errors import DamagedRecordError, StoreError, StoreFullError
+from ajet_core.errors import StoreError, StoreFullError, StoreUnavailableError
 from ajet_server.embedded.settings import SqliteStoreSettings
 
 SCHEMA_VERSION = 8
@@ -150,27 +146,6 @@ def ends_transaction(error: sqlite3.Error) -> bool:
     return error_code(error) in _FATAL_CODES
 
 
-UNDECODABLE = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    msgpack.UnpackException,
-)
-"""The errors that decoding a damaged row can raise."""
-
-
-def damaged_record(error: Exception, path: Path) -> DamagedRecordError:
-    """Return the error for a row that cannot be decoded, although SQLite itself can read it."""
-    return DamagedRecordError(
-        f"the store {path} contains a record that cannot be read ({type(error).__name__}: "
-        f"{error}): restore it from a backup, or start with another run_dir"
-    )
-
-
 def store_error(error: sqlite3.Error, path: Path) -> StoreError:
     """Convert a SQLite error to one that says what to do."""
     code = error_code(error)
@@ -186,7 +161,7 @@ def store_error(error: sqlite3.Error, path: Path) -> StoreError:
             f"readable with `sqlite3 {path.name} .recover`, or start with another run_dir"
         )
     if code == sqlite3.SQLITE_BUSY:
-        return StoreError(
+        return StoreUnavailableError(
             f"the store {path} is locked by another program ({error}): close it", retry_after=1.0
         )
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ajet_core.errors import StoreError
@@ -12,16 +14,16 @@ from ajet_core.interfaces import (
     BatchRecord,
     EpisodeRecord,
     EpisodeState,
-    Record,
     RewindRecord,
     RunRecord,
     StepRecord,
 )
 from ajet_core.timeline import Call
-from ajet_server.store import codec
-from ajet_server.store.group_commit import savepoint
-from ajet_server.store.reading import call_totals
-from ajet_server.store.reading import episode as read_episode
+from ajet_server.store.schema import ends_transaction, store_error
+from ajet_stores import codec
+from ajet_stores.sql_reading import call_totals
+from ajet_stores.sql_reading import episode as read_episode
+from ajet_stores.sql_store import Write
 
 
 def _insert(table: str, columns: str, verb: str = "INSERT") -> str:
@@ -57,13 +59,15 @@ _ONE_STATEMENT = (Call, codec.LargeCall, EpisodeRecord, RunRecord)
 class StoreWriter:
     """Applies writes to the connection, and keeps the totals.
 
+    :param path: the database, for messages.
     :ivar totals: `SampleStore.call_totals` by name as of the last commit; replaced, never modified,
         so that other threads can read it.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
-        self.totals: dict[str, int] = asdict(call_totals(connection))
+        self._path = path
+        self.totals: dict[str, int] = asdict(call_totals(connection.execute))
         self._pending = dict(self.totals)
         # Row ids of the latest episodes and calls, by query: the next calls refer to them.
         self._known: dict[str, dict[str, int]] = {_EPISODE_ID: {}, _CALL_ID: {}}
@@ -77,21 +81,49 @@ class StoreWriter:
             RunRecord: self._put_run,
         }
 
-    def before_commit(self) -> None:
-        """Write the changed totals, once for the whole transaction."""
-        changed = [(n, v) for n, v in self._pending.items() if v != self.totals[n]]
-        if changed:
-            self._connection.executemany(_REPLACE_TOTAL, changed)
+    def commit(self, writes: Sequence[Write]) -> list[Exception | None]:
+        """Commit writes in one transaction, each all or none.
 
-    def committed(self) -> None:
-        """Publish the totals."""
+        An error of a single write, such as a violated constraint, fails only that write. A full
+        disk, an I/O error and the like fail all writes of the transaction and undo it.
+
+        :return: for each write the error that made it fail alone, None for the others.
+        :raises StoreError: all of them failed.
+        """
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            errors = [self._error_of(write) for write in writes]
+            changed = [(n, v) for n, v in self._pending.items() if v != self.totals[n]]
+            if changed:
+                connection.executemany(_REPLACE_TOTAL, changed)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            # After some errors SQLite has rolled back already, so a failed rollback is harmless.
+            with contextlib.suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            self._forget(dict(self.totals))
+            raise store_error(error, self._path) from error
         self.totals = dict(self._pending)
+        return errors
 
-    def rolled_back(self) -> None:
-        """Discard the changes of the transaction."""
-        self._forget(dict(self.totals))
+    def _error_of(self, write: Write) -> Exception | None:
+        """Write records, and return the error if that failed only for them."""
+        try:
+            self.append(write)
+        except sqlite3.Error as error:
+            if ends_transaction(error):
+                raise
+            failed = store_error(error, self._path)
+            failed.__cause__ = error
+            return failed
+        # A record that cannot be stored fails only its writer.
+        except Exception as error:  # noqa: BLE001
+            return error
+        return None
 
-    def append(self, records: Sequence[Record | codec.LargeCall]) -> None:
+    def append(self, records: Write) -> None:
         """Write all records, or none of them."""
         first = records[0] if len(records) == 1 else None
         if isinstance(first, _ONE_STATEMENT):
@@ -99,7 +131,7 @@ class StoreWriter:
             return
         before = dict(self._pending)
         try:
-            with savepoint(self._connection):
+            with _savepoint(self._connection):
                 for record in records:
                     self._put[type(record)](record)
         except BaseException:
@@ -158,7 +190,7 @@ class StoreWriter:
         for position, episode_id in enumerate(episode_ids):
             row = (batch_id, position, episode_id, state)
             if not self._connection.execute(_TAKE_EPISODE, row).rowcount:
-                episode = read_episode(self._connection, episode_id)
+                episode = read_episode(self._connection.execute, episode_id)
                 is_ = "not in the store" if episode is None else f"{episode.state}, not {state}"
                 raise StoreError(f"cannot add batch {batch_id}: episode {episode_id} is {is_}")
 
@@ -191,3 +223,17 @@ class StoreWriter:
             del known[next(iter(known))]
         known[name] = row_id
         return row_id
+
+
+@contextlib.contextmanager
+def _savepoint(connection: sqlite3.Connection) -> Iterator[None]:
+    """Undo only the statements of the block if it raises."""
+    connection.execute("SAVEPOINT one_write")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK TO one_write")
+            connection.execute("RELEASE one_write")
+        raise
+    connection.execute("RELEASE one_write")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +23,33 @@ from ajet_core.interfaces import (
     EpisodeQuery,
     EpisodeRecord,
     EpisodeState,
+    JointRecord,
     Record,
     RewindRecord,
     RunRecord,
     SampleStore,
     StepRecord,
 )
+from ajet_core.timeline import MessageText, PlacedMessage
+from ajet_server.store.patient_store import PatientStore
 from ajet_testing.suites.samples import conversation, make_call, make_episode, make_joint
 
+TEXTS = [
+    "",
+    "a\0b",
+    "\x1a0041 \x1a",
+    "half a pair: \ud83d",
+    "\udc00 and the other half",
+    "a'b\"c\\d%s?{}\n\r\t\x7f\x80",
+    "\u202e\ufeff\u2028 e\u0301 \U0001f600",
+    "long " * 20_000,
+]
+"""Texts that databases and encodings have trouble with."""
+
 __all__ = ["SampleStoreSuite", "aborted", "ended", "owners", "stored_episodes"]
+
+
+KilledWriter = Callable[[Callable[[], Awaitable[SampleStore]], int], list[str]]
 
 
 class SampleStoreSuite:
@@ -54,6 +75,11 @@ class SampleStoreSuite:
         await store.open()
         yield store
         await store.close()
+
+    @pytest.fixture
+    def killed_writer(self) -> KilledWriter:
+        """Lets a process write to a store, and kills it."""
+        return _write_and_die
 
     async def test_a_new_store_is_empty(self, store: SampleStore) -> None:
         assert await store.get_run() is None
@@ -96,6 +122,52 @@ class SampleStoreSuite:
         await store.append(outcome)
         assert await store.get_episode("episode") == outcome
         assert await stored_episodes(store) == [outcome]
+
+    @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+    async def test_any_text_comes_back_as_it_was(self, store: SampleStore, text: str) -> None:
+        """Agents and clients choose these texts, and models sample any character."""
+        joint = JointRecord("joint", text, text, text)
+        episode = replace(
+            make_episode(),
+            task_id=text,
+            group=text,
+            tag=text,
+            joint=joint,
+            metadata={text: text},
+            components={text: 0.5},
+        )
+        said = PlacedMessage(0, 1, MessageText("user", text, text, text, text, text))
+        call = replace(
+            make_call("call", [1], [2]),
+            agent=text,
+            tools=text,
+            metadata={text: text},
+            messages=(said,),
+            answer=MessageText("assistant", text),
+        )
+        await store.append(RunRecord("run", f'{{"a": "{text}"}}', 1.0, paused=text))
+        await store.append(episode, call)
+        outcome = replace(episode, state="aborted", reason=text, cause="error")
+        batch = BatchRecord("batch", 1, [], 2.0, refused=f"because {text}", aborted_ids=["episode"])
+        await store.append(outcome, batch, StepRecord(1, "batch", {text: 0.5}, 3.0))
+        run = await store.get_run()
+        assert run is not None
+        assert (run.paused, run.config_json) == (text, f'{{"a": "{text}"}}')
+        assert await store.get_episode("episode") == replace(outcome, batch_id="batch")
+        assert await store.calls(["episode"]) == {"episode": [call]}
+        assert await store.batches(after_step=0, refused=True) == [batch]
+        (step,) = await store.steps()
+        assert step.metrics == {text: 0.5}
+        (named,) = await stored_episodes(store, EpisodeQuery(task_id=text))
+        assert named.task_id == text
+
+    async def test_numbers_come_back_as_they_were(self, store: SampleStore) -> None:
+        rewards = [0.1 + 0.2, -1e-300, 1e300, 1 / 3]
+        names = [f"e{number}" for number in range(len(rewards))]
+        await store.append(*(make_episode(name) for name in names))
+        for name, reward in zip(names, rewards, strict=True):
+            await store.append(replace(ended(name), reward=reward))
+        assert [e.reward for e in await stored_episodes(store)] == rewards
 
     async def test_an_outcome_is_replaced(self, store: SampleStore) -> None:
         prepared = replace(make_joint(), state="prepared", reward=1.0)
@@ -183,6 +255,17 @@ class SampleStoreSuite:
         call = make_call("call", [*base.token_ids, 2], [3], parent=base)
         await store.append(call)
         assert (await store.calls(["episode"]))["episode"] == [call]
+
+    async def test_a_long_conversation_comes_back_as_it_was(self, store: SampleStore) -> None:
+        await store.append(make_episode())
+        texts = (PlacedMessage(0, 50_000, MessageText("user", "long " * 400_000)),)
+        first = make_call("first", list(range(50_000)), [1])
+        first = replace(first, messages=texts, tools="x" * 1_000_000)
+        second = make_call("second", [*range(50_000), 1, 2], [3], index=1, parent=first)
+        second = replace(second, tools=first.tools)
+        # The second one is requested before the first one is written.
+        await asyncio.gather(store.append(first), store.append(second))
+        assert (await store.calls(["episode"]))["episode"] == [first, second]
 
     async def test_a_base_is_still_known_when_the_store_is_opened_again(
         self, tmp_path: Path
@@ -400,6 +483,19 @@ class SampleStoreSuite:
         assert [s.step for s in await store.steps()] == [1]
         assert await store.scores("episode") == {call.call_id: CallScore(call.call_id, 0.5, [])}
 
+    async def test_a_rewind_keeps_episodes_calls_and_batches(self, store: SampleStore) -> None:
+        call = make_call("call", [1], [2])
+        await store.append(make_episode(), call, ended("episode"))
+        batches = [BatchRecord("a", 1, ["episode"], 2.0), BatchRecord("b", 2, [], 2.0)]
+        await store.append(*batches)
+        for batch in batches:
+            await store.append(StepRecord(batch.step, batch.batch_id, {}, 5.0))
+        await store.append(RewindRecord(0))
+        assert await store.steps() == []
+        assert await store.batches(after_step=0) == batches
+        assert await store.calls(["episode"]) == {"episode": [call]}
+        assert (await owners(store))["episode"] == "a"
+
     async def test_calls_and_their_tokens_are_added_up(self, store: SampleStore) -> None:
         calls = conversation(3)
         await store.append(make_episode(), calls[0])
@@ -485,6 +581,92 @@ class SampleStoreSuite:
         assert (await again.calls(["episode"]))["episode"] == calls
         await again.close()
 
+    async def test_a_write_is_carried_out_although_its_caller_is_cancelled(
+        self, store: SampleStore
+    ) -> None:
+        await store.append(make_episode())
+        calls = conversation(5)
+        writes = [asyncio.ensure_future(store.append(call)) for call in calls]
+        await asyncio.sleep(0)
+        for write in writes[1:4]:
+            write.cancel()
+        await asyncio.gather(*writes, return_exceptions=True)
+        # Writes are carried out in order, so those before this one are.
+        await store.append(make_call("last", [1], [2], index=9))
+        assert (await store.calls(["episode"]))["episode"][:5] == calls
+
+    async def test_a_run_has_one_writer(self, store: SampleStore, tmp_path: Path) -> None:
+        await store.append(make_episode())
+        second = await self.make_store(tmp_path)
+        with pytest.raises(StoreError):
+            await second.open()
+        await second.close()
+        await store.append(ended("episode"))
+        await store.close()
+        await second.open()
+        assert [e.state for e in await stored_episodes(second)] == ["ended"]
+        await second.append(make_episode("later"))
+        await second.close()
+
+    async def test_runs_are_apart(self, store: SampleStore, tmp_path: Path) -> None:
+        await store.append(make_episode("here"))
+        other = await self.make_store(tmp_path / "another")
+        await other.open()
+        await other.append(make_episode("there"))
+        assert [e.episode_id for e in await stored_episodes(other)] == ["there"]
+        await other.close()
+        assert [e.episode_id for e in await stored_episodes(store)] == ["here"]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="a process can only be forked on POSIX")
+    @pytest.mark.parametrize("acknowledged", [1, 25, 90])
+    async def test_what_was_acknowledged_survives_kill_9(
+        self, killed_writer: KilledWriter, tmp_path: Path, acknowledged: int
+    ) -> None:
+        """A process writes episodes until it is killed, in the middle of whatever it does."""
+        run_dir = tmp_path / "run"
+        run_dir.mkdir()
+        lines = killed_writer(lambda: self.make_store(run_dir), acknowledged)
+        # A server that is started again waits until the lock of the killed one is gone.
+        store = PatientStore(await self.make_store(run_dir), "the store")
+        await store.open()
+        episodes = {e.episode_id: e for e in await stored_episodes(store)}
+        calls = await store.calls(list(episodes))
+        assert len(lines) >= acknowledged
+        for name, count in (line.rsplit(" ", 1) for line in lines):
+            if count == "ended":
+                assert episodes[name].state == "ended"
+            assert len(calls[name]) >= (_TURNS if count == "ended" else int(count))
+        for name, stored in calls.items():
+            # No call is there without those that were requested before it.
+            assert stored == conversation(_TURNS, episode_id=name)[: len(stored)]
+        assert (await store.call_totals()).calls == sum(map(len, calls.values()))
+        await store.append(make_episode("after"))
+        await store.close()
+
+    async def interrupt(self, store: SampleStore) -> None:  # noqa: ARG002
+        """Break the connections of an open store to its database once.
+
+        Override it, unless the store has no connections.
+        """
+        pytest.skip("this suite does not say how a connection of the store is lost")
+
+    @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+    async def test_a_lost_connection_loses_nothing(self, store: SampleStore, busy: bool) -> None:
+        """The server repeats what failed, as `ajet_server.store.patient_store` does."""
+        patient = PatientStore(store, "the store")
+        names = [f"e{number}" for number in range(40)]
+        await patient.append(make_episode("e0"))
+        early, late = (names[1:20], names[20:]) if busy else ([], names[1:])
+        writes = [asyncio.ensure_future(patient.append(make_episode(name))) for name in early]
+        await asyncio.sleep(0)
+        try:
+            await self.interrupt(store)
+        finally:
+            await asyncio.gather(*writes)
+        assert await patient.get_episode("e0") == make_episode("e0")
+        await asyncio.gather(*(patient.append(make_episode(name)) for name in late))
+        assert sorted(e.episode_id for e in await stored_episodes(patient)) == sorted(names)
+
     async def test_a_closed_store_says_so(self, tmp_path: Path) -> None:
         store = await self.make_store(tmp_path)
         await store.open()
@@ -494,6 +676,51 @@ class SampleStoreSuite:
             await store.append(make_episode())
         with pytest.raises(StoreError):
             await store.get_episode("episode")
+
+
+_TURNS = 6
+
+
+def _write_and_die(
+    make_store: Callable[[], Awaitable[SampleStore]], acknowledged: int
+) -> list[str]:
+    """Let a process write until it has acknowledged so many writes, and kill it.
+
+    :return: for each acknowledged write, the episode and the number of its calls or "ended".
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        # Nothing of the tests may run in the child, so it ends here.
+        try:
+            os.close(reading)
+            asyncio.run(_write_forever(make_store, writing))
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading, encoding="ascii") as pipe:
+        lines = [pipe.readline() for _ in range(acknowledged)]
+        os.kill(pid, signal.SIGKILL)
+        rest = pipe.read()
+    os.waitpid(pid, 0)
+    # The last line may be cut off.
+    return [*map(str.strip, lines), *rest[: rest.rfind("\n") + 1].splitlines()]
+
+
+async def _write_forever(make_store: Callable[[], Awaitable[SampleStore]], pipe: int) -> None:
+    store = await make_store()
+    await store.open()
+
+    async def play(name: str) -> None:
+        await store.append(make_episode(name))
+        for number, call in enumerate(conversation(_TURNS, episode_id=name), start=1):
+            await store.append(call)
+            os.write(pipe, f"{name} {number}\n".encode())
+        await store.append(ended(name))
+        os.write(pipe, f"{name} ended\n".encode())
+
+    for round_ in itertools.count():
+        await asyncio.gather(*(play(f"{round_}-{number}") for number in range(4)))
 
 
 def ended(episode_id: str) -> EpisodeRecord:

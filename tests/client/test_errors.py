@@ -10,7 +10,13 @@ import pytest
 from agentjet.client import Episode
 from agentjet.client._wire import DEFAULT_RETRIES, Backoff
 from ajet_core import errors
-from ajet_core.errors import AjetError, ConfigError, ServerUnreachableError, VersionError
+from ajet_core.errors import (
+    AjetError,
+    ConfigError,
+    ServerUnreachableError,
+    StoreUnavailableError,
+    VersionError,
+)
 from ajet_core.protocol import EpisodeGrant
 from tests.support.clients import (
     GRANT,
@@ -197,3 +203,30 @@ def test_a_named_delay_is_never_cut_short() -> None:
     delays = [backoff.honour(2.0, 0) for _ in range(200)]
     assert min(delays) >= 2.0
     assert max(delays) <= 2.2
+
+
+@pytest.mark.parametrize(("type_", "status"), [("store_unavailable", 503), ("storage_full", 507)])
+async def test_an_outcome_waits_for_the_servers_store(
+    make: MakeFace, clock: Clock, type_: str, status: int
+) -> None:
+    away = (status, error(type_, "the database is away", retry_after=2.0))
+    script = Script().on(
+        "POST /v1/episodes/ep-1/end",
+        *[away] * 50,
+        (200, episode_status(state="ended", reward=1.0)),
+    )
+    face = make(script, retries=3)
+    assert (await face.call("end_episode", EPISODE, 1.0)).state == "ended"
+    assert len(clock.sleeps) == 50
+    script = Script().on("POST /v1/episodes", *[away] * 50, (200, GRANT))
+    assert (await make(script, retries=3).call("begin_episode", "task-1")).episode_id == "ep-1"
+
+
+async def test_other_requests_do_not_wait_for_the_servers_store(make: MakeFace) -> None:
+    away = (503, error("store_unavailable", "the database is away", retry_after=2.0))
+    script = Script().on("POST /v1/run/resume", away).on("POST /v1/episodes/ep-1/abort", away)
+    with pytest.raises(StoreUnavailableError):
+        await make(script, retries=3).call("resume_engine")
+    assert len(script.requests) == 4
+    with pytest.raises(StoreUnavailableError):
+        await make(script).call("abort_episode", EPISODE, "why", retries=0)

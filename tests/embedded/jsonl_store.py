@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from ajet_core.interfaces import (
     WorkerContext,
 )
 from ajet_core.timeline import Call, MessageText, PlacedMessage, SampledFrom
+from ajet_server.store.file_lock import FileLock
 
 RECORDS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -112,13 +114,22 @@ class JsonlStore(SampleStore[JsonlStoreSettings]):
         self._path: Path = context.run_dir / settings.file
         self._records: Records | None = None
         self._file: TextIO | None = None
+        self._lock = FileLock(self._path.with_suffix(".lock"))
 
     async def open(self, *, read_only: bool = False) -> None:
         if read_only and not self._path.is_file():
             raise StoreError(f"{self._path} does not exist")
+        if not read_only:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
         records = Records()
         if self._path.is_file():
-            for line in self._path.read_text().splitlines():
+            data = self._path.read_bytes()
+            # The last line was cut off if its writer was killed.
+            whole = data[: data.rfind(b"\n") + 1]
+            if not read_only and whole != data:
+                os.truncate(self._path, len(whole))
+            for line in whole.splitlines():
                 for plain in json.loads(line):
                     records.put(_from_plain(plain, records.calls))
         self._records = records
@@ -129,6 +140,7 @@ class JsonlStore(SampleStore[JsonlStoreSettings]):
         if self._file is not None:
             self._file.close()
             self._file = None
+        self._lock.release()
 
     async def append(self, *records: Record) -> None:
         if self._file is None:

@@ -1,140 +1,94 @@
 """What happens to a group of writes when its transaction, or one of them, fails."""
 
 import asyncio
-import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from ajet_core.errors import StoreError
-from ajet_server.store.group_commit import GroupCommitter, savepoint
-from ajet_server.store.schema import ends_transaction, store_error
+from ajet_stores.group_commit import GroupCommitter
 
 
-class Owner:
+class Groups:
+    """A database that keeps groups of numbers.
+
+    A negative number fails alone, 99 fails the transaction, and 98 is a defect.
+    """
+
     def __init__(self) -> None:
-        self.calls: list[str] = []
+        self.committed: list[list[int]] = []
 
-    def before_commit(self) -> None:
-        self.calls.append("before_commit")
-
-    def committed(self) -> None:
-        self.calls.append("committed")
-
-    def rolled_back(self) -> None:
-        self.calls.append("rolled_back")
-
-
-@pytest.fixture
-def connection() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
-    # Checked when the transaction commits, and so the way to make a COMMIT itself fail.
-    connection.execute(
-        "CREATE TABLE children (id INTEGER PRIMARY KEY, parent INTEGER "
-        "REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)"
-    )
-    return connection
+    def commit(self, writes: Sequence[int]) -> list[Exception | None]:
+        """Commit a group."""
+        if 99 in writes:
+            raise StoreError("the disk is full") from OSError("28")
+        if 98 in writes:
+            raise ZeroDivisionError("a defect")
+        self.committed.append([number for number in writes if number >= 0])
+        return [StoreError(f"{number} is bad") if number < 0 else None for number in writes]
 
 
 @pytest.fixture
-def owner() -> Owner:
-    return Owner()
+def groups() -> Groups:
+    """The database."""
+    return Groups()
 
 
 @pytest.fixture
-async def committer(connection: sqlite3.Connection, owner: Owner) -> AsyncIterator[GroupCommitter]:
-    committer = GroupCommitter(
-        connection,
-        owner,
-        fatal=ends_transaction,
-        translate=lambda error: store_error(error, Path("store")),
-        max_waiting=4,
-    )
+async def committer(groups: Groups) -> AsyncIterator[GroupCommitter[int]]:
+    """A committer of groups of at most four."""
+    committer = GroupCommitter(groups.commit, max_waiting=4)
     yield committer
     await committer.close()
-    connection.close()
 
 
-def children(connection: sqlite3.Connection) -> list[int]:
-    return [row[0] for row in connection.execute("SELECT id FROM children ORDER BY id")]
-
-
-async def test_a_commit_that_fails_fails_its_writers_and_leaves_nothing(
-    committer: GroupCommitter, connection: sqlite3.Connection, owner: Owner
+async def test_a_transaction_that_fails_fails_all_its_writers(
+    committer: GroupCommitter[int], groups: Groups
 ) -> None:
-    def good() -> None:
-        connection.execute("INSERT INTO children VALUES (1, NULL)")
-
-    def bad() -> None:
-        connection.execute("INSERT INTO children VALUES (2, 99)")
-
-    results = await asyncio.gather(
-        committer.write(good), committer.write(bad), return_exceptions=True
-    )
+    results = await asyncio.gather(committer.write(1), committer.write(99), return_exceptions=True)
     assert [type(result) for result in results] == [StoreError, StoreError]
+    assert [str(result) for result in results] == ["the disk is full"] * 2
     assert results[0] is not results[1]
-    assert children(connection) == []
+    assert all(isinstance(result.__cause__, OSError) for result in results if result)
     assert committer.transactions == 0
-    assert owner.calls == ["before_commit", "rolled_back"]
-    await committer.write(good)
-    assert children(connection) == [1]
+    await committer.write(1)
+    assert groups.committed == [[1]]
 
 
-async def test_a_defect_in_one_write_does_not_stop_the_others(
-    committer: GroupCommitter, connection: sqlite3.Connection
+async def test_a_write_that_fails_alone_does_not_stop_the_others(
+    committer: GroupCommitter[int], groups: Groups
 ) -> None:
-    def good() -> str:
-        connection.execute("INSERT INTO children VALUES (1, NULL)")
-        return "stored"
-
-    def defect() -> None:
-        raise ZeroDivisionError("a defect")
-
-    results = await asyncio.gather(
-        committer.write(defect), committer.write(good), return_exceptions=True
-    )
-    assert isinstance(results[0], ZeroDivisionError)
-    assert results[1] == "stored"
+    results = await asyncio.gather(committer.write(-1), committer.write(2), return_exceptions=True)
+    assert isinstance(results[0], StoreError)
+    assert results[1] is None
+    assert groups.committed == [[2]]
     assert committer.transactions == 1
 
 
-async def test_a_savepoint_undoes_its_own_statements_only(
-    committer: GroupCommitter, connection: sqlite3.Connection
+async def test_a_defect_does_not_end_the_thread(
+    committer: GroupCommitter[int], groups: Groups
 ) -> None:
-    def insert(*ids: int) -> None:
-        with savepoint(connection):
-            for number in ids:
-                connection.execute("INSERT INTO children VALUES (?, NULL)", (number,))
-
-    results = await asyncio.gather(
-        committer.write(lambda: insert(1)),
-        committer.write(lambda: insert(2, 3, 1)),
-        committer.write(lambda: insert(4)),
-        return_exceptions=True,
-    )
-    assert isinstance(results[1], StoreError)
-    assert children(connection) == [1, 4]
+    with pytest.raises(ZeroDivisionError):
+        await committer.write(98)
+    await committer.write(1)
+    assert groups.committed == [[1]]
 
 
 async def test_a_transaction_is_bounded_and_waiters_keep_their_order(
-    committer: GroupCommitter,
+    committer: GroupCommitter[int], groups: Groups
 ) -> None:
-    order: list[int] = []
-    await asyncio.gather(*(committer.write(partial(order.append, i)) for i in range(10)))
-    assert order == list(range(10))
+    await asyncio.gather(*map(committer.write, range(10)))
+    assert [number for group in groups.committed for number in group] == list(range(10))
     assert committer.transactions == 3
 
 
-async def test_a_writer_that_waits_for_a_place_when_the_store_closes_is_told(
-    committer: GroupCommitter,
+async def test_a_writer_that_waits_for_a_place_when_the_store_closes_gets_an_error(
+    committer: GroupCommitter[int],
 ) -> None:
-    writes = [asyncio.ensure_future(committer.write(lambda: None)) for _ in range(5)]
+    writes = [asyncio.ensure_future(committer.write(1)) for _ in range(5)]
     await asyncio.sleep(0)
     await committer.close()
     results = await asyncio.gather(*writes, return_exceptions=True)

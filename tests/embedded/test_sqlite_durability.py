@@ -42,17 +42,29 @@ async def test_concurrent_writes_share_a_transaction(store: SqliteStore) -> None
     assert store.transactions == before + 1
 
 
+def commits_fail(connection: sqlite3.Connection) -> None:
+    """Make SQLite refuse to commit."""
+
+    def deny(action: int, what: str | None, *_: str | None) -> int:
+        commits = action == sqlite3.SQLITE_TRANSACTION and what == "COMMIT"
+        return sqlite3.SQLITE_DENY if commits else sqlite3.SQLITE_OK
+
+    connection.set_authorizer(deny)
+
+
 def test_rows_of_a_transaction_that_failed_are_not_known_any_more(tmp_path: Path) -> None:
     connection = connect_writer(tmp_path / "samples.sqlite3", SqliteStoreSettings())
-    writer = StoreWriter(connection)
+    writer = StoreWriter(connection, tmp_path)
     call = make_call("call", [1], [2])
-    connection.execute("BEGIN")
-    writer.append([make_episode()])
-    writer.append([call])
-    connection.execute("ROLLBACK")
-    writer.rolled_back()
-    with pytest.raises(StoreError, match="is not in the store"):
-        writer.append([call])
+    commits_fail(connection)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="not authorized"):
+            writer.commit([[make_episode()], [call]])
+        assert not connection.in_transaction
+    connection.set_authorizer(None)
+    (error,) = writer.commit([[call]])
+    assert isinstance(error, StoreError)
+    assert "is not in the store" in str(error)
     connection.close()
 
 
@@ -264,10 +276,8 @@ async def test_a_missing_directory_that_cannot_be_made_is_reported(tmp_path: Pat
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from ajet_server.store.schema import connect_writer
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.sqlite_store import SqliteStore
-from ajet_server.store.writing import StoreWriter
 from ajet_core.interfaces import WorkerContext
 from ajet_testing.suites.samples import conversation, make_episode
 from dataclasses import replace
@@ -337,7 +347,9 @@ async def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> Non
     await store.open()
     database = tmp_path / "run" / "samples.sqlite3"
     log = database.with_name(f"{database.name}-wal")
-    (level,) = store._need_writing().connection.execute("PRAGMA synchronous").fetchone()
+    writing = store._connected.writing
+    assert writing is not None
+    (level,) = writing.execute("PRAGMA synchronous").fetchone()
     assert level == 2
     before = database.read_bytes()
     synced: list[int] = []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ajet_core.interfaces import WorkerContext
 from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
 from ajet_server.embedded.settings import SqliteStoreSettings
-from ajet_server.store import codec
 from ajet_server.store.sqlite_store import SqliteStore
+from ajet_stores import codec
 from ajet_testing.suites.samples import conversation, make_episode
 
 # Few different tokens, so that prompts share prefixes by chance as well.

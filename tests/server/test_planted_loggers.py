@@ -199,6 +199,6 @@ async def test_a_logger_that_cannot_be_created_is_one_line(
     output, _ = await process.communicate()
     assert process.returncode == 2
     *_, last = output.decode().splitlines()
-    assert f"cannot create logger 'unmakable' {OWNER}: KeyError: 'PROJECT' (" in last
+    assert f"logger 'unmakable' {OWNER} cannot be created: KeyError: 'PROJECT'" in last
     assert "Traceback" not in output.decode()
     assert good_lines(run_dir) == ["closed"]

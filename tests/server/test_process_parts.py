@@ -23,8 +23,8 @@ from ajet_server.processes.wire import (
     without_base,
 )
 from ajet_server.security.api_keys import episode_of, new_episode_key
-from ajet_server.store import codec
 from ajet_server.workers import frames
+from ajet_stores import codec
 from ajet_testing.servers import Running
 
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")

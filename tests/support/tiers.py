@@ -23,7 +23,7 @@ import pytest
 TIERS = ("unit", "integration", "nightly")
 
 # Fixtures that start a process or listen.
-FIXTURES = frozenset({"server", "servers", "served", "swarm", "two"})
+FIXTURES = frozenset({"server", "servers", "served", "swarm", "two", "killed_writer"})
 # Markers of tests that need a model.
 MODELS = frozenset({"torch", "pairs"})
 NEEDS = MODELS | {"processes"}

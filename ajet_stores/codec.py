@@ -1,9 +1,14 @@
-"""Convert records to database rows and back."""
+"""Convert records to database rows and back.
+
+Token ids and logprobs are bytes, mappings and messages are ASCII JSON, and all other texts are
+without characters that a database may refuse (`pack_text`).
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +31,18 @@ from ajet_core.timeline import Call, MessageText, PlacedMessage, SampledFrom
 
 Row = tuple[Any, ...]
 
+UNDECODABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    msgpack.UnpackException,
+)
+"""The errors that decoding a damaged row can raise."""
+
 EPISODE_COLUMNS = (
     "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, "
     "lease_seconds, created_at, state, reward, components, call_rewards, agent_rewards, metadata, "
@@ -39,6 +56,9 @@ OUTCOME_COLUMNS = (
 )
 _EPISODE_JSON_COLUMNS = frozenset({12, 13, 14, 15})
 _BOOLEAN_COLUMNS = [EPISODE_COLUMNS.split(", ").index(name) for name in ("final", "mixed")]
+_TEXT_COLUMNS = [
+    EPISODE_COLUMNS.split(", ").index(name) for name in ("task_id", "group_name", "tag", "reason")
+]
 _JOINT_FIELDS = attrgetter(*(field.name for field in fields(JointRecord)))
 _NO_JOINT = (None,) * len(fields(JointRecord))
 CALL_COLUMNS = (
@@ -55,6 +75,26 @@ _EMPTY_JSON = "{}"
 # In tokens; a transaction with more would delay others by milliseconds.
 _LARGE_SUFFIX = 8192
 _text_fields = attrgetter(*(field.name for field in fields(MessageText)))
+
+
+# NUL, which PostgreSQL refuses, halves of surrogate pairs, which UTF-8 cannot encode, and the
+# character that starts their replacement.
+_UNSAFE = re.compile("[\x00\x1a\ud800-\udfff]")
+_REPLACED = re.compile("\x1a([0-9a-f]{4})")
+
+
+def pack_text(text: str) -> str:
+    """Replace the characters of a text that a database may refuse."""
+    if text.isascii() and "\0" not in text and "\x1a" not in text:
+        return text
+    return _UNSAFE.sub(lambda match: f"\x1a{ord(match[0]):04x}", text)
+
+
+def unpack_text(text: str) -> str:
+    """Undo `pack_text`."""
+    if "\x1a" not in text:
+        return text
+    return _REPLACED.sub(lambda match: chr(int(match[1], 16)), text)
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -176,7 +216,7 @@ def call_row(
         episode,
         call.call_id,
         call.index,
-        call.agent,
+        pack_text(call.agent),
         base,
         0 if whole else call.shared,
         compressed.suffix
@@ -195,7 +235,7 @@ def call_row(
         if compressed
         else _dump_messages(call.conversation() if whole else call.messages),
         None if call.answer is None else _dump_list(_text_fields(call.answer)),
-        None if same_tools else call.tools,
+        None if same_tools else pack_text(call.tools),
         None if call.sampled_from is None else pack_sampled_from(call.sampled_from),
         int(compressed is not None),
     )
@@ -232,7 +272,7 @@ def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
             suffix, messages = zlib.decompress(suffix), zlib.decompress(messages).decode()
         base = None if base_id is None else by_id[base_id]
         if tools is None:
-            tools = "" if base is None else base.tools
+            tools = "" if base is None else pack_text(base.tools)
         by_id[row_id] = Call(
             call_id=call_id,
             episode_id=episode_id,
@@ -245,14 +285,14 @@ def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
             finish_reason=reason,
             base=base,
             shared=shared,
-            agent=agent,
+            agent=unpack_text(agent),
             created_at=at,
             top_p=top_p,
             top_k=top_k,
             metadata=_load(metadata),
             messages=_load_messages(messages),
             answer=None if answer is None else MessageText(*json.loads(answer)),
-            tools=tools,
+            tools=unpack_text(tools),
             sampled_from=None if sampled_from is None else unpack_sampled_from(sampled_from),
         )
     return sorted(by_id.values(), key=lambda call: call.index)
@@ -280,10 +320,10 @@ def episode_row(episode: EpisodeRecord) -> Row:
     return (
         episode.episode_id,
         episode.key_hash,
-        episode.task_id,
-        episode.group,
+        pack_text(episode.task_id),
+        pack_text(episode.group),
         episode.kind,
-        episode.tag,
+        pack_text(episode.tag),
         episode.client_id,
         episode.claim_version,
         episode.lease_seconds,
@@ -294,7 +334,7 @@ def episode_row(episode: EpisodeRecord) -> Row:
         _dump(episode.call_rewards),
         _dump(episode.agent_rewards),
         _dump(episode.metadata),
-        episode.reason,
+        pack_text(episode.reason),
         episode.finished_at,
         # Writing the batch sets the batch id.
         None,
@@ -303,7 +343,7 @@ def episode_row(episode: EpisodeRecord) -> Row:
         episode.heartbeat_seconds,
         int(episode.final),
         int(episode.mixed),
-        *(_NO_JOINT if episode.joint is None else _JOINT_FIELDS(episode.joint)),
+        *(_NO_JOINT if episode.joint is None else map(pack_text, _JOINT_FIELDS(episode.joint))),
     )
 
 
@@ -313,40 +353,46 @@ def episode_from_row(row: Row) -> EpisodeRecord:
     values = [_load(value) if i in _EPISODE_JSON_COLUMNS else value for i, value in enumerate(own)]
     for column in _BOOLEAN_COLUMNS:
         values[column] = bool(values[column])
-    values.append(None if joint == _NO_JOINT else JointRecord(*joint))
+    for column in _TEXT_COLUMNS:
+        values[column] = unpack_text(values[column])
+    values.append(None if joint == _NO_JOINT else JointRecord(*map(unpack_text, joint)))
     return EpisodeRecord(*values)
 
 
 def batch_row(batch: BatchRecord) -> Row:
     """Return the row of `batch`, in the order of `BATCH_COLUMNS`."""
-    return batch.batch_id, batch.step, batch.created_at, batch.refused, _dump(batch.credit)
+    refused = pack_text(batch.refused)
+    return batch.batch_id, batch.step, batch.created_at, refused, _dump(batch.credit)
 
 
 def batch_from_row(row: Row, episode_ids: list[str], aborted_ids: list[str]) -> BatchRecord:
     """Return the batch of a row of `BATCH_COLUMNS` and the ids of its episodes."""
     batch_id, step, created_at, refused, credit = row
-    return BatchRecord(batch_id, step, episode_ids, created_at, refused, aborted_ids, _load(credit))
+    why = unpack_text(refused)
+    return BatchRecord(batch_id, step, episode_ids, created_at, why, aborted_ids, _load(credit))
 
 
 def step_row(step: StepRecord) -> Row:
     """Return the row of `step`, in the order of `STEP_COLUMNS`."""
-    return (step.step, step.batch_id, _dump(step.metrics), step.finished_at, step.config_json)
+    config = pack_text(step.config_json)
+    return (step.step, step.batch_id, _dump(step.metrics), step.finished_at, config)
 
 
 def step_from_row(row: Row) -> StepRecord:
     """Undo `step_row`."""
     step, batch_id, metrics, finished_at, config_json = row
-    return StepRecord(step, batch_id, _load(metrics), finished_at, config_json=config_json)
+    config = unpack_text(config_json)
+    return StepRecord(step, batch_id, _load(metrics), finished_at, config_json=config)
 
 
 def run_row(run: RunRecord) -> Row:
     """Return the row of `run`, in the order of `RUN_COLUMNS`."""
     return (
         run.run_id,
-        run.config_json,
+        pack_text(run.config_json),
         run.created_at,
         int(run.active),
-        run.paused,
+        pack_text(run.paused),
         run.back_to,
         int(run.retrains),
     )
@@ -355,4 +401,5 @@ def run_row(run: RunRecord) -> Row:
 def run_from_row(row: Row) -> RunRecord:
     """Undo `run_row`."""
     run_id, config_json, created_at, active, paused, back_to, retrains = row
-    return RunRecord(run_id, config_json, created_at, bool(active), paused, back_to, bool(retrains))
+    config, why = unpack_text(config_json), unpack_text(paused)
+    return RunRecord(run_id, config, created_at, bool(active), why, back_to, bool(retrains))

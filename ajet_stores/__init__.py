@@ -1,0 +1,1 @@
+"""What sample stores share: records as rows, group commits, and a store on a SQL database."""

@@ -1,0 +1,110 @@
+"""Whole runs of a server whose records are in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from postgres_server import PostgresServer
+
+from agentjet import AsyncSwarmClient, Task
+from agentjet.client import Episode
+from ajet_testing.servers import CONTROL, TOKENS, ServerFactory, write_scripted_model
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def own() -> Iterator[PostgresServer]:
+    """A running server that the test may stop."""
+    with PostgresServer() as server:
+        server.start()
+        yield server
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFactory:
+    """Makes servers with scripted components, each on the same run directory."""
+    return ServerFactory(write_scripted_model(tmp_path / "models" / "m"), tmp_path / "run")
+
+
+def settings(postgres: PostgresServer) -> dict[str, Any]:
+    """The settings of the store."""
+    return {"name": "postgres", "settings": {"dsn": postgres.dsn, "connect_seconds": 2}}
+
+
+rewarded: Counter[str] = Counter()
+
+
+async def agent(task: Task, episode: Episode) -> float:
+    """An ordinary agent: two turns of a conversation; rewards of a task differ."""
+    async with AsyncOpenAI(
+        base_url=episode.base_url, api_key=episode.api_key, max_retries=10
+    ) as model:
+        said: list[Any] = [{"role": "user", "content": "hello"}]
+        for turn in range(2):
+            answer = await model.chat.completions.create(model="any", messages=said)
+            text = answer.choices[0].message.content or ""
+            said += [
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": f"and {turn}?"},
+            ]
+    rewarded[task.id] += 1
+    return float(rewarded[task.id] % 2)
+
+
+async def test_a_database_restarted_three_times_ends_and_loses_nothing(
+    own: PostgresServer, servers: ServerFactory
+) -> None:
+    async with servers.running(store=settings(own)) as server:
+        batch = {"tasks": 2, "episodes_per_task": 2, "full_by": "tasks"}
+        await server.roll(checkpoint_every=1, batch=batch)
+        tasks = [Task(f"task-{number}") for number in range(40)]
+        async with AsyncSwarmClient(server.url, TOKENS.client) as client:
+            running = asyncio.create_task(
+                client.run_episodes_until_all_complete(tasks, agent, episodes_per_task=2)
+            )
+            for step in (2, 5, 8):
+                await server.service.board.wait_until(
+                    lambda step=step: server.service.coordinator.step >= step
+                )
+                await asyncio.to_thread(own.stop, "immediate")
+                await asyncio.to_thread(own.start)
+            report = await running
+        await server.service.board.wait_until(lambda: server.service.coordinator.step >= 20)
+        assert (len(report.outcomes), list(report.failures)) == (80, [])
+        status = (await server.http.get("/v1/status", headers=CONTROL)).json()
+        assert status["paused"] is None
+        assert status["error"] is None
+        store = server.service.store
+        steps = await store.steps()
+        assert [step.step for step in steps] == list(range(1, 21))
+        batches = {b.batch_id: b for b in await store.batches(after_step=0)}
+        trained = [i for step in steps for i in batches[step.batch_id].episode_ids]
+        assert len(trained) == len(set(trained)) == 80
+        ended = [e for e in await store.episodes() if e.state == "ended"]
+        assert {e.episode_id for e in ended} == set(trained)
+        calls = await store.calls(trained)
+        # A call whose answer was lost with its connection may have been repeated.
+        assert all(len(calls[episode_id]) >= 2 for episode_id in trained)
+
+
+async def test_a_server_that_is_started_again_goes_on_with_the_records(
+    postgres: PostgresServer, servers: ServerFactory
+) -> None:
+    async with servers.running(store=settings(postgres)) as server:
+        await server.roll(checkpoint_every=1)
+        await server.batch()
+        grant = await server.claim("open")
+        assert (await server.chat(grant)).status_code == 200
+    async with servers.running(store=settings(postgres)) as server:
+        await server.service.board.wait_until(lambda: server.service.board.rolling)
+        assert server.service.coordinator.step == 1
+        assert (await server.chat(grant)).status_code == 200
+        assert (await server.end(grant, 1.0)).status_code == 200
+        assert len(await server.service.store.episodes()) == 5
