@@ -118,6 +118,12 @@ class ServerSettings(_Section):
     :param engine_stall_seconds: maximum time without progress of an engine while calls wait for it.
     :param stuck_seconds: time without progress after which the cause is logged and sent as an
         event.
+    :param logger_seconds: time after which a call of a metrics logger is reported, and after which
+        its constructor counts as failed, so that the server does not start.
+    :param logger_close_seconds: maximum time that the ends of a run and of the server wait for all
+        metrics loggers.
+    :param logger_queue: maximum number of records that wait for a metrics logger; then the oldest
+        are dropped.
     :param orphan_seconds: how long workers wait for a server that is restarted after it was killed,
         so that it need not load libraries and the model again; 0 ends them at once.
     :param processes: number of gateway processes, which answer agents' calls (docs/scale.md); with
@@ -157,6 +163,9 @@ class ServerSettings(_Section):
     step_timeout_seconds: Seconds = 7200.0
     engine_stall_seconds: Seconds = 180.0
     stuck_seconds: Seconds = 60.0
+    logger_seconds: Seconds = 30.0
+    logger_close_seconds: Annotated[float, Field(gt=0, le=600)] = 5.0
+    logger_queue: Annotated[int, Field(ge=1)] = 10000
     orphan_seconds: Annotated[float, Field(ge=0, le=3600)] = 15.0
     fast_paths: tuple[FastPath, ...] = ("words", "collector")
     worker_restarts: Annotated[int, Field(ge=0)] = 3

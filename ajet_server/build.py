@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from ajet_core.errors import ConfigError
-from ajet_core.interfaces import MetricsLogger, WorkerContext
+from ajet_core.interfaces import WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_installation.settings import Settings
 from ajet_server.admission.admission import Admission
@@ -16,6 +17,8 @@ from ajet_server.episodes.joint_peers import JointPeers
 from ajet_server.episodes.open_episodes import OpenEpisodes
 from ajet_server.episodes.registry import EpisodeRegistry
 from ajet_server.observe.events import EventLog
+from ajet_server.observe.logger_thread import LoggerThread
+from ajet_server.observe.loop_watch import LoopWatch
 from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.run.coordinator import Coordinator
 from ajet_server.run.run_parts import RunParts
@@ -41,14 +44,11 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         ) from error
     context = WorkerContext(run_dir=run_dir)
     store = run_store(settings.store, plugins, run_dir)
-    loggers: list[MetricsLogger] = []
-    for name, values in {"jsonl": {}, **settings.loggers}.items():
-        spec = plugins.logger(name)
-        loggers.append(plugins.create(spec, plugins.validate_settings(spec, values), context))
-    metrics_loggers = MetricsLoggers(loggers)
+    loggers = _loggers(settings, plugins, context)
+    watch = LoopWatch(plugins, time.monotonic)
     events = EventLog(time.time)
     board = StateBoard(events, time.monotonic)
-    board.listen(lambda state: plugins.notify("ajet_state_changed", state=state))
+    board.listen(lambda state: watch.notify("ajet_state_changed", state=state))
     server = settings.server
     tokens = TokenBook(run_dir)
     tenants = Tenants(
@@ -82,7 +82,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         answers_calls=server.processes == 1,
         clock=time.monotonic,
         wall_clock=time.time,
-        listeners=[lambda episode: plugins.notify("ajet_episode_finished", episode=episode)],
+        listeners=[lambda episode: watch.notify("ajet_episode_finished", episode=episode)],
     )
     joint = JointDesk(store, episodes, wall_clock=time.time)
     parts = RunParts(
@@ -94,7 +94,8 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         episodes=episodes,
         admission=admission,
         evaluations=evaluations,
-        loggers=metrics_loggers,
+        loggers=loggers,
+        watch=watch,
         clock=time.monotonic,
         wall_clock=time.time,
     )
@@ -102,16 +103,34 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         settings=settings,
         plugins=plugins,
         store=store,
-        loggers=metrics_loggers,
+        loggers=loggers,
+        watch=watch,
         events=events,
         board=board,
         episodes=episodes,
         admission=admission,
         claims=ClaimDesk(store, episodes, admission),
+        parts=parts,
         coordinator=Coordinator(settings, parts),
         evaluations=evaluations,
         tokens=tokens,
         tenants=tenants,
         joint=joint,
         peers=JointPeers(joint, episodes.prepared, server.peers),
+    )
+
+
+def _loggers(settings: Settings, plugins: PluginManager, context: WorkerContext) -> MetricsLoggers:
+    server = settings.server
+    threads = []
+    for name, values in {"jsonl": {}, **settings.loggers}.items():
+        spec = plugins.logger(name)
+        checked = plugins.validate_settings(spec, values)
+        make = partial(plugins.create, spec, checked, context)
+        thread = LoggerThread(
+            plugins.describe(spec), make, limit=server.logger_queue, clock=time.monotonic
+        )
+        threads.append(thread)
+    return MetricsLoggers(
+        threads, call_seconds=server.logger_seconds, close_seconds=server.logger_close_seconds
     )

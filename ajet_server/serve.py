@@ -16,7 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Collection, Coroutine, Generator
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -42,6 +42,8 @@ from ajet_server.processes.supervisor import ProcessPlace, supervise
 from ajet_server.security.guard import TokenGuard, make_tokens
 from ajet_server.service import SwarmService
 
+T = TypeVar("T")
+
 _log = logging.getLogger("ajet.server")
 _BACKLOG = 2048
 _OTHER_FILES = 256
@@ -63,11 +65,13 @@ _COLLECT_AFTER = (50_000, 5, 200)
 def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
     """Run a server until SIGINT or SIGTERM. An active run resumes when the server restarts.
 
-    While the server listens, ``<run_dir>/server.json`` holds its URL and process id.
+    While the server listens, ``<run_dir>/server.json`` holds its URL and process id. If a metrics
+    logger is still blocked at the end, this also ends the process.
 
     :param plugins: the available components; None uses the installed ones.
     :raises ConfigError: the address cannot be bound, or a setting cannot be used.
     :raises StoreError: another server uses the run directory.
+    :raises PluginError: a metrics logger cannot be created.
     """
     _log_as("", settings.server.log_level)
     logging.getLogger("uvicorn.error").addFilter(_without_warnings)
@@ -78,11 +82,16 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
     tokens = make_tokens(settings.server)
     try:
         if settings.server.processes == 1:
-            _run(settings, _serve(settings, build_service(settings, known), listener, tokens))
+            service = build_service(settings, known)
+            if _run(settings, _serve(settings, service, listener, tokens)):
+                # The interpreter would wait for threads of the blocked loggers.
+                logging.shutdown()
+                os._exit(0)
         else:
             supervise(
                 settings.server.processes,
                 lambda place: _work(settings, known, listener, tokens, place),
+                settings.server.logger_close_seconds,
             )
     finally:
         listener.close()
@@ -101,10 +110,10 @@ def _log_as(prefix: str, level: str) -> None:
     )
 
 
-def _run(settings: Settings, main: Coroutine[Any, Any, None]) -> None:
+def _run(settings: Settings, main: Coroutine[Any, Any, T]) -> T:
     set_up_collector(settings.server.fast_paths)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(main)
+        return runner.run(main)
 
 
 def _work(
@@ -120,10 +129,10 @@ def _work(
     # All of them would say that they have started.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if place.number == SERVER:
-        main = _serve(settings, build_service(settings, plugins), listener, tokens, place)
+        service = build_service(settings, plugins)
+        _run(settings, _serve(settings, service, listener, tokens, place))
     else:
-        main = _serve_calls(settings.server, listener, place)
-    _run(settings, main)
+        _run(settings, _serve_calls(settings.server, listener, place))
 
 
 def set_up_collector(fast_paths: Collection[str]) -> None:
@@ -183,7 +192,11 @@ async def _serve(
     listener: socket.socket,
     tokens: ServerTokens,
     place: ProcessPlace | None = None,
-) -> None:
+) -> list[str]:
+    """Serve until a signal arrives.
+
+    :return: the metrics loggers that are still blocked.
+    """
     server = settings.server
     port = int(listener.getsockname()[1])
     app = create_app(service, TokenGuard(tokens, service.tokens))
@@ -216,6 +229,7 @@ async def _serve(
         # Gateway processes record pending calls with the next server process.
         await desk.close()
         await service.close()
+    return service.loggers.blocked
 
 
 async def _serve_calls(

@@ -48,9 +48,11 @@ from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.episodes.registry import EpisodeRegistry, not_found_message
 from ajet_server.gateway.silence import Silence
 from ajet_server.observe.events import EventLog
+from ajet_server.observe.loop_watch import LoopWatch
 from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.observe.watchdog import DoubtView, OpenView, ServerView, Watchdog, diagnose
 from ajet_server.run.coordinator import Coordinator
+from ajet_server.run.run_parts import RunParts
 from ajet_server.security.credentials import Token, TokenBook
 from ajet_server.security.tenants import Tenants, shown_group, stored_group
 from ajet_server.security.throttle import ThrottleMeter
@@ -84,11 +86,13 @@ class SwarmService:
     plugins: PluginManager
     store: RunStore
     loggers: MetricsLoggers
+    watch: LoopWatch
     events: EventLog
     board: StateBoard
     episodes: EpisodeRegistry
     admission: Admission
     claims: ClaimDesk
+    parts: RunParts
     coordinator: Coordinator
     evaluations: Evaluations
     tokens: TokenBook
@@ -109,9 +113,15 @@ class SwarmService:
         await self.store.open()
         try:
             self.tokens.open()
+            try:
+                await self.loggers.open()
+            except BaseException:
+                self.tokens.close()
+                raise
         except BaseException:
             await self.store.close()
             raise
+        self.watch.open()
         await self._note_store()
         await self.episodes.restore()
         await self.coordinator.restore()
@@ -144,7 +154,8 @@ class SwarmService:
         await asyncio.gather(*self._tasks)
         await self.interrupt()
         await self.tell_evaluations()
-        self.loggers.close()
+        await self.loggers.close()
+        self.watch.close()
         await self.store.close()
         try:
             self.tokens.close()
@@ -364,6 +375,7 @@ class SwarmService:
         if (trouble := self.store.trouble) is not None:
             stuck = trouble.seconds >= self.settings.server.stuck_seconds
             findings.insert(0, Finding(**asdict(trouble), stuck=stuck))
+        findings += [*self.loggers.findings(), *self.watch.findings()]
         loop = self.coordinator.loop
         return findings if loop is None else [*findings, *loop.health.findings]
 
@@ -478,14 +490,12 @@ class SwarmService:
 
         :return: seconds until the next check.
         """
-        for evaluation in self.evaluations.completed():
-            body = evaluation.model_dump(mode="json")
-            self.events.emit("evaluation", body, evaluation.client_id)
-            await asyncio.to_thread(self.loggers.log_evaluation, evaluation)
+        self.parts.report_evaluations()
         return _TELL_SECONDS
 
     async def _watch(self, watchdog: Watchdog) -> float:
         watchdog.look(self.findings())
+        self.loggers.report()
         self.admission.relieve()
         return min(_WATCH_SECONDS, self.settings.server.stuck_seconds)
 

@@ -24,7 +24,7 @@ from ajet_core.interfaces.engine import (
     ServingEngine,
     WeightUpdate,
 )
-from ajet_core.interfaces.logger import MetricsLogger
+from ajet_core.interfaces.logger import EndReason, LoggedRun, MetricsLogger
 from ajet_core.interfaces.merger import Merger, MergerPromises
 from ajet_core.interfaces.store import (
     ALL_EPISODES,
@@ -65,6 +65,7 @@ __all__ = [
     "Chat",
     "ComponentSettings",
     "DatasetReader",
+    "EndReason",
     "Engine",
     "EngineCapabilities",
     "EngineInfo",
@@ -78,6 +79,7 @@ __all__ = [
     "GenerateRequest",
     "JointRecord",
     "Judge",
+    "LoggedRun",
     "Merger",
     "MergerPromises",
     "MetricsLogger",

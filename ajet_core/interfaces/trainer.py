@@ -62,16 +62,8 @@ class TrainerInfo:
 class StepReport:
     """The result of one step.
 
-    :param metrics: numbers by name. Common names: ``loss``, ``entropy`` (nats), ``kl`` (to the
-        reference, nats; only if it is computed), ``clip_fraction``, ``grad_norm`` (before
-        clipping), ``logprob_gap`` (largest absolute difference between behaviour and trainer
-        logprobs before the step, for tokens of the current policy version; missing if there are
-        none), ``logprob_gap_mean`` (the mean of the same), ``importance_mean``, ``importance_max``
-        (over trained tokens, of old over behaviour probability, not truncated) and
-        ``importance_capped`` (share of tokens whose weight was truncated; the three only with
-        `AlgorithmConfig.importance` ``truncated``), ``learning_rate``, ``token_budget`` (the budget
-        that the step was computed with) and ``oom_retries`` (how often this step ran out of
-        memory).
+    :param metrics: numbers by name, such as ``loss``; ``docs/metrics.md`` lists the common names
+        with units and meanings. Use these names, because findings about training depend on them.
     :param tokens_trained: tokens with a loss.
     :param tokens_processed: tokens in forward passes of the policy, without padding; they count
         twice if their old logprobs needed a separate pass.

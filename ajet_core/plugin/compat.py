@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-HOOK_API: tuple[int, int] = (1, 2)
+HOOK_API: tuple[int, int] = (1, 3)
 """(major, minor) of the hook specifications in `ajet_core.plugin.spec`.
 
-The minor version increases when a hook, a hook argument or a spec field is added, the major version
-when one is changed or removed. A plugin therefore works with its major version and any minor
-version that is not older than its own.
+The minor version increases when a hook, a hook argument, a spec field or a method with a default is
+added, the major version when one is changed or removed. A plugin therefore works with its major
+version and any minor version that is not older than its own.
 """
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
+from asyncio import CancelledError
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
@@ -44,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=ComponentSpec)
 T = TypeVar("T")
+_Around = Callable[[str], AbstractContextManager[object]]
 
 _BUILT_IN = PluginInfo(
     name="ajet",
@@ -194,27 +198,28 @@ class PluginManager:
         providers = self._providers.get((kind_of(spec).name, spec.name), [])
         return next((info.distribution for info, its in providers if its == spec), None)
 
-    def notify(self, hook_name: str, **kwargs: object) -> None:
-        """Call an observer hook of every plugin that implements it.
+    def notify(self, hook_name: str, around: _Around = nullcontext, /, **kwargs: object) -> None:
+        """Call an observer hook of every plugin that implements it, each with its own copies.
 
         Exceptions are logged with the plugin's name and not propagated.
 
+        :param around: makes the context of each call, from its plugin and hook.
         :raises ValueError: `hook_name` is not an observer hook.
         """
         if hook_name not in OBSERVERS:
             raise ValueError(f"{hook_name!r} is not an observer hook: {', '.join(OBSERVERS)}")
         self._load()
         for plugin in self._loaded:
+            if hook_name not in plugin.info.hooks:
+                continue
+            name = discovery.describe(plugin.info)
             try:
-                getattr(plugin.hooks.hook, hook_name)(**kwargs)
+                with around(f"{name}, hook {hook_name}"):
+                    getattr(plugin.hooks.hook, hook_name)(**copy.deepcopy(kwargs))
             # Errors are suppressed on purpose: the observed event has already happened and is
             # durable, so a faulty observer must not stop training or other observers.
-            except Exception:
-                logger.exception(
-                    "%s: its hook %s raised an exception; training continues",
-                    discovery.describe(plugin.info),
-                    hook_name,
-                )
+            except (Exception, SystemExit, CancelledError):
+                logger.exception("%s: its hook %s raised; training continues", name, hook_name)
 
     def _component(self, kind: KindName, name: str, spec_type: type[S]) -> S:
         self._load()

@@ -34,40 +34,8 @@ class ServerState(StrEnum):
 class StepSummary(Message):
     """One finished training step.
 
-    `metrics` has the names of `ajet_core.interfaces.StepReport` and, of the batch:
-
-    - ``reward_mean`` (with call rewards; agent rewards replace it for their calls), ``episodes``,
-      ``calls``, ``calls_aborted`` (their client disconnected: not trained), ``timelines``;
-    - seconds: ``rollout_seconds`` (wall time the batch took to fill), ``forward_seconds`` (of the
-      engine, for this batch), ``merge_seconds``, ``update_seconds``, ``sync_seconds`` (of which
-      ``publish_seconds`` until the trainer has written the weights and ``load_seconds`` until the
-      engine serves them; both include ``seal_seconds``, for the proof that the weights are the
-      same, which compares ``sealed_tensors``), ``plan_seconds`` (the planner's estimate for the
-      update, if the trainer reports the costs of its passes);
-    - tokens: ``tokens_raw`` (each call a sample of its own), ``tokens_merged`` (each distinct
-      context of an episode once), ``tokens_planned`` (those that the trainer computes),
-      ``tokens_trained``;
-    - ``tasks``, ``tasks_equal`` (all rewards of the task are equal), ``no_signal`` (1 if no call
-      has an advantage), ``reward_std`` (over the episodes), ``advantage_bias`` (the sum of the
-      advantages of all trained tokens, before they are balanced, over the sum of their absolute
-      values, -1 to 1), ``calls_cut_off`` (by ``max_tokens`` or the context), ``calls_malformed``
-      (unparsed tool calls), ``tokens_per_call``, ``tokens_sampled_otherwise`` (see the finding),
-      ``sampled_entropy`` (the mean of ``-logprob`` of all sampled tokens, in nats: an estimate of
-      the entropy of the distributions that they were sampled from);
-    - ``forks``, ``tokens_recomputed`` (computed again because agents rewrote their history);
-    - ``calls_drifted``, ``tokens_drifted`` (rendering the answer again would have given other
-      tokens), ``calls_echoed_otherwise`` (the agent returned the answer in another form): the
-      sampled tokens were kept;
-    - ``staleness_mean``, ``staleness_max`` of the trained tokens, ``episodes_stale`` (left out
-      because they were too old, see `RolloutConfig`) and ``tokens_stale`` (that these sampled);
-      ``tokens_per_second`` (sampled tokens of the batch over the time since the step before);
-    - with a mixture, ``tasks/TAG`` and ``episodes/TAG`` for each of its tags, and where it has
-      episodes ``reward_mean/TAG``, ``reward_std/TAG``, ``calls/TAG``, ``calls_malformed/TAG``,
-      ``tokens_per_call/TAG`` and ``sampled_entropy/TAG``;
-    - ``tokens_altered`` (by a merger that is not exact), ``calls_dropped``, ``tokens_dropped``,
-      ``calls_alone`` (by the limits of `TimelineConfig`), ``tokens_sampled`` (those that are not
-      trained included).
-
+    :param metrics: numbers of the batch, its training and the served weights; ``docs/metrics.md``
+        lists their names, units and meanings.
     :param plan: the layout that was trained.
     :param forks: the reasons why timelines forked and their costs, the most expensive first.
     :param findings: problems of the batch or the training, such as rewards without signal.
@@ -179,10 +147,7 @@ class RolloutStatus(Message):
 class Finding(Message):
     """A problem that blocks the server, or a problem of its episodes or its training.
 
-    :param code: ``no_client``, ``waiting_for_episodes``, ``waiting_for_late``, ``no_signal``,
-        ``incomplete_tasks``, ``throttled``, ``engine_stalled``, ``tasks_quarantined``, ``paused``,
-        ``slow_state``, ``joint_in_doubt``, ``tool_calls_unread``, ``gateway_missing``,
-        ``store_unavailable``, ``store_slow``, or a `HealthKind`.
+    :param code: listed in ``docs/faults.md`` (Silence), or a `HealthKind`.
     :param message: the cause, and what to do.
     :param seconds: how long the problem has lasted.
     :param stuck: the run does not continue without intervention.
@@ -228,12 +193,7 @@ class ServerStatus(Message):
     :param mixture: by tag, None without a mixture.
     :param evaluations: for each task set (at most 64 of a client, those that changed last) the
         scores of its last evaluated step; ``GET /v1/evaluations`` has those of other steps.
-    :param counters: totals over the run: ``episodes``, ``episodes_ended``, ``episodes_aborted``, of
-        these ``aborted_CAUSE`` for each `AbortCause`, ``joint_ended`` and ``joint_aborted`` (parts
-        of joint episodes), ``calls``, ``tokens_raw``, ``tokens_sampled``, ``open_episodes``,
-        ``prepared_episodes`` (joint, their arbiter's outcome is unknown), ``gateway_processes``,
-        ``waiting_claims``, ``episode_limit``, ``tokens_missed`` (share that the engine computed
-        again), and ``engine_prompt_tokens``, ``engine_cached_tokens``, ``engine_forward_seconds``.
+    :param counters: totals over the run; ``docs/metrics.md`` lists them.
     """
 
     state: ServerState

@@ -26,7 +26,7 @@ TAG_FACTS = (
 def batch_facts(
     records: Sequence[EpisodeRecord], calls: Sequence[Call], credited: Sequence[TrainCall]
 ) -> dict[str, float]:
-    """Return numbers for the step's summary, with the names that `StepSummary` documents.
+    """Return numbers for the step's summary, with the names of ``docs/metrics.md``.
 
     :param calls: of all episodes, without those that were aborted.
     :param credited: the trained calls, with their advantages before these are balanced: afterwards

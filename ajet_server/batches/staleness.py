@@ -30,7 +30,7 @@ class Fresh:
     stale_tokens: int
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers for the step's summary, with the names that `StepSummary` documents."""
+        """Return numbers for the step's summary, with the names of ``docs/metrics.md``."""
         tokens = self.staleness.total()
         age = sum(age * count for age, count in self.staleness.items())
         return {

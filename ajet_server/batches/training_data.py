@@ -52,7 +52,7 @@ class TrainingData:
     clients: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers for the step's summary, with the names that `StepSummary` documents."""
+        """Return numbers for the step's summary, with the names of ``docs/metrics.md``."""
         chosen = self.plan.costs[self.plan.chosen]
         predicted = {"plan_seconds": chosen.seconds} if chosen.seconds is not None else {}
         return {

@@ -30,6 +30,8 @@ class JsonlLogger(MetricsLogger[JsonlLoggerSettings]):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line; it is visible to other processes when this returns.
 
+        The server calls this soon after a step was trained, on the logger's thread.
+
         :raises StoreError: the file cannot be written.
         """
         self._steps.append(

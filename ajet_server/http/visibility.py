@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from ajet_core.protocol import (
-    ComponentChoice,
     ErrorDetail,
     Evaluation,
     Event,
@@ -19,11 +18,11 @@ from ajet_core.protocol import (
     RunStatus,
     ServerStatus,
 )
-from ajet_installation.settings import MASK, SECRET_KEY
 from ajet_server.batches.batch_facts import TAG_FACTS
 from ajet_server.health import CHECKS
 from ajet_server.observe.watchdog import shortage
 from ajet_server.security.credentials import Token
+from ajet_server.security.secrets import without_secrets
 
 # The keys of server-wide events that a client may read. Workers' messages and reports on forks are
 # left out, because they quote agents of any tenant.
@@ -135,30 +134,4 @@ def run_for(viewer: Token, run: RunStatus) -> RunStatus:
     """Return `run` as `viewer` may see it: only control tokens see secrets in settings."""
     if viewer.scope == "control":
         return run
-    config = run.config
-    hidden = {
-        "engine": _without_secrets(config.engine),
-        "trainer": _without_secrets(config.trainer),
-        "merger": _without_secrets(config.merger),
-        "algorithm": config.algorithm.model_copy(
-            update={
-                "advantage_settings": _masked(config.algorithm.advantage_settings, secret=False)
-            }
-        ),
-    }
-    return run.model_copy(update={"config": config.model_copy(update=hidden)})
-
-
-def _without_secrets(choice: ComponentChoice) -> ComponentChoice:
-    return choice.model_copy(update={"settings": _masked(choice.settings, secret=False)})
-
-
-def _masked(value: Any, *, secret: bool) -> Any:
-    """Return `value` with the strings masked that are under the name of a secret."""
-    if isinstance(value, dict):
-        return {
-            k: _masked(v, secret=secret or bool(SECRET_KEY.search(k))) for k, v in value.items()
-        }
-    if isinstance(value, list):
-        return [_masked(item, secret=secret) for item in value]
-    return MASK if secret and isinstance(value, str) else value
+    return run.model_copy(update={"config": without_secrets(run.config)})

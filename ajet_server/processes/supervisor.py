@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -30,7 +31,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0
 # ended.
 _LOOK_SECONDS = 0.02
 # Longer than a process takes to end its connections, its workers and its store.
-_END_SECONDS = 40
+_END_SECONDS = 35
 # A report fits into the buffer of a pipe, in whatever characters it is.
 _REPORT_CHARACTERS = 4096
 
@@ -52,13 +53,16 @@ class ProcessPlace:
     parent_alive: int
 
 
-def supervise(gateways: int, work: Callable[[ProcessPlace], None]) -> None:
+def supervise(
+    gateways: int, work: Callable[[ProcessPlace], None], logger_seconds: float = 0.0
+) -> None:
     """Run a server process and its gateway processes until SIGINT or SIGTERM.
 
     This process only forks: it has no threads and no event loop, so that the others can be forked
     again at any time.
 
     :param work: runs a process until it gets SIGTERM.
+    :param logger_seconds: how long the server process may wait for its metrics loggers.
     :raises AjetError: a process has reported an error.
     """
     if not SUPPORTED:
@@ -73,7 +77,8 @@ def supervise(gateways: int, work: Callable[[ProcessPlace], None]) -> None:
     def place(number: int) -> ProcessPlace:
         return ProcessPlace(number, gateways, mailboxes[number][0], ends, alive)
 
-    with _Children(lambda number: work(place(number)), held) as children:
+    end_seconds = _END_SECONDS + math.ceil(logger_seconds)
+    with _Children(lambda number: work(place(number)), held, end_seconds) as children:
         for number in range(gateways + 1):
             children.start(number)
         children.replace_until_stopped()
@@ -84,11 +89,13 @@ class _Children:
 
     :param work: runs the process of a place.
     :param held: a descriptor that no child may hold.
+    :param end_seconds: time after which children that do not end are killed.
     """
 
-    def __init__(self, work: Callable[[int], None], held: int) -> None:
+    def __init__(self, work: Callable[[int], None], held: int, end_seconds: int) -> None:
         self._work = work
         self._held = held
+        self._end_seconds = end_seconds
         self._pids: dict[int, int] = {}
         self._reports: dict[int, int] = {}
         self._began: dict[int, float] = {}
@@ -193,7 +200,7 @@ class _Children:
 
     def _stop(self, *_: object) -> None:
         if not self._stopping:
-            signal.alarm(_END_SECONDS)
+            signal.alarm(self._end_seconds)
         self._stopping = True
         # The server process ends first: gateway processes still record calls with it.
         if (server := self._pids.get(SERVER)) is not None:
@@ -220,7 +227,7 @@ class _Children:
     def _kill(self, *_: object) -> None:
         """Kill the processes that have not ended in time."""
         names = ", ".join(map(process_name, self._pids))
-        _log.warning("killing processes that did not end within %d s: %s", _END_SECONDS, names)
+        _log.warning("killing processes that did not end within %d s: %s", self._end_seconds, names)
         for pid in self._pids.values():
             _signal(pid, signal.SIGKILL)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ajet_core.errors import AjetError, StateError, StoreError, error_from_payload
-from ajet_core.interfaces import RunRecord
+from ajet_core.interfaces import EndReason, RunRecord
 from ajet_core.protocol import (
     EngineServers,
     ErrorDetail,
@@ -490,10 +490,13 @@ class Coordinator:
                 self._export_dir = await loop.to_end()
             await self._deactivate()
             self._events.emit("run", {"what": "stopped", "run_id": run_id, "step": loop.step})
+            await self._finish_logs("stopped" if loop.rollouts.stop_requested else "done")
         except AjetError as error:
             await self._end_failed(error)
         except asyncio.CancelledError:
             _log.info("run %s interrupted at step %d", run_id, loop.step)
+            # The server waits for the loggers when it closes them.
+            self._parts.finish_logs("interrupted")
             raise
         # Any other error is a defect of the server or a plugin: it must appear in the status and
         # the log, not be lost in a task.
@@ -517,6 +520,11 @@ class Coordinator:
             await self._deactivate()
         except StoreError as second:
             _log.error("cannot record that the run failed: %s", second.message)
+        await self._finish_logs("failed", error.message)
+
+    async def _finish_logs(self, reason: EndReason, message: str = "") -> None:
+        self._parts.finish_logs(reason, message)
+        await self._parts.loggers.settled()
 
     def _fail(self, error: AjetError) -> None:
         _log.error("%s", error.message)

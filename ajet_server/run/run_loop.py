@@ -20,7 +20,7 @@ from ajet_core.errors import (
     WorkerDiedError,
     WorkerError,
 )
-from ajet_core.interfaces import BatchRecord, ModelServers, StepReport
+from ajet_core.interfaces import BatchRecord, LoggedRun, ModelServers, StepReport
 from ajet_core.protocol import MixtureConfig, PreflightReport, ServerState, StepSummary
 from ajet_core.timeline import TrainBatch
 from ajet_server.admission.batching import BatchBuilder
@@ -183,6 +183,8 @@ class RunLoop:
                     await self._boot()
                     if not booted:
                         booted, furthest = True, self.step
+                        facts = LoggedRun(self.run.run_id, self.run.config, self.step)
+                        self._parts.loggers.start(facts)
                     await self._train()
                     if self._back is None or self.rollouts.stop_requested:
                         return await self._finish()
@@ -522,7 +524,7 @@ class RunLoop:
         if self.step % self.run.config.checkpoint_every == 0:
             await self._try_checkpoint()
         self.rollouts.stepped()
-        await self._book.tell(stepped)
+        self._book.tell(stepped)
 
     async def _try_checkpoint(self) -> None:
         try:

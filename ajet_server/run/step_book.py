@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from ajet_core.interfaces import BatchRecord, StepRecord
@@ -42,7 +41,7 @@ class StepBook:
         if self.last is not None and self.last.step > step:
             self.last = None
 
-    async def tell(self, stepped: Stepped) -> None:
+    def tell(self, stepped: Stepped) -> None:
         """Report a step to the log, the event stream, metrics loggers and plugins."""
         summary = stepped.summary
         if stepped.faults - self._faults:
@@ -50,5 +49,5 @@ class StepBook:
             _log.warning("step %d: %s", summary.step, "; ".join(summary.findings))
         self._faults = stepped.faults
         self._parts.events.emit("step", summary.model_dump())
-        await asyncio.to_thread(self._parts.loggers.log_step, summary)
-        self._parts.plugins.notify("ajet_step_finished", summary=summary)
+        self._parts.loggers.log_step(summary)
+        self._parts.watch.notify("ajet_step_finished", summary=summary)

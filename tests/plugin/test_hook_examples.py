@@ -8,6 +8,7 @@ import logging
 import math
 import random
 import re
+import shutil
 import sys
 import types
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from ajet_core.protocol import AlgorithmConfig, ModelConfig, ServerState, StepSu
 from ajet_core.timeline import TrainBatch, TrainEpisode
 from ajet_testing.plugins import plugins_with
 from ajet_testing.suites.advantage_suite import AdvantageSuite
+from ajet_testing.suites.logger_suite import LoggerSuite
 from ajet_testing.suites.samples import conversation, make_episode
 from ajet_worlds import load_world
 from ajet_worlds.rehearsal import rehearse
@@ -49,6 +51,7 @@ class Example:
     def __init__(self, hook: str, directory: Path, plugins: PluginManager, name: str) -> None:
         self.directory = directory
         self.plugins = plugins
+        self.old = name != "example"
         (info,) = [info for info in plugins.plugins(load=True) if info.name == name]
         assert info.problem == ""
         assert hook in info.hooks
@@ -186,11 +189,33 @@ async def test_register_agents(example: Example, monkeypatch: pytest.MonkeyPatch
 
 
 def test_register_loggers(example: Example) -> None:
-    logger = example.make(example.context, file="mine.csv")
-    logger.log(1, {"reward_mean": 0.25})
-    logger.log(2, {"reward_mean": 0.5})
-    logger.close()
-    assert (example.directory / "mine.csv").read_text() == "1,0.25\n2,0.5\n"
+    class Suite(LoggerSuite):
+        metrics = frozenset({"reward_mean"})
+        evaluations = False
+
+        def make_logger(self, context: WorkerContext) -> Any:
+            return example.make(context, file="mine.csv")
+
+        def read_steps(self, context: WorkerContext) -> list[tuple[int, dict[str, float]]]:
+            path = context.run_dir / "mine.csv"
+            lines = path.read_text().splitlines() if path.exists() else []
+            steps = [line.split(",") for line in lines if not line.startswith("#")]
+            return [(int(step), {"reward_mean": float(reward)}) for step, reward in steps]
+
+    run = example.directory / "run"
+    Suite().test_steps_come_back_in_order(example.directory)
+    text = (run / "mine.csv").read_text()
+    # Hook API 1.2 had no beginning and end of a run.
+    old = "1,0.25\n2,0.0\n4,-1e+30\n"
+    assert text in (f"# /models/tiny\n{old}# done\n", old)
+    assert example.old == (text == old)
+    for test in (
+        Suite().test_a_run_that_continues_adds_to_what_is_there,
+        Suite().test_one_logger_records_several_runs,
+        Suite().test_a_logger_without_records_can_be_closed,
+    ):
+        shutil.rmtree(run)
+        test(example.directory)
 
 
 def test_register_worlds(example: Example) -> None:

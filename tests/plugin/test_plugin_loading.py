@@ -9,6 +9,7 @@ import pytest
 
 from ajet_core.errors import PluginApiError, PluginLoadError, UnknownComponentError
 from ajet_core.plugin import HOOK_API, PluginInfo, PluginManager
+from ajet_core.protocol import StepSummary
 from tests.support.sites import Site
 
 ONE_ENGINE = """
@@ -157,13 +158,13 @@ def test_another_missing_component_mentions_the_broken_plugin_and_the_known_name
 
 
 REFUSED = {
-    "other major": (("2.0",), "needs hook API 2.0, but this agentjet offers 1.2: upgrade agentjet"),
+    "other major": (("2.0",), "needs hook API 2.0, but this agentjet offers 1.3: upgrade agentjet"),
     "older major": (
         ("0.9",),
-        "was written for hook API 0.9, but this agentjet offers 1.2: upgrade the",
+        "was written for hook API 0.9, but this agentjet offers 1.3: upgrade the",
     ),
-    "newer minor": (("1.3",), "needs hook API 1.3, but this agentjet offers 1.2: upgrade agentjet"),
-    "undeclared": ((), '"1.2" = "ajet_odd_hooks"'),
+    "newer minor": (("1.4",), "needs hook API 1.4, but this agentjet offers 1.3: upgrade agentjet"),
+    "undeclared": ((), '"1.3" = "ajet_odd_hooks"'),
     "not a version": (("one",), "'one' is not a hook API version"),
 }
 
@@ -172,7 +173,7 @@ REFUSED = {
 def test_a_plugin_for_another_hook_api_is_refused_before_import(
     site: Site, imported: Callable[[], set[str]], declared: tuple[str, ...], reason: str
 ) -> None:
-    assert HOOK_API == (1, 2)
+    assert HOOK_API == (1, 3)
     site.install("ajet-odd", ONE_ENGINE.format("odd"), name="odd", hook_api=declared)
     manager = PluginManager()
     assert reason in info_of(manager, "odd").problem
@@ -222,6 +223,32 @@ def test_a_failing_observer_is_logged_and_the_others_still_hear(
     assert ajet_b_hooks.HEARD == ["ROLLING"]
     assert "plugin 'ajet-a' (distribution ajet-a 1.2)" in caplog.text
     assert "OSError: full" in caplog.text
+
+
+@pytest.mark.parametrize("error", ["SystemExit(3)", "asyncio.CancelledError()"])
+def test_an_observer_cannot_end_the_server(
+    site: Site, caplog: pytest.LogCaptureFixture, error: str
+) -> None:
+    raises = f"import asyncio\n@hookimpl\ndef ajet_state_changed(state):\n    raise {error}"
+    site.install("ajet-a", raises)
+    PluginManager().notify("ajet_state_changed", state="ROLLING")
+    assert "plugin 'ajet-a' (distribution ajet-a 1.2): its hook ajet_state_changed" in caplog.text
+
+
+def test_an_observer_cannot_change_what_others_see(site: Site) -> None:
+    site.install(
+        "ajet-a", "@hookimpl\ndef ajet_step_finished(summary):\n    summary.metrics.clear()"
+    )
+    site.install(
+        "ajet-b",
+        "HEARD = []\n@hookimpl\ndef ajet_step_finished(summary):\n    HEARD.append(summary)",
+    )
+    summary = StepSummary(step=1, policy_version=1, metrics={"loss": 0.5})
+    PluginManager().notify("ajet_step_finished", summary=summary)
+    import ajet_b_hooks  # type: ignore[import-not-found, unused-ignore]
+
+    assert [summary] == ajet_b_hooks.HEARD
+    assert summary.metrics == {"loss": 0.5}
 
 
 def test_only_observers_can_be_notified() -> None:

@@ -189,6 +189,7 @@ async def test_the_end_of_an_evaluation_is_one_event_and_one_line(server: Runnin
         await server.end(grant, 1.0)
     await server.service.tell_evaluations()
     await server.service.tell_evaluations()
+    await server.service.loggers.settled()
     told = [o for o in server.service.events._events if o.event.type == "evaluation"]
     assert [(o.owner, o.event.data["tag"], o.event.data["episodes"]) for o in told] == [
         ("client", "t", 3)
