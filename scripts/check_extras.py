@@ -69,6 +69,7 @@ COMBINATIONS = (
         ROOT / "constraints" / "dev.txt",
         ("trainer:torch", "engine:torch", "command:demo"),
     ),
+    Combination(("plugin-dev",), ROOT / "constraints" / "dev.txt", ("command:plugin",), first=()),
     Combination(("server",), ROOT / "constraints" / "dev.txt", ("store:sqlite",), first=()),
 )
 

@@ -101,8 +101,9 @@ class PluginProject:
         yield from self._check_agentjet()
         yield from self._check_files()
         yield from self._check_wheel()
-        yield from self._check_entry_points()
-        if self.hooks_modules:
+        refusals = list(self._check_entry_points())
+        yield from refusals
+        if not refusals:
             yield from self._check_plugin(self._probe())
 
     def _check_metadata(self) -> Iterator[Lack]:

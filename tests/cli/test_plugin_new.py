@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import shutil
+import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
@@ -26,6 +29,7 @@ from ajet_cli.plugin_projects.rendering import (
     read_template,
     write_archive,
 )
+from ajet_core.errors import ConfigError
 from ajet_core.plugin import spec
 from ajet_core.plugin.kinds import BY_NAME
 from tests.cli.plugin_projects import ajet, build_wheel, commit, git, install, new_project, run
@@ -96,6 +100,35 @@ def test_options_and_answers_are_used(tmp_path: Path) -> None:
     assert 'python: ["3.12", "3.13"]' in workflow
     assert "python-version: ${{ matrix.python }}" in workflow
     assert "class BigStore(" in Path("here/src/ajet_big_store/store.py").read_text()
+
+
+@pytest.mark.processes
+def test_what_no_option_gives_is_asked_in_a_terminal(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ajet_cli.main", "plugin", "new", "store", "mine", "--ask"]
+    asking = subprocess.Popen([*command, "--author", "Ann"], stdin=theirs, stdout=theirs)
+    os.close(theirs)
+    screen = ""
+    for question, answer in (
+        ("One line that says", " of mine"),
+        ("E-mail address", ""),
+        ("License", "\x1b[B"),
+        ("Oldest version", ""),
+    ):
+        while question not in screen:
+            screen += os.read(ours, 1000).decode()
+        os.write(ours, f"{answer}\r".encode())
+    with contextlib.suppress(OSError):
+        # Reading fails when the other end is closed.
+        while os.read(ours, 1000):
+            pass
+    assert asking.wait() == 0
+    os.close(ours)
+    project = tomllib.loads(Path("ajet-mine/pyproject.toml").read_text())["project"]
+    assert project["description"] == "A sample store of agentjet in one file of mine"
+    assert project["authors"] == [{"name": "Ann"}]
+    assert project["license"] == "MIT"
+    assert "Author" not in screen
 
 
 @pytest.mark.processes
@@ -351,5 +384,5 @@ def test_the_bundle_has_a_tag_for_each_version(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_failure_of_git_is_an_error_with_its_message(tmp_path: Path) -> None:
-    with pytest.raises(rendering.ConfigError, match=r"`git .*` failed: .*nowhere"):
+    with pytest.raises(ConfigError, match=r"`git .*` failed: .*nowhere"):
         rendering._git(str(tmp_path / "nowhere"), "status")
