@@ -9,9 +9,11 @@ from ajet_core.plugin import PluginManager
 from ajet_core.plugin.targets import import_target
 
 
-def main(distribution: str) -> str:
-    """Return the first problem of a distribution's plugin, "" if there is none."""
-    manager = PluginManager()
+def find_problem(manager: PluginManager, distribution: str, place: str) -> str:
+    """Return the first problem of a distribution's plugins, "" if there is none.
+
+    :param place: what declares the packages that targets need, for the message.
+    """
     infos = [info for info in manager.plugins(load=True) if info.distribution == distribution]
     if not infos:
         return f"{distribution} contains no plugin"
@@ -22,11 +24,11 @@ def main(distribution: str) -> str:
             kind, _, name = component.partition(":")
             target = manager.component(kind, name).target  # type: ignore[arg-type]
             try:
-                import_target(target, component, "the environment's recipe")
+                import_target(target, component, place)
             except PluginError as error:
                 return error.message
     return ""
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]) or 0)
+    sys.exit(find_problem(PluginManager(), sys.argv[1], "the environment's recipe") or 0)

@@ -180,6 +180,11 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             summary="Check that this machine's GPUs serve and train a model.",
         ),
         CommandSpec(
+            name="plugin",
+            target="ajet_cli.commands.plugin:plugin",
+            summary="Create, update and check the project of a plugin.",
+        ),
+        CommandSpec(
             name="replay",
             target="ajet_cli.commands.replay:replay",
             summary="Train recorded steps again, as they were or with changed settings.",

@@ -75,6 +75,7 @@ COMBINATIONS = (
         ("store:sqlite", "store:postgres"),
         first=(),
     ),
+    Combination(("plugin-dev",), ROOT / "constraints" / "dev.txt", ("command:plugin",), first=()),
 )
 
 

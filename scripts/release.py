@@ -1,6 +1,8 @@
 """Tag a release, see RELEASING.md.
 
 `release.py --dry-run` checks that the release can be made, and shows the command.
+`release.py --keep-template` keeps the template of plugins, which later versions need to update
+projects that were made from it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ import tomllib
 from collections.abc import Iterator
 
 from check_wheels import PROJECTS, ROOT, read_version, run
+
+from ajet_cli.plugin_projects.rendering import read_archive, read_template, write_archive
+
+TEMPLATES = ROOT / "ajet_cli" / "plugin_projects"
 
 
 def find_problems(version: str) -> Iterator[str]:
@@ -30,6 +36,9 @@ def find_problems(version: str) -> Iterator[str]:
     if (documented := document["info"]["version"]) != version:
         yield f"docs/openapi.json is of version {documented}: run make generate"
     yield from find_changelog_problems(version)
+    kept = TEMPLATES / "past" / f"{version}.zip"
+    if not kept.is_file() or read_archive(kept) != read_template(TEMPLATES / "template"):
+        yield f"{kept.relative_to(ROOT)} is not the template of plugins: run --keep-template"
     if changed := run("git", "status", "--porcelain", cwd=ROOT).splitlines():
         yield f"not committed: {', '.join(line[3:] for line in changed)}"
     if run("git", "tag", "--list", f"v{version}", cwd=ROOT):
@@ -56,8 +65,13 @@ def main() -> None:
     """Tag the release, or print the problems."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dry-run", action="store_true", help="check, but tag nothing")
-    dry_run = parser.parse_args().dry_run
-    version = read_version()
+    parser.add_argument("--keep-template", action="store_true", help="only write its archive")
+    options = parser.parse_args()
+    version, dry_run = read_version(), options.dry_run
+    if options.keep_template:
+        template = read_template(TEMPLATES / "template")
+        write_archive(TEMPLATES / "past" / f"{version}.zip", template)
+        return
     if problems := list(find_problems(version)):
         sys.exit("\n".join([f"{version} cannot be released:", *(f"- {p}" for p in problems)]))
     command = ["git", "tag", "--annotate", f"v{version}", "--message", f"agentjet {version}"]

@@ -69,6 +69,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / file, repository / file)
     change(repository, "ajet_core/__init__.py", '__version__ = ".+"', f'__version__ = "{VERSION}"')
     change(repository, "docs/openapi.json", r'"version": "[\d.]+"', f'"version": "{VERSION}"')
+    template = repository / "ajet_cli" / "plugin_projects" / "template"
+    template.mkdir(parents=True)
+    (template / "copier.yml").write_text("kind: engine\n", encoding="utf-8")
+    assert release(repository, "--keep-template").returncode == 0
     (repository / "changelog.d" / "+some-words.added.md").write_text(ENTRY, encoding="utf-8")
     git(repository, "init", "--quiet")
     git(repository, "config", "user.name", "Someone")
@@ -143,6 +147,11 @@ def give_a_plugin_its_own_version(repository: Path) -> None:
     change(repository, file, r"\.\./\.\./ajet_core/", "src/ajet_backend_torch/")
 
 
+def change_the_template(repository: Path) -> None:
+    file = "ajet_cli/plugin_projects/template/copier.yml"
+    change(repository, file, "engine", "trainer")
+
+
 @pytest.mark.parametrize(
     ("obstacle", "message"),
     [
@@ -152,6 +161,7 @@ def give_a_plugin_its_own_version(repository: Path) -> None:
         (empty_the_section, f"{VERSION} has no entries"),
         (remove_the_section, f"there are 0 sections of {VERSION}"),
         (keep_the_old_document, r"docs/openapi\.json is of version 98\.0\.0: run make generate"),
+        (change_the_template, rf"past/{re.escape(VERSION)}\.zip is not the template of plugins"),
         (give_a_plugin_its_own_version, r"plugins/backend_torch/pyproject\.toml: the version"),
     ],
 )

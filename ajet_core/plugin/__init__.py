@@ -1,6 +1,6 @@
 '''How to write a plugin.
 
-A plugin is a distribution with a light module of hooks. This one adds an engine called ``echo``:
+A plugin is a distribution with light hooks. ``ajet plugin new`` creates one. An engine ``echo``:
 
 ``pyproject.toml``::
 

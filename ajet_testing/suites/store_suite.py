@@ -610,6 +610,8 @@ class SampleStoreSuite:
 
     async def test_runs_are_apart(self, store: SampleStore, tmp_path: Path) -> None:
         await store.append(make_episode("here"))
+        # The server creates the run directory.
+        (tmp_path / "another").mkdir()
         other = await self.make_store(tmp_path / "another")
         await other.open()
         await other.append(make_episode("there"))

@@ -46,7 +46,8 @@ class TrainerSuite:
     weights have changed, which is the harder case.
 
     :cvar vocab_size: token ids of batches are below it.
-    :cvar weight_channels: the trainer's registered weight channels.
+    :cvar weight_channels: the trainer's registered weight channels; reading what it publishes needs
+        torch and safetensors.
     :cvar rehearses: its `TrainerCapabilities.rehearses`.
     """
 
@@ -292,8 +293,7 @@ def _live_tensors() -> int:
 
 
 def _tensors(directory: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
+    load_file = pytest.importorskip("safetensors.torch").load_file
     return {k: v for file in directory.glob("*.safetensors") for k, v in load_file(file).items()}
 
 

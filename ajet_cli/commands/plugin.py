@@ -1,0 +1,184 @@
+"""``ajet plugin``: create, update and check the project of a plugin."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from packaging.utils import canonicalize_name
+
+from ajet_cli.plugin_projects.publishing import check_project
+from ajet_cli.plugin_projects.rendering import (
+    KINDS,
+    create_project,
+    read_answers,
+    update_project,
+)
+from ajet_cli.state import CliState, config_option, pass_state
+from ajet_core.errors import ConfigError
+from ajet_core.plugin.kinds import BY_NAME, RESERVED_COMMANDS
+from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with
+
+PACKAGES = frozenset({"core", "cli", "engines", "installation", "server", "testing", "torch"}) | {
+    "training",
+    "worlds",
+}
+"""Names after ``ajet_`` of agentjet's own packages."""
+
+OTHER_WORDS = {
+    "adapter": "agent",
+    "callback": "observer",
+    "dataset": "reader",
+    "environment": "world",
+    "estimator": "advantage",
+    "framework": "agent",
+    "reward": "judge",
+    "sandbox": "world",
+    "source": "reader",
+    "tracker": "logger",
+}
+"""Other words for kinds."""
+
+
+class KindType(click.ParamType[str]):
+    """A kind of component."""
+
+    name = "kind"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the kind, or refuse the value and name the likeliest one."""
+        word = str(value).lower()
+        if word not in KINDS:
+            close = difflib.get_close_matches(word, [*KINDS, *OTHER_WORDS], n=1)
+            hint = f" Did you mean {OTHER_WORDS.get(close[0], close[0])!r}?" if close else ""
+            self.fail(f"{value!r} is not a kind.{hint} Kinds: {', '.join(KINDS)}", param, ctx)
+        return word
+
+
+_DIRECTORY = click.Path(path_type=Path, file_okay=False)
+
+
+@click.group()
+@config_option
+def plugin() -> None:
+    """Create, update and check the project of a plugin."""
+
+
+@plugin.command()
+@click.argument("kind", type=KindType())
+@click.argument("name")
+@click.option("--directory", type=_DIRECTORY, help="Directory to create.  [default: ajet-NAME]")
+@click.option("--description", help="One line that says what the plugin does.")
+@click.option("--author", help="Name of the author.  [default: that of git]")
+@click.option("--email", help="E-mail address of the author.  [default: that of git]")
+@click.option("--license", help="Apache-2.0, MIT or BSD-3-Clause.  [default: Apache-2.0]")
+@click.option("--python", help="Oldest version of Python.  [default: 3.11]")
+@click.option(
+    "--answers",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help='TOML file with values of these options, such as author = "Ann".',
+)
+@click.option("--ask", is_flag=True, help="Ask in the terminal for what no option gives.")
+@config_option
+@pass_state
+def new(
+    state: CliState,
+    /,
+    *,
+    kind: str,
+    name: str,
+    directory: Path | None,
+    answers: Path | None,
+    ask: bool,
+    **options: str | None,
+) -> None:
+    """Create the project of a plugin with a component of KIND called NAME.
+
+    The project works as it is: it can be installed, and its tests pass, which include agentjet's
+    suite for the kind. Kinds are those of docs/plugins.md, and `observer`.
+    """
+    if ask and not sys.stdin.isatty():
+        raise click.UsageError("--ask needs a terminal; give the answers by options instead")
+    short = _checked(state, kind, name)
+    given = read_answers(answers) if answers is not None else {}
+    given |= {key: value for key, value in options.items() if value is not None}
+    target = directory or Path(f"ajet-{short}")
+    create_project(target, {**given, "kind": kind, "name": short}, ask=ask)
+    click.echo(
+        f"{target} is ready. To try it:\n"
+        f"  cd {target}\n"
+        "  pip install -e '.[test]'\n"
+        "  ajet plugins\n"
+        "  pytest\n"
+        "Keep it in git, so that `ajet plugin update` can bring changes of the template.\n"
+        "Before you publish it, run `ajet plugin check`."
+    )
+
+
+@plugin.command()
+@click.argument("directory", type=_DIRECTORY, default=".")
+@config_option
+def update(directory: Path) -> None:
+    """Apply the changes of agentjet's template to the project in DIRECTORY.
+
+    Your own changes stay. Where both changed the same lines, the file gets conflict markers, and
+    the command ends with 1. The project must be in a git repository without uncommitted changes.
+    """
+    conflicts = update_project(directory)
+    if conflicts:
+        click.echo("conflicts, to be resolved and committed: " + ", ".join(conflicts))
+        sys.exit(1)
+    click.echo("updated: see the changes with `git diff`, and commit them")
+
+
+@plugin.command()
+@click.argument("directory", type=_DIRECTORY, default=".")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+@config_option
+def check(directory: Path, as_json: bool) -> None:
+    """Say what the project in DIRECTORY lacks for being published.
+
+    Ends with 1 if there are errors, which users of the plugin would notice. Advice is for the rest.
+    A wheel in its folder dist is checked, too.
+    """
+    lacks = check_project(directory)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(lack) for lack in lacks], indent=2))
+    for lack in () if as_json else lacks:
+        click.secho(f"{lack.weight}: {lack.text}", fg="red" if lack.weight == "error" else None)
+    if any(lack.weight == "error" for lack in lacks):
+        sys.exit(1)
+    if not as_json:
+        click.echo("nothing that is required is missing")
+
+
+def _checked(state: CliState, kind: str, name: str) -> str:
+    """Return the name without ``ajet-``, in its normal form.
+
+    :raises ConfigError: it cannot be the name of a distribution, or agentjet has it already.
+    """
+    short = canonicalize_name(name).removeprefix("ajet-")
+    if re.fullmatch(r"[A-Za-z0-9._-]+", name) is None or not re.fullmatch(
+        r"[a-z][a-z0-9]*(-[a-z0-9]+)*", short
+    ):
+        raise ConfigError(
+            f"{name!r} is not a valid name: use letters, digits and single hyphens, and begin with "
+            "a letter"
+        )
+    own = f"{CORE_DISTRIBUTION}-{short}"
+    if short.replace("-", "_") in PACKAGES or extras_with(own):
+        raise ConfigError(f"agentjet has a package of the name {short!r}: choose another one")
+    taken = kind == "command" and short in RESERVED_COMMANDS
+    if kind in BY_NAME and short in state.plugins.names(kind):
+        component = state.plugins.component(kind, short)
+        taken = taken or state.plugins.owner(component) == CORE_DISTRIBUTION
+    if taken:
+        raise ConfigError(f"agentjet has a {kind} {short!r} already: choose another name")
+    return short
