@@ -25,7 +25,7 @@ from ajet_core.errors import ConfigError
 from ajet_core.plugin.kinds import BY_NAME, RESERVED_COMMANDS
 from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with
 
-PACKAGES = frozenset({"core", "cli", "engines", "installation", "server", "testing", "torch"}) | {
+PACKAGES = frozenset({"core", "cli", "engines", "installation", "server", "stores", "testing", "torch"}) | {
     "training",
     "worlds",
 }
