@@ -26,12 +26,13 @@ from ajet_core.interfaces import (
     SampleStore,
     StepRecord,
 )
+from ajet_testing.conformance import ConformanceSuite
 from ajet_testing.suites.samples import conversation, make_call, make_episode, make_joint
 
 __all__ = ["SampleStoreSuite", "aborted", "ended", "owners", "stored_episodes"]
 
 
-class SampleStoreSuite:
+class SampleStoreSuite(ConformanceSuite):
     """Conformance tests of a `SampleStore`; a subclass creates one.
 
     ::
