@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-__all__ = ["ConformanceSuite"]
+__all__ = ["ConformanceSuite", "pytest_configure"]
 
 _SUITES = "ajet_testing."
 _NEEDED = {"asyncio": "pytest-asyncio", "timeout": "pytest-timeout"}

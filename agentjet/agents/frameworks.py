@@ -15,7 +15,6 @@ from importlib.metadata import (
     packages_distributions,
     requires,
 )
-from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -45,17 +44,6 @@ def is_imported(name: str) -> bool:
     """Return whether a module is imported completely, not just partially."""
     module = sys.modules.get(name)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
-
-
-def is_missing(framework: str) -> bool:
-    """Return whether programs cannot import a framework's module."""
-    if is_imported(framework):
-        return False
-    try:
-        return find_spec(framework) is None
-    # What a package raises that `find_spec` imports for one of its modules.
-    except Exception:  # noqa: BLE001 - it cannot be imported
-        return True
 
 
 def refusal(
@@ -110,8 +98,11 @@ def _misnamed(
     packages: Collection[str], plugins: PluginManager, specs: Collection[AgentSpec]
 ) -> str:
     """Return the mistake of an adapter for one of the packages that names another framework."""
+    # Imported here because programs without such an adapter need no settings.
+    from ajet_installation.check_plugin import can_be_imported
+
     for spec in specs:
-        if not is_missing(spec.framework):
+        if can_be_imported(spec.framework):
             continue
         owner = next(p for p in plugins.plugins() if f"agent:{spec.name}" in p.components)
         alike = get_close_matches(_package(spec.framework), packages, n=1, cutoff=_ALIKE)
