@@ -31,22 +31,24 @@ from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import PLANNER, REPLIES, WORKER
 
-ROOT = Path(__file__).resolve().parents[1]
-DEVELOPMENT = ROOT / ".venv" / "bin" / "python"
-BACKEND = "ajet_backend_torch"
-STEPS = 8
-TASKS = 4
-EPISODES = 16
+__all__ = ["assert_learns", "learning_python"]
 
-Play = Callable[[str], Awaitable[list[str]]]
+_ROOT = Path(__file__).resolve().parents[1]
+_DEVELOPMENT = _ROOT / ".venv" / "bin" / "python"
+_BACKEND = "ajet_backend_torch"
+_STEPS = 8
+_TASKS = 4
+_EPISODES = 16
+
+_Play = Callable[[str], Awaitable[list[str]]]
 
 
-def score(_task: str, doors: list[str]) -> float:
+def _score(_task: str, doors: list[str]) -> float:
     """The reward: 1 for opening the left door first."""
     return float(doors[:1] == ["left"])
 
 
-def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] = REPLIES) -> None:
+def assert_learns(play: _Play, directory: Path, replies: Sequence[ScriptedReply] = REPLIES) -> None:
     """Train for some steps; check that rewards rise and every call was trained in its episode.
 
     It takes a minute or two: give the test a marker such as ``pytest.mark.timeout(600)``. Without
@@ -57,28 +59,28 @@ def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] 
     :param replies: the answers that the model is first taught.
     """
     python = learning_python()
-    recorded = record(play, directory / "scripted", replies)
+    recorded = _record(play, directory / "scripted", replies)
     lesson = directory / "lesson.json"
     lesson.write_text(json.dumps(recorded))
     model = directory / "models" / "doors"
     tokenizer = directory / "scripted" / "models" / "scripted"
     teach = [python, "-m", "ajet_testing.teach", lesson, tokenizer, model]
     subprocess.run([*map(str, teach)], cwd=directory, check=True, env=_dev_env())  # noqa: S603
-    with serving(directory, python) as (url, token, metrics):
-        tasks = [Task(f"t{i:03}x") for i in range(STEPS * TASKS)]
+    with _serving(directory, python) as (url, token, metrics):
+        tasks = [Task(f"t{i:03}x") for i in range(_STEPS * _TASKS)]
         report = train(
-            trainable(play, reward=score),
+            trainable(play, reward=_score),
             tasks,
             client=AsyncSwarmClient(url, token),
             config=_config(model),
-            concurrency=TASKS * EPISODES,
+            concurrency=_TASKS * _EPISODES,
             progress=False,
         )
         with SwarmClient(url, token) as control:
             # Read all steps: the last one continues after its episodes have ended. If a program
             # blocks the event loop's heartbeats, its slots are freed, and batches have more
             # episodes.
-            size, in_steps = TASKS * EPISODES, 0.0
+            size, in_steps = _TASKS * _EPISODES, 0.0
             for event in control.events(since=0):
                 if event.type == "step":
                     in_steps += event.data["metrics"]["episodes"]
@@ -97,20 +99,20 @@ def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] 
 
 def learning_python() -> str:
     """Return the interpreter that trains a real model, or skip the test if there is none."""
-    if DEVELOPMENT.is_file():
-        return str(DEVELOPMENT)
-    if find_spec(BACKEND) is not None:
+    if _DEVELOPMENT.is_file():
+        return str(_DEVELOPMENT)
+    if find_spec(_BACKEND) is not None:
         return sys.executable
     pytest.skip("no torch to train a real model with: pip install 'agentjet[testing,torch]'")
 
 
-def record(
-    play: Play, directory: Path, replies: Sequence[ScriptedReply]
+def _record(
+    play: _Play, directory: Path, replies: Sequence[ScriptedReply]
 ) -> list[dict[str, list[int]]]:
     """Return the calls of some episodes with a scripted model: prompts and sampled tokens."""
     with ScriptedSwarm(directory, replies, batch={"tasks": 6, "episodes_per_task": 4}) as swarm:
         report = train(
-            trainable(play, reward=score),
+            trainable(play, reward=_score),
             [f"t{i:03}x" for i in range(100, 106)],
             client=AsyncSwarmClient(swarm.url, swarm.token),
             progress=False,
@@ -128,7 +130,7 @@ def record(
 
 
 @contextlib.contextmanager
-def serving(directory: Path, python: str) -> Iterator[tuple[str, str, Path]]:
+def _serving(directory: Path, python: str) -> Iterator[tuple[str, str, Path]]:
     """Run a server with a real engine and trainer; yield its URL, control token and metrics.
 
     :param python: the interpreter of the server.
@@ -162,7 +164,7 @@ def _config(model: Path) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": {"path": str(model), "renderer": "qwen3"},
-            "batch": {"tasks": TASKS, "episodes_per_task": EPISODES},
+            "batch": {"tasks": _TASKS, "episodes_per_task": _EPISODES},
             "algorithm": {
                 "learning_rate": 1e-3,
                 "warmup_steps": 3,
