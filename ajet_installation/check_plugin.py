@@ -198,11 +198,8 @@ def _problem_in(interpreter: Interpreter, distribution: str) -> str:
     return done.stderr.strip() if done.returncode else ""
 
 
-def find_problem(manager: PluginManager, distribution: str, place: str) -> str:
-    """Return the first problem of a distribution's plugins, "" if there is none.
-
-    :param place: what declares the packages that targets need, for the message.
-    """
+def find_problem(manager: PluginManager, distribution: str) -> str:
+    """Return the first problem of a distribution's plugins, "" if there is none."""
     infos = [info for info in manager.plugins(load=True) if info.distribution == distribution]
     if not infos:
         return f"{distribution} contains no plugin"
@@ -219,4 +216,4 @@ def find_problem(manager: PluginManager, distribution: str, place: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(find_problem(PluginManager(), sys.argv[1], "the environment's recipe") or 0)
+    sys.exit(find_problem(PluginManager(), sys.argv[1]) or 0)

@@ -61,7 +61,7 @@ def probe(distribution: str) -> Probed:
         if f"{kind}:{name}" in components
     ]
     return Probed(
-        problem=find_problem(manager, distribution, "see the dependencies in pyproject.toml"),
+        problem=find_problem(manager, distribution),
         hooks=tuple(sorted({hook for info in infos for hook in info.hooks})),
         components=tuple((kind, name) for kind, name, _ in specs),
         imported=tuple(sorted({m.partition(".")[0] for m in modules} - own - _ALWAYS)),
