@@ -58,7 +58,7 @@ def find_local(url: str) -> ServerTokens | None:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     path = state_dir() / f"{port}.json"
     try:
-        if path.stat().st_uid != os.getuid():
+        if path.stat().st_uid != getattr(os, "getuid", int)():  # 0 on Windows
             return None
         tokens = read_json(path)
         return ServerTokens(control=str(tokens["control"]), client=str(tokens["client"]))

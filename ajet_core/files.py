@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import stat
@@ -28,8 +27,8 @@ def read_bytes(path: Path, limit: int = _MAX_TEXT_BYTES) -> bytes:
     :raises UnreadableFileError: the file cannot be read, is not a regular file, or is too large.
     """
     try:
-        # Non-blocking, because opening a pipe might wait forever for its other end.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        # Opening a pipe might wait forever for its other end. Windows has no such flag.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise UnreadableFileError(f"{path} is not a regular file")
@@ -92,12 +91,12 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     :raises OSError: the file could not be written; the old content is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fchmod(file.fileno(), mode)
+            temporary.chmod(mode)
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
@@ -107,25 +106,27 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file's content, or the names in a directory, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Flush a file's content, or the names in a directory, to disk; does nothing on Windows."""
+    if os.name != "nt":  # which opens no directories, and flushes only what is open for writing
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def lock_file(path: Path) -> int:
     """Take the exclusive lock of a file without waiting, and return its open descriptor.
 
-    The kernel releases the lock when the last process that holds the descriptor ends, even by a
-    crash.
+    The kernel releases it when the last process that holds the descriptor ends, even by a crash.
 
     :param path: the lock file. It is never removed, because that would race with the next process.
     :raises BlockingIOError: another process holds the lock; the message is its id.
     :raises OSError: the file cannot be created.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    import fcntl  # missing on Windows, where only clients run
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

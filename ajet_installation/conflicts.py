@@ -164,7 +164,7 @@ def _wants_of(name: NormalizedName, packages: Packages) -> list[Want]:
             (f"{CORE_DISTRIBUTION}[{extra}]", requirement)
             for extra in distribution.metadata.get_all("Provides-Extra") or []
             for requirement in requirements_of(distribution, frozenset([extra]))
-            if _called(requirement.name, packages) in backends
+            if canonicalize_name(requirement.name) in backends
         ]
     return [
         Want(name, by, _called(requirement.name, packages), requirement.specifier)

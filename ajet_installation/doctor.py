@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -27,7 +28,12 @@ from ajet_installation.environment import (
     python_version,
     site_packages,
 )
-from ajet_installation.interpreters import installed_here, is_installed_here, why_not_here
+from ajet_installation.interpreters import (
+    PREFIX,
+    installed_here,
+    is_installed_here,
+    why_not_here,
+)
 from ajet_installation.mending import Mending
 from ajet_installation.recipes import Device, Recipe, recipe_of_plugin, recipes
 from ajet_installation.requirements import by_name, unmet
@@ -44,7 +50,7 @@ class Diagnosis:
 
     :param state: ``ok``; ``absent``: not installed, which is no problem; ``wrong``: installed but
         not working.
-    :param remedy: the command that fixes it, "" if nothing needs fixing.
+    :param remedy: the command that fixes it, or installs what is absent; "" if there is none.
     """
 
     what: str
@@ -66,14 +72,14 @@ def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[
     mending = Mending(packages, conflicts, environments, device)
     findings = [_python(), _core(mending)]
     infos = [info for info in plugins.plugins(load=True) if info.distribution != CORE_DISTRIBUTION]
-    findings += [_plugin(info, mending) for info in infos]
+    of_plugins = {info.distribution: _plugin(info, mending, settings) for info in infos}
+    findings += of_plugins.values()
     findings += [
         Diagnosis(
             f"conflict over {one.package}", one.found, "wrong", str(one), mending.of_conflict(one)
         )
         for one in conflicts
     ]
-    plugged = {info.distribution for info in infos}
     for recipe in recipes().values():
         environment = environments.get(recipe.name)
         if environment is not None:
@@ -82,7 +88,10 @@ def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[
         half = [
             r / recipe.name for r in environment_roots(settings) if is_unfinished(r / recipe.name)
         ]
-        findings.append(_no_environment(recipe, half, plugged, device))
+        its = of_plugins.get(recipe.plugin)
+        findings.append(
+            _no_environment(recipe, half, its is not None and its.state == "ok", device)
+        )
     return findings
 
 
@@ -124,36 +133,107 @@ def _extras(packages: Packages) -> tuple[list[str], list[str]]:
     return there, missing
 
 
-def _plugin(info: PluginInfo, mending: Mending) -> Diagnosis:
+def _plugin(info: PluginInfo, mending: Mending, settings: Settings) -> Diagnosis:
     what = f"plugin {info.name}"
     version = f"{info.distribution} {info.version}"
     if info.blocked:
         return Diagnosis(what, version, "absent", info.problem)
     its = [e for e in mending.environments.values() if info.distribution in e.record.plugins]
-    why = why_not_here(info.distribution)
     if info.problem:
         remedy = f"pip install --upgrade {info.distribution}"
         if its and not is_installed_here(info.distribution):
             remedy = its[0].create_command(force=True)
         return Diagnosis(what, version, "wrong", info.problem, remedy)
+    return Diagnosis(what, version, *_where_it_runs(info, its, mending, settings))
+
+
+def _where_it_runs(
+    info: PluginInfo, its: list[Environment], mending: Mending, settings: Settings
+) -> tuple[State, str, str]:
+    """Return the state of a plugin that can be loaded, the detail and the remedy.
+
+    :param its: environments that have the plugin.
+    """
+    if (setting := _python_setting(info, settings)) is not None:
+        return _runs_with(*setting, mending)
+    why = why_not_here(info.distribution)
+    if why and its:
+        return "ok", f"runs in {its[0].directory}: {why}", ""
+    if (unmet_here := _unmet_here(info, mending)) is not None:
+        return "wrong", *unmet_here
+    if (servers := _servers_setting(info, settings)) is not None:
+        return "ok", servers, ""
     if not why:
-        return _plugin_here(info, what, version, mending)
-    if its:
-        return Diagnosis(what, version, "ok", f"runs in {its[0].directory}: {why}")
-    return Diagnosis(what, version, "wrong", why, _remedy(info.distribution, mending.device))
+        return "ok", "runs here", ""
+    return _without_backend(info, why, mending.device)
 
 
-def _plugin_here(info: PluginInfo, what: str, version: str, mending: Mending) -> Diagnosis:
+def _without_backend(info: PluginInfo, why: str, device: Device) -> tuple[State, str, str]:
+    remedy = _remedy(info.distribution, device)
+    engines = [name for kind, name in _components(info) if kind == "engine"]
+    if not engines or not is_installed_here(info.distribution):
+        return "wrong", why, remedy
+    detail = (
+        f"{why}, so this machine starts no model servers; with servers.{engines[0]}.urls it uses "
+        "those that run elsewhere"
+    )
+    return "absent", detail, remedy
+
+
+def _components(info: PluginInfo) -> list[tuple[str, str]]:
+    """Return kind and name of each component of a plugin."""
+    parts = (component.partition(":") for component in info.components)
+    return [(kind, name) for kind, _, name in parts]
+
+
+def _python_setting(info: PluginInfo, settings: Settings) -> tuple[str, str] | None:
+    """Return the setting that names the interpreter of a plugin's components, and its value."""
+    chosen = settings.workers.python
+    for kind, name in _components(info):
+        for component in (f"{kind}:{name}", name):
+            if component in chosen:
+                return f"workers.python.{component}", chosen[component]
+    return None
+
+
+def _runs_with(setting: str, python: str, mending: Mending) -> tuple[State, str, str]:
+    name = python.removeprefix(PREFIX)
+    if python == name:
+        if shutil.which(python) is None:
+            return "wrong", f"{setting} names {python}, which cannot be run", ""
+        return "ok", f"runs with {python} ({setting})", ""
+    if name not in mending.environments:
+        remedy = create_command(name, mending.device)
+        return "wrong", f"{setting} names {python}, which does not exist", remedy
+    return "ok", f"runs in {mending.environments[name].directory} ({setting})", ""
+
+
+def _servers_setting(info: PluginInfo, settings: Settings) -> str | None:
+    """Return what the settings say about the model servers of a plugin's engines."""
+    for kind, name in _components(info):
+        said = settings.servers.get(name) if kind == "engine" else None
+        if said is None:
+            continue
+        if said.urls:
+            return f"its model servers run elsewhere: {', '.join(said.urls)} (servers.{name}.urls)"
+        if said.python is not None:
+            return f"its model servers run with {said.python} (servers.{name}.python)"
+    return None
+
+
+def _unmet_here(info: PluginInfo, mending: Mending) -> tuple[str, str] | None:
+    """Return the unmet requirements of a plugin that is installed here, and what fixes them."""
     packages = mending.packages
     recipe = recipe_of_plugin(info.distribution)
     provides = recipe.cpu.provides if recipe is not None else {}
     if canonicalize_name(info.distribution) not in packages:
-        return Diagnosis(what, version, "ok", "runs here")
-    problems = unmet(info.distribution, packages, provides=provides, deep=True)
-    if problems:
-        lines = "; ".join(map(str, problems[:_SHOWN]))
-        return Diagnosis(what, version, "wrong", lines, mending.of_unmet(problems))
-    return Diagnosis(what, version, "ok", "runs here")
+        return None
+    problems = unmet(info.distribution, packages, provides=provides)
+    if any(problem.found is None for problem in problems):
+        remedy = _remedy(info.distribution, mending.device)
+    elif problems := unmet(info.distribution, packages, provides=provides, deep=True):
+        remedy = mending.of_unmet(problems)
+    return ("; ".join(map(str, problems[:_SHOWN])), remedy) if problems else None
 
 
 def _remedy(distribution: str, device: Device) -> str:
@@ -163,18 +243,15 @@ def _remedy(distribution: str, device: Device) -> str:
     return create_command(recipe.name, device)
 
 
-def _no_environment(
-    recipe: Recipe, half: list[Path], plugged: set[str], device: Device
-) -> Diagnosis:
+def _no_environment(recipe: Recipe, half: list[Path], works: bool, device: Device) -> Diagnosis:
     what = f"environment {recipe.name}"
     if half:
         detail = (
             f"{half[0]} is incomplete: it is still being created, or its creation was interrupted"
         )
         return Diagnosis(what, "", "wrong", detail, create_command(recipe.name, device, half[0]))
-    here = recipe.plugin in plugged and not why_not_here(recipe.plugin)
-    detail = "not needed: the plugin runs here" if here else "not made"
-    remedy = "" if here else create_command(recipe.name, device)
+    detail = "not needed: the plugin runs without it" if works else "not made"
+    remedy = "" if works else create_command(recipe.name, device)
     return Diagnosis(what, "", "absent", detail, remedy)
 
 

@@ -231,7 +231,7 @@ def _read_all(root: Path) -> Iterator[Environment]:
 
 
 def _is_ours(directory: Path) -> bool:
-    return directory.stat().st_uid in {os.getuid(), 0}
+    return directory.stat().st_uid in {getattr(os, "getuid", int)(), 0}  # always 0 on Windows
 
 
 def is_unfinished(directory: Path) -> bool:

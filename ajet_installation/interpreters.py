@@ -194,8 +194,9 @@ def why_not_here(plugin: str) -> str:
     recipe = recipe_of_plugin(plugin)
     provides = recipe.cpu.provides if recipe is not None else {}
     problems = [str(one) for one in unmet(plugin, installed_here(), provides=provides)]
-    # A plugin that only starts its backend's server may not list the backend as a requirement.
-    imports = recipe.cpu.imports if recipe is not None else ()
+    # A plugin that only starts its backend's server may not list the backend as a requirement. On a
+    # CPU a backend may import more, but not every machine with a GPU can be told from one without.
+    imports = recipe.gpu.imports if recipe is not None else ()
     for module in dict.fromkeys(name.partition(".")[0] for name in imports):
         if find_spec(module) is None:
             problems.append(f"{module} is not installed in this environment")

@@ -52,8 +52,7 @@ class Mending:
         mine, others = (backends_of(want, self.packages) for want in pair)
         for two in product(mine, others):
             if two[0] is not two[1] and self.device == "gpu" and not cannot_share(two, self.device):
-                extras = ",".join(recipe.with_backend for recipe in two)
-                return f"pip install '{CORE_DISTRIBUTION}[{extras}]'"
+                return pip_line([_line(two, self.device)])
         for moved in (*mine, *others):
             if names := backend_distributions(moved, self.packages):
                 uninstall = f"pip uninstall --yes {' '.join(names)}"
@@ -75,10 +74,10 @@ class Mending:
 
 
 def cannot_share(chosen: Iterable[Recipe], device: Device) -> list[str]:
-    """Return why backends cannot share an environment, for each such pair."""
+    """Return why pip refuses to install backends together, for each such pair."""
     reasons = []
     for first, second in combinations(chosen, 2):
-        one, other = first.build(device).needs, second.build(device).needs
+        one, other = first.needs, second.needs
         clashes = [
             f"{first.name} needs {package} {one[package]} and {second.name} {other[package]}"
             for package in sorted(set(one) & set(other))
@@ -86,11 +85,15 @@ def cannot_share(chosen: Iterable[Recipe], device: Device) -> list[str]:
         ]
         if clashes:
             reasons.append(
-                f"agentjet[{first.name},{second.name}] cannot be installed together: "
+                f"{_line((first, second), device)} cannot be installed together: "
                 f"{'; '.join(clashes)}. Create an environment for each: ajet env create "
                 f"{first.name}, ajet env create {second.name}"
             )
     return reasons
+
+
+def _line(chosen: Iterable[Recipe], device: Device) -> str:
+    return f"{CORE_DISTRIBUTION}[{','.join(recipe.extra_name(device) for recipe in chosen)}]"
 
 
 def pip_line(wanted: Iterable[str]) -> str:

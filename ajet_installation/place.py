@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,6 +19,8 @@ def locked(directory: Path) -> Iterator[int]:
 
     :raises BackendEnvironmentError: another process has the lock, or the disk cannot be written.
     """
+    import fcntl  # missing on Windows, where `ajet doctor` imports this module
+
     lock = directory.with_name(f".{directory.name}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)

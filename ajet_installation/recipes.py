@@ -58,8 +58,6 @@ class Build(_Part):
     :param python: the supported range of Python versions.
     :param gigabytes: required free disk space.
     :param imports: modules that must be importable in a finished environment.
-    :param needs: version ranges of packages that other backends need too, to find out whether both
-        fit into one environment.
     :param prepare: Python code to run before the imports.
     :param provides: distributions with other names here, by their usual name.
     :param constraints: a file of pinned versions next to the recipe.
@@ -69,7 +67,6 @@ class Build(_Part):
     python: str
     gigabytes: Annotated[float, Field(gt=0)]
     imports: tuple[str, ...]
-    needs: dict[str, str] = Field(default_factory=dict)
     prepare: str = ""
     provides: dict[str, str] = Field(default_factory=dict)
     constraints: str | None = None
@@ -78,20 +75,15 @@ class Build(_Part):
 
     _python_is_a_range = field_validator("python")(_checked_range)
 
-    @field_validator("needs")
-    @classmethod
-    def _needs_are_ranges(cls, needs: dict[str, str]) -> dict[str, str]:
-        return {name: _checked_range(text) for name, text in needs.items()}
-
 
 class Recipe(_Part):
-    """A backend.
+    """A backend; the extra of agentjet with its name installs it on a GPU, with the server.
 
     :param plugin: the distribution of its plugin.
     :param source: directory of that plugin in agentjet's source tree.
     :param components: names of the engines and trainers that the plugin registers.
-    :param with_backend: the extra of agentjet that installs the backend itself, on a GPU, together
-        with the server.
+    :param needs: version ranges of packages that other backends need too, as the extra requires
+        them, to find out whether both fit into one environment.
     :param directory: directory of the files that the recipe names.
     """
 
@@ -101,18 +93,27 @@ class Recipe(_Part):
     plugin: str
     source: str
     components: tuple[str, ...] = ()
-    with_backend: str
+    needs: dict[str, str] = Field(default_factory=dict)
     cpu: Build
     gpu: Build
+
+    @field_validator("needs")
+    @classmethod
+    def _needs_are_ranges(cls, needs: dict[str, str]) -> dict[str, str]:
+        return {name: _checked_range(text) for name, text in needs.items()}
 
     def build(self, device: Device) -> Build:
         """Return the build for `device`."""
         return self.cpu if device == "cpu" else self.gpu
 
+    def extra_name(self, device: Device) -> str:
+        """Return the extra of agentjet that installs the backend with the server on `device`."""
+        return self.build(device).provides.get(self.name, self.name)
+
     def digest(self, device: Device) -> str:
         """Return a digest of everything that determines `device`'s environment."""
         build = self.build(device)
-        sha = hashlib.sha256(build.model_dump_json(exclude={"needs"}).encode())
+        sha = hashlib.sha256(build.model_dump_json().encode())
         for name in (build.constraints, *(step.requirements for step in build.steps)):
             if name is not None:
                 sha.update((self.directory / name).read_bytes())

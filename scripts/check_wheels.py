@@ -98,6 +98,8 @@ def check_contents(project: Path, wheel: Path) -> None:
     for key, value in expected.items():
         if metadata[key] != value:
             sys.exit(f"{wheel.name}: {key} is {metadata[key]!r}, not {value!r}")
+    if not wheel.name.endswith("-py3-none-any.whl"):
+        sys.exit(f"{wheel.name}: is not for every system")
     if not metadata.get_payload():
         sys.exit(f"{wheel.name}: the description is empty")
     typed = {f"{package}/py.typed" for package in find_packages(project)}

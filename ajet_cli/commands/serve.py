@@ -58,6 +58,11 @@ def serve(state: CliState, /, **options: object) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ajet_"):
             raise
+        if error.name in {"fcntl", "resource"}:
+            raise ConfigError(
+                "a swarm server needs Linux or macOS; on Windows, use the client with a server "
+                "elsewhere (AJET_URL, AJET_TOKEN), or run both in WSL"
+            ) from error
         raise ConfigError(
             "the server requires packages that are not installed (no module named "
             f"{error.name!r}): pip install 'agentjet[server]'"

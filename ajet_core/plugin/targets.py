@@ -54,8 +54,7 @@ def extras_with(distribution: str) -> list[str]:
         marker = str(requirement.marker or "")
         if canonicalize_name(requirement.name) == wanted and "extra ==" in marker:
             extras.append(marker.rpartition("extra ==")[2].strip().strip("\"'"))
-    # Build tools expand extras that include others, so a wider extra may also list the
-    # distribution.
+    # Several extras may list it, since build tools expand extras that include others.
     return sorted(extras, key=lambda extra: (not wanted.endswith(f"-{extra}"), extra))
 
 

@@ -12,7 +12,6 @@ RECIPE = """
 summary = "a backend"
 plugin = "{plugin}"
 source = "plugins/tiny"
-with_backend = "tiny"
 {more}
 [cpu]
 python = ">=3.11"

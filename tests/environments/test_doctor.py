@@ -57,12 +57,94 @@ def test_a_complete_plugin_runs_here(site: Path) -> None:
     assert found.version == "near-engine 1.0"
 
 
-def test_a_plugin_whose_backend_is_missing_is_told_how_to_get_it(site: Path) -> None:
+def test_a_plugin_that_lacks_a_requirement_is_wrong(site: Path) -> None:
     plugin(site, "agentjet-engine-vllm", requires=["no-such-vllm>=0.32"])
     found = finding("plugin agentjet-engine-vllm")
     assert found.state == "wrong"
     assert "needs no-such-vllm>=0.32, is not installed" in found.detail
     assert found.remedy == "ajet env create vllm --cpu"
+
+
+def test_an_engine_without_its_model_server_is_no_fault(site: Path) -> None:
+    plugin(site, "agentjet-engine-vllm", component="vllm")
+    found = finding("plugin agentjet-engine-vllm")
+    assert (found.state, found.remedy) == ("absent", "ajet env create vllm --cpu")
+    assert found.detail == (
+        "vllm is not installed in this environment, so this machine starts no model servers; with "
+        "servers.vllm.urls it uses those that run elsewhere"
+    )
+
+
+def test_sglang_needs_nothing_of_vllm_where_its_own_build_is_installed(site: Path) -> None:
+    plugin(site, "agentjet-engine-sglang", component="sglang")
+    (site / "sglang.py").touch()
+    found = finding("plugin agentjet-engine-sglang")
+    assert (found.state, found.detail) == ("ok", "runs here")
+
+
+def test_an_engine_whose_model_servers_run_elsewhere_is_well(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin(site, "agentjet-engine-vllm", component="vllm")
+    monkeypatch.setenv("AJET_SERVERS", '{"vllm": {"urls": ["http://10.0.0.5:8000"]}}')
+    found = finding("plugin agentjet-engine-vllm")
+    assert (found.state, found.remedy) == ("ok", "")
+    assert found.detail == (
+        "its model servers run elsewhere: http://10.0.0.5:8000 (servers.vllm.urls)"
+    )
+
+
+def test_an_engine_whose_model_servers_have_another_interpreter_is_well(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin(site, "agentjet-engine-vllm", component="vllm")
+    monkeypatch.setenv("AJET_SERVERS", json.dumps({"vllm": {"python": sys.executable}}))
+    found = finding("plugin agentjet-engine-vllm")
+    assert found.state == "ok"
+    assert found.detail == f"its model servers run with {sys.executable} (servers.vllm.python)"
+
+
+def test_an_engine_that_lacks_a_requirement_is_wrong_wherever_its_servers_run(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin(site, "agentjet-engine-vllm", component="vllm", requires=["no-such-thing"])
+    monkeypatch.setenv("AJET_SERVERS", '{"vllm": {"urls": ["http://10.0.0.5:8000"]}}')
+    assert finding("plugin agentjet-engine-vllm").state == "wrong"
+
+
+@pytest.mark.parametrize("component", ["verl", "engine:verl"])
+def test_a_plugin_whose_interpreter_the_settings_name_is_well(
+    site: Path, monkeypatch: pytest.MonkeyPatch, component: str
+) -> None:
+    # As its documentation says to install it beside a server: without its requirements.
+    plugin(site, "agentjet-backend-verl", component="verl", requires=["no-such-verl"])
+    monkeypatch.setenv("AJET_WORKERS__PYTHON", json.dumps({component: sys.executable}))
+    found = finding("plugin agentjet-backend-verl")
+    assert (found.state, found.remedy) == ("ok", "")
+    assert found.detail == f"runs with {sys.executable} (workers.python.{component})"
+    assert finding("environment verl").detail == "not needed: the plugin runs without it"
+
+
+def test_an_interpreter_that_does_not_run_is_wrong(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin(site, "agentjet-backend-verl", component="verl")
+    monkeypatch.setenv("AJET_WORKERS__PYTHON", '{"verl": "/no/such/python"}')
+    found = finding("plugin agentjet-backend-verl")
+    assert found.state == "wrong"
+    assert found.detail == "workers.python.verl names /no/such/python, which cannot be run"
+
+
+def test_an_environment_that_the_settings_name_has_to_exist(
+    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin(site, "agentjet-engine-vllm", component="vllm")
+    monkeypatch.setenv("AJET_WORKERS__PYTHON", '{"vllm": "env:vllm"}')
+    found = finding("plugin agentjet-engine-vllm")
+    assert (found.state, found.remedy) == ("wrong", "ajet env create vllm --cpu")
+    made = real(tmp_path)
+    found = finding("plugin agentjet-engine-vllm")
+    assert (found.state, found.detail) == ("ok", f"runs in {made.directory} (workers.python.vllm)")
 
 
 def test_a_plugin_without_a_recipe_is_mended_by_pip(site: Path) -> None:
@@ -86,6 +168,14 @@ def test_a_conflict_further_down_names_the_line_that_mends_it(site: Path) -> Non
     assert found.state == "wrong"
     assert found.detail == "near-library needs near-tool>=2, 1.4 is installed"
     assert found.remedy == "pip install 'near-tool>=2'"
+
+
+def test_a_plugin_with_another_version_of_a_requirement_is_told_the_one_for_pip(site: Path) -> None:
+    plugin(site, "agentjet-backend-verl", component="verl", requires=["near-tool>=2"])
+    distribution(site, "near-tool", "1.4")
+    found = finding("plugin agentjet-backend-verl")
+    assert found.detail == "agentjet-backend-verl needs near-tool>=2, 1.4 is installed"
+    assert (found.state, found.remedy) == ("wrong", "pip install 'near-tool>=2'")
 
 
 def test_a_plugin_that_cannot_be_imported_is_wrong(site: Path) -> None:
@@ -207,12 +297,15 @@ def test_an_environment_of_an_older_recipe_works_and_can_be_renewed(tmp_path: Pa
 
 
 def test_backends_whose_ranges_exclude_each_other_are_explained() -> None:
-    chosen = [recipe("verl"), recipe("vllm"), recipe("torch")]
-    (reason,) = cannot_share(chosen, "cpu")
-    assert reason.startswith("agentjet[verl,vllm] cannot be installed together: verl needs transf")
-    assert reason.endswith("ajet env create verl, ajet env create vllm")
-    # For a GPU there is a version of vLLM that fits beside verl.
-    assert cannot_share(chosen, "gpu") == []
+    (reason,) = cannot_share([recipe("sglang"), recipe("vllm"), recipe("torch")], "cpu")
+    assert reason == (
+        "agentjet[sglang,vllm-cpu] cannot be installed together: sglang needs torch ==2.14.1 and "
+        "vllm ==2.13.0. Create an environment for each: ajet env create sglang, ajet env create "
+        "vllm"
+    )
+    # One version of vLLM fits beside verl, another beside TRL.
+    for trainer in ("torch", "trl", "verl"):
+        assert cannot_share([recipe(trainer), recipe("vllm")], "gpu") == []
 
 
 def ajet(*args: str) -> Result:
@@ -220,13 +313,12 @@ def ajet(*args: str) -> Result:
 
 
 def test_what_is_really_installed_is_well() -> None:
-    result = ajet("doctor")
-    # A plugin without an environment for its backend is told as what it is.
-    wrong = [line for line in result.output.splitlines() if " wrong " in line]
-    assert result.exit_code == bool(wrong), result.output
-    assert all("plugin vllm" in line or "plugin sglang" in line for line in wrong)
-    assert "Python" in result.output
-    assert "agentjet[verl,vllm] cannot be installed together" in result.output
+    result = ajet("doctor", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert "wrong" not in {row["state"] for row in found["findings"]}
+    assert "Python" in {row["what"] for row in found["findings"]}
+    assert not [note for note in found["notes"] if note.startswith("agentjet[verl,vllm")]
 
 
 def test_the_exit_status_tells_that_something_is_wrong(site: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -34,15 +35,20 @@ def test_a_recipe_names_what_its_plugin_registers(known: Recipe) -> None:
 
 
 @pytest.mark.parametrize("known", ALL)
-def test_a_recipe_names_an_extra_that_installs_what_its_steps_do(known: Recipe) -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    extra = tomllib.loads(text)["project"]["optional-dependencies"][known.with_backend]
-    ranges = {r.name: r.specifier for r in map(Requirement, extra)}
+def test_the_extra_of_its_name_installs_the_backend_in_the_versions_of_a_recipe(
+    known: Recipe,
+) -> None:
+    extras = declared(ROOT)["optional-dependencies"]
+    plugin = declared(ROOT / known.source)["dependencies"]
+    ranges = {r.name: r.specifier for r in map(Requirement, [*extras[known.name], *plugin])}
     steps = {r.name: r.specifier for s in known.gpu.steps for r in map(Requirement, s.packages)}
-    for name in set(ranges) & set(steps):
-        assert ranges[name] == steps[name]
-    if known.with_backend != known.name:
-        assert known.name in set(ranges) & set(steps)
+    assert known.plugin in ranges
+    assert steps[known.name] == ranges[known.name]
+
+
+def declared(project: Path) -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    return table["project"]
 
 
 def pins(known: Recipe) -> dict[str, Requirement]:
