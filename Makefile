@@ -96,9 +96,10 @@ lint: setup  ## Check style, format and words, and that generated files are up t
 	$(BIN)/python scripts/unasync.py --check
 	$(BIN)/python -m pytest -q tests/test_words.py
 
-generate: setup  ## Generate the synchronous client from the asynchronous one, and docs/openapi.json from the routes
+generate: setup  ## Generate the synchronous client, docs/openapi.json and docs/settings.md from the code
 	$(BIN)/python scripts/unasync.py
 	$(BIN)/python scripts/write_openapi.py
+	$(BIN)/python scripts/write_settings.py
 
 type: setup  ## Check types
 	@$(MAKE) --no-print-directory .types

@@ -64,6 +64,7 @@ class _Section(BaseModel):
 class PeerSettings(_Section):
     """Another swarm server, which this one queries for the outcomes of joint episodes.
 
+    :param url: URL of the server.
     :param token: any of its tokens, preferably of the scope ``view``; not needed for a server of
         the same user on the same machine.
     :param insecure: allow a host that is not loopback without TLS.
@@ -89,17 +90,21 @@ class PeerSettings(_Section):
 class ServerSettings(_Section):
     """The swarm server.
 
+    :param host: the address to listen on.
     :param port: 0 uses any free port.
     :param run_dir: directory for everything that a run writes; relative to the working directory.
     :param model_roots: directories that a run's model may be in, besides `run_dir`.
     :param public_url: the base URL for episodes if the server is behind a proxy.
+    :param tls_cert: file with the certificate chain, in PEM; requires `tls_key`.
+    :param tls_key: file with its private key, in PEM.
     :param insecure: allow a host that is not loopback without TLS.
-    :param control_token: random if not set; likewise `client_token`.
+    :param control_token: the token of operators; random if not set.
+    :param client_token: the token of clients; random if not set.
     :param max_body_bytes: larger requests are refused with 413.
-    :param max_open_episodes: further claims are refused with 429, as are waiting claims beyond
-        `max_waiting_claims`.
-    :param max_calls_at_once: concurrent model calls of one episode; more are refused with 429, as
-        are those beyond `max_calls_per_episode`.
+    :param max_open_episodes: maximum number of open episodes; further claims are refused with 429.
+    :param max_waiting_claims: maximum number of claims that wait; more are refused with 429.
+    :param max_calls_at_once: concurrent model calls of one episode; more are refused with 429.
+    :param max_calls_per_episode: model calls of one episode; more are refused with 429.
     :param max_episode_seconds: maximum time from an episode's claim; then it is aborted with the
         cause ``timeout``.
     :param max_reward: maximum absolute value of a reward, of its components, and of rewards for
@@ -134,6 +139,7 @@ class ServerSettings(_Section):
     :param fast_paths: ways of saving CPU time (`ajet_server.fastpath`) that are used; without them
         the server answers the same.
     :param worker_restarts: consecutive deaths of a worker after which the run fails.
+    :param log_level: the least severe messages that the server logs.
     """
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -194,6 +200,8 @@ class ServerSettings(_Section):
 class StoreSettings(_Section):
     """The sample store: a component by its registered name, with its settings.
 
+    :param name: name of the store, such as ``sqlite`` or ``postgres``.
+    :param settings: settings of this store.
     :param retry_seconds: how long the server repeats an operation while the store is unavailable.
         After that a request fails with an answer that clients repeat, and a run that is training
         is paused.
@@ -271,8 +279,9 @@ class PluginSettings(_Section):
 
 
 class ClientSettings(_Section):
-    """Defaults of clients.
+    """Defaults of the commands that talk to a server.
 
+    :param url: URL of the server.
     :param token: not needed for a server of the same user on the same machine.
     """
 
@@ -303,8 +312,10 @@ class Settings(BaseSettings):
         ``[servers.vllm]``.
     :param loggers: metrics loggers by name, with their settings, as in ``[loggers.wandb]``;
         ``jsonl`` is always enabled.
-    :param agents: settings of agent adapters by name, as in ``[agents.langchain]``; those of
-        worlds, dataset readers and judges are in `worlds`, `readers` and `judges`.
+    :param agents: settings of agent adapters by name, as in ``[agents.langchain]``.
+    :param worlds: settings of worlds by name.
+    :param readers: settings of dataset readers by name.
+    :param judges: settings of judges by name.
     :raises ConfigError: there is an unknown key, an invalid value, or an unreadable file.
     """
 
