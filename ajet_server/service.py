@@ -153,10 +153,17 @@ class SwarmService:
         self.closed.set()
         await asyncio.gather(*self._tasks)
         await self.interrupt()
-        await self.tell_evaluations()
+        # Whatever fails, the rest is closed.
+        try:
+            await self.tell_evaluations()
+        except AjetError as error:
+            _log.error("the last evaluations are not logged: %s", error.message)
         await self.loggers.close()
         self.watch.close()
-        await self.store.close()
+        try:
+            await self.store.close()
+        except StoreError as error:
+            _log.error("%s", error.message)
         try:
             self.tokens.close()
         except StoreError as error:

@@ -145,3 +145,23 @@ async def test_a_server_waits_for_its_store_to_start(
     async with failing.running(store=STORE) as server:
         assert left == []
         await server.roll()
+
+
+async def test_a_store_that_fails_to_close_leaves_the_rest_to_be_closed(
+    failing: ServerFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = FailingStore.close
+
+    async def close(self: FailingStore) -> None:
+        await plain(self)
+        raise RuntimeError("the database does not say goodbye")
+
+    async with failing.running(store=STORE) as server:
+        await server.roll()
+        tokens, closed = server.service.tokens, []
+        keep = tokens.close
+        monkeypatch.setattr(tokens, "close", lambda: (closed.append(True), keep())[1])
+        monkeypatch.setattr(FailingStore, "close", close)
+    assert closed == [True]
+    (said,) = [r.getMessage() for r in caplog.records if "does not say goodbye" in r.getMessage()]
+    assert "plugin 'failing-store'" in said
