@@ -66,7 +66,16 @@ def _import(target: str) -> Any:
 
 def _make(plan: ComponentPlan, context: WorkerContext) -> Any:
     settings_type: type[ComponentSettings] = _import(plan.settings_target)
-    return _import(plan.target)(settings_type.model_validate(plan.settings), context)
+    target = _import(plan.target)
+    try:
+        return target(settings_type.model_validate(plan.settings), context)
+    except AjetError:
+        raise
+    # A plugin may raise anything.
+    except Exception as error:
+        raise WorkerBootError(
+            f"{plan.name!r} ({plan.target}) cannot be created: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _check_version(of_server: object) -> None:

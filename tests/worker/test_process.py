@@ -171,6 +171,16 @@ async def test_a_boot_that_fails_shows_the_traceback(worker: WorkerProcess, tmp_
         await worker.boot(plan(tmp_path, target="ajet_core.interfaces:Engine"), 30)
 
 
+async def test_a_component_that_cannot_be_created_is_named(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
+    # Its arguments are not those of an engine.
+    with pytest.raises(
+        WorkerBootError, match=r"'scripted' \(fractions:Fraction\) cannot be created: TypeError"
+    ):
+        await worker.boot(plan(tmp_path, target="fractions:Fraction"), timeout=60)
+
+
 async def test_a_boot_that_hangs_ends_at_its_deadline(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho thinking >&2\nexec cat /dev/zero > /dev/null\n")
