@@ -128,7 +128,8 @@ def _check(
         missing = ", ".join(sorted(target.__abstractmethods__))
         raise PluginLoadError(f"{kind} {spec.name!r}: {spec.target} does not define {missing}")
     if isinstance(spec, AgentSpec):
-        _check_adapter(spec, target)
+        # An author may check a plugin where its framework is not installed.
+        _check_adapter(spec, target, needs_framework=settings is not None)
     values = _configured(settings, spec)
     try:
         checked = plugins.validate_settings(spec, values or {})
@@ -152,8 +153,8 @@ def _check(
     return True, ""
 
 
-def _check_adapter(spec: AgentSpec, target: type[AgentAdapter]) -> None:
-    if not can_be_imported(spec.framework):
+def _check_adapter(spec: AgentSpec, target: type[AgentAdapter], *, needs_framework: bool) -> None:
+    if needs_framework and not can_be_imported(spec.framework):
         raise PluginLoadError(
             f"agent {spec.name!r}: its framework {spec.framework!r} is not a module that can be "
             "imported, so that the adapter is never used"

@@ -132,7 +132,7 @@ ERRORS: dict[str, tuple[Callable[[Path], None], str]] = {
         "ajet_register_readers is new in hook API 1.2, but only 1.0 is declared",
     ),
     "not importable": (adding(HOOKS, "\nimport no_such_module\n"), "No module named 'no_such_modu"),
-    "target": (removing("src/ajet_mine/reader.py"), "cannot import reader:mine"),
+    "target": (removing("src/ajet_mine/reader.py"), "cannot import reader 'mine'"),
     "settings": (
         adding("src/ajet_mine/settings.py", "    limit: int = 3\n"),
         "the setting MineReaderSettings.limit has no description",

@@ -298,7 +298,7 @@ def with_plugin(either: Order, wheels: Path) -> Order:
         "1.0",
         {
             "tiny_hooks.py": HOOKS.format(name="tiny", target="tiny_engine:Engine"),
-            "tiny_engine.py": "import tiny, light\nclass Engine: pass\n",
+            "tiny_engine.py": ENGINE,
         },
         requires=["heavy>=1", "light", "agentjet>=0.1"],
         entry_points=plugin_entry_points("tiny", "tiny_hooks"),
@@ -308,6 +308,15 @@ def with_plugin(either: Order, wheels: Path) -> Order:
     return replace(
         order, recipe=recipe, source=Source(("core-link",), ("tiny-plugin",), ("tiny-plugin",))
     )
+
+
+ENGINE = """
+import tiny, light
+from ajet_core.interfaces import Engine as Base
+
+class Engine(Base):
+    start = generate = update_weights = stats = pause = resume = close = None
+"""
 
 
 def test_the_plugin_is_installed_with_what_it_needs(with_plugin: Order) -> None:
