@@ -101,8 +101,13 @@ COMBINATIONS = (
         ("store:sqlite", "store:postgres"),
         first=(),
     ),
-    Combination(("plugin-dev",), ROOT / "constraints" / "dev.txt", ("command:plugin",), first=()),
-    Combination(("testing",), ROOT / "constraints" / "dev.txt", ("store:sqlite",), first=()),
+    # It brings `testing`.
+    Combination(
+        ("plugin-dev", "testing"),
+        ROOT / "constraints" / "dev.txt",
+        ("command:plugin", "store:sqlite"),
+        first=(),
+    ),
 )
 
 
