@@ -9,6 +9,7 @@ from typing import Any
 from ajet_core.interfaces import ComponentSettings
 from ajet_core.plugin import AgentSpec, JudgeSpec, PluginManager, ReaderSpec, WorldSpec
 from ajet_core.plugin.kinds import kind_of
+from ajet_core.plugin.targets import did_you_mean
 from ajet_installation.settings import Settings
 
 _log = logging.getLogger("ajet.settings")
@@ -37,11 +38,12 @@ def component_settings(
             continue
         _reported.add((kind, name))
         _log.warning(
-            "the settings [%ss.%s] are not used: no usable plugin provides %s %r; known: %s",
+            "the settings [%ss.%s] are not used: no usable plugin provides %s %r; known: %s%s",
             kind,
             name,
             kind,
             name,
             ", ".join(known) or "none",
+            did_you_mean(name, known),
         )
     return plugins.validate_settings(spec, {**tables.get(spec.name, {}), **(given or {})})

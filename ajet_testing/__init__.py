@@ -1,6 +1,6 @@
 """For plugin authors: conformance suites to subclass, and components without dependencies.
 
-The suites need pytest and pytest-asyncio; import each from its module:
+``pip install 'agentjet[testing]'`` installs what the suites need. Import each from its module:
 
 - `ajet_testing.suites.store_suite.SampleStoreSuite` for a `SampleStore`,
 - `ajet_testing.suites.merger_suite.MergerSuite` for a `Merger`,
@@ -10,8 +10,9 @@ The suites need pytest and pytest-asyncio; import each from its module:
 - `ajet_testing.suites.agent_suite.AgentSuite` for an `AgentAdapter`, with
   `ajet_testing.scripted_swarm.ScriptedSwarm`, a real server whose model gives scripted answers.
 
-``pytest.register_assert_rewrite("ajet_testing")`` in a ``conftest.py`` makes their failures show
-values.
+Each test has a time limit, and pytest's summary lists the tests of a suite that did not run
+(`ajet_testing.conformance`, a plugin of pytest that needs no configuration).
+``pytest.register_assert_rewrite("ajet_testing")`` in a ``conftest.py`` makes failures show values.
 
 The engine ``scripted`` (`ajet_testing.scripted_engine`) and the trainer ``scripted``
 (`ajet_testing.scripted_trainer`) give scripted results and failures. They are not installed as a
@@ -24,5 +25,5 @@ environments of backends (`backends`) and tiny models for their servers (`served
 README (`tutorial`).
 
 Nothing is imported here, because the scripted components are imported by worker processes, which
-have no pytest.
+have no pytest. PYTEST_DONT_REWRITE: this module has no assertions.
 """

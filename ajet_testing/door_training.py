@@ -1,8 +1,12 @@
-"""Training of a program of two agents with a real model, in the development environment.
+"""Training of a program of two agents with a real model, which proves that its agents learn.
 
-The program is that of `ajet_testing.suites.agent_suite.AgentSuite`; its framework may need a
-separate environment. A random model would call no tools, so it is first taught to answer like a
-scripted model of the same program. Which door is the best must be learned from rewards.
+The program is that of `ajet_testing.suites.agent_suite.AgentSuite`. A random model would call no
+tools, so it is first taught to answer like a scripted model of the same program. Which door is the
+best must be learned from rewards.
+
+The model runs in processes of another interpreter, if there is one: frameworks and torch may need
+different versions of the same packages. In this repository that is the development environment.
+Elsewhere it is this interpreter, with ``pip install 'agentjet[testing,torch]'``.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,49 +31,56 @@ from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import PLANNER, REPLIES, WORKER
 
-ROOT = Path(__file__).resolve().parents[1]
-PYTHON = ROOT / ".venv" / "bin" / "python"
-STEPS = 8
-TASKS = 4
-EPISODES = 16
+__all__ = ["assert_learns", "learning_python"]
 
-Play = Callable[[str], Awaitable[list[str]]]
+_ROOT = Path(__file__).resolve().parents[1]
+_DEVELOPMENT = _ROOT / ".venv" / "bin" / "python"
+_BACKEND = "ajet_backend_torch"
+_STEPS = 8
+_TASKS = 4
+_EPISODES = 16
+
+_Play = Callable[[str], Awaitable[list[str]]]
 
 
-def score(_task: str, doors: list[str]) -> float:
+def _score(_task: str, doors: list[str]) -> float:
     """The reward: 1 for opening the left door first."""
     return float(doors[:1] == ["left"])
 
 
-def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] = REPLIES) -> None:
+def assert_learns(play: _Play, directory: Path, replies: Sequence[ScriptedReply] = REPLIES) -> None:
     """Train for some steps; check that rewards rise and every call was trained in its episode.
 
-    Without the development environment, which has the real model, the test is skipped.
+    It takes a minute or two: give the test a marker such as ``pytest.mark.timeout(600)``. Without
+    an interpreter that can train a real model, the test is skipped.
+
+    :param play: runs both agents on a task, and returns the doors that they opened, in order.
+    :param directory: an empty one.
+    :param replies: the answers that the model is first taught.
     """
-    if not PYTHON.is_file():
-        pytest.skip(f"there is no development environment at {PYTHON}: run make setup")
-    recorded = record(play, directory / "scripted", replies)
+    python = learning_python()
+    recorded = _record(play, directory / "scripted", replies)
     lesson = directory / "lesson.json"
     lesson.write_text(json.dumps(recorded))
     model = directory / "models" / "doors"
     tokenizer = directory / "scripted" / "models" / "scripted"
-    teach = [PYTHON, "-m", "ajet_testing.teach", lesson, tokenizer, model]
-    subprocess.run([*map(str, teach)], cwd=ROOT, check=True, env=_dev_env())  # noqa: S603
-    with serving(directory) as (url, token, metrics):
-        tasks = [Task(f"t{i:03}x") for i in range(STEPS * TASKS)]
+    teach = [python, "-m", "ajet_testing.teach", lesson, tokenizer, model]
+    subprocess.run([*map(str, teach)], cwd=directory, check=True, env=_dev_env())  # noqa: S603
+    with _serving(directory, python) as (url, token, metrics):
+        tasks = [Task(f"t{i:03}x") for i in range(_STEPS * _TASKS)]
         report = train(
-            trainable(play, reward=score),
+            trainable(play, reward=_score),
             tasks,
             client=AsyncSwarmClient(url, token),
             config=_config(model),
-            concurrency=TASKS * EPISODES,
+            concurrency=_TASKS * _EPISODES,
             progress=False,
         )
         with SwarmClient(url, token) as control:
             # Read all steps: the last one continues after its episodes have ended. If a program
             # blocks the event loop's heartbeats, its slots are freed, and batches have more
             # episodes.
-            size, in_steps = TASKS * EPISODES, 0.0
+            size, in_steps = _TASKS * _EPISODES, 0.0
             for event in control.events(since=0):
                 if event.type == "step":
                     in_steps += event.data["metrics"]["episodes"]
@@ -84,13 +97,22 @@ def assert_learns(play: Play, directory: Path, replies: Sequence[ScriptedReply] 
         assert sum(steps[-2:]) > sum(steps[:2])
 
 
-def record(
-    play: Play, directory: Path, replies: Sequence[ScriptedReply]
+def learning_python() -> str:
+    """Return the interpreter that trains a real model, or skip the test if there is none."""
+    if _DEVELOPMENT.is_file():
+        return str(_DEVELOPMENT)
+    if find_spec(_BACKEND) is not None:
+        return sys.executable
+    pytest.skip("no torch to train a real model with: pip install 'agentjet[testing,torch]'")
+
+
+def _record(
+    play: _Play, directory: Path, replies: Sequence[ScriptedReply]
 ) -> list[dict[str, list[int]]]:
     """Return the calls of some episodes with a scripted model: prompts and sampled tokens."""
     with ScriptedSwarm(directory, replies, batch={"tasks": 6, "episodes_per_task": 4}) as swarm:
         report = train(
-            trainable(play, reward=score),
+            trainable(play, reward=_score),
             [f"t{i:03}x" for i in range(100, 106)],
             client=AsyncSwarmClient(swarm.url, swarm.token),
             progress=False,
@@ -108,15 +130,18 @@ def record(
 
 
 @contextlib.contextmanager
-def serving(directory: Path) -> Iterator[tuple[str, str, Path]]:
-    """Run a server with a real engine and trainer; yield its URL, control token and metrics."""
+def _serving(directory: Path, python: str) -> Iterator[tuple[str, str, Path]]:
+    """Run a server with a real engine and trainer; yield its URL, control token and metrics.
+
+    :param python: the interpreter of the server.
+    """
     run_dir = directory / "run"
-    serve = [PYTHON, "-m", "ajet_cli.main", "serve", "--port", "0"]
+    serve = [python, "-m", "ajet_cli.main", "serve", "--port", "0"]
     where = ["--run-dir", run_dir, "--model-root", directory / "models"]
     state = directory / "state"
     env = {**_dev_env(), "XDG_STATE_HOME": str(state)}
     process = subprocess.Popen(  # noqa: S603 - our own
-        [*map(str, [*serve, *where])], stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT
+        [*map(str, [*serve, *where])], stderr=subprocess.PIPE, text=True, env=env, cwd=directory
     )
     try:
         assert process.stderr is not None
@@ -139,7 +164,7 @@ def _config(model: Path) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": {"path": str(model), "renderer": "qwen3"},
-            "batch": {"tasks": TASKS, "episodes_per_task": EPISODES},
+            "batch": {"tasks": _TASKS, "episodes_per_task": _EPISODES},
             "algorithm": {
                 "learning_rate": 1e-3,
                 "warmup_steps": 3,
@@ -153,7 +178,7 @@ def _config(model: Path) -> RunConfig:
 
 
 def _dev_env() -> dict[str, str]:
-    """Return the environment variables without those of the framework's environment."""
+    """Return the environment variables without those of this interpreter's environment."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -13,21 +13,23 @@ from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import LAST_IS_TOOL, tool_call
 
-ADDING = (
+__all__ = ["run_tutorial"]
+
+_ADDING = (
     ScriptedReply(prompt=LAST_IS_TOOL, says=("It is 3.<|im_end|>",)),
     ScriptedReply(prompt='"name": "add"', says=(tool_call("add", '{"a": 1, "b": 2}'),)),
     ScriptedReply(prompt="", says=("I do not know.<|im_end|>",)),
 )
 """The answer is always 3, which is right for four of the sixteen sums from 0 + 0 to 3 + 3."""
-RIGHT = 4
-SUMS = 16
+_RIGHT = 4
+_SUMS = 16
 
 
 def run_tutorial(
     readme: Path,
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
-    replies: tuple[ScriptedReply, ...] = ADDING,
+    replies: tuple[ScriptedReply, ...] = _ADDING,
 ) -> None:
     """Run the README's example, and check that four of its 16 sums are right."""
     example = re.search(
@@ -44,6 +46,6 @@ def run_tutorial(
         exec(compile(example.group(1), str(program), "exec"), scope)  # noqa: S102 - what the README says
         report: RunnerReport = scope["main"]()
         assert [str(failure.error) for failure in report.failures] == []
-        assert report.reward_mean == RIGHT / SUMS
+        assert report.reward_mean == _RIGHT / _SUMS
         for result in report.outcomes:
             assert len(swarm.calls(result.episode.episode_id)) > 1

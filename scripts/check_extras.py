@@ -45,6 +45,15 @@ heavy.add("pandas")
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 
+# Import all that plugin authors subclass or call, and no module that needs a model.
+SUITES = """
+import importlib, pkgutil
+import ajet_testing.suites
+import ajet_testing.door_training, ajet_testing.scripted_swarm, ajet_testing.tutorial
+for module in pkgutil.iter_modules(ajet_testing.suites.__path__, "ajet_testing.suites."):
+    importlib.import_module(module.name)
+"""
+
 
 @dataclass(frozen=True)
 class Combination:
@@ -75,6 +84,7 @@ COMBINATIONS = (
         ("store:sqlite", "store:postgres"),
         first=(),
     ),
+    Combination(("testing",), ROOT / "constraints" / "dev.txt", ("store:sqlite",), first=()),
 )
 
 
@@ -96,6 +106,8 @@ def check(combination: Combination, wheels: Path, directory: Path) -> None:
     if missing := set(combination.components) - found:
         sys.exit(f"{name}: {min(missing)} is missing, or cannot be used: {rows}")
     run(python, "-c", LOOK, cwd=directory)
+    if "testing" in combination.extras:
+        run(python, "-c", SUITES, cwd=directory)
     check_doctor(ajet, combination, directory)
     shutil.rmtree(environment)
     print(f"{name} is fine", flush=True)

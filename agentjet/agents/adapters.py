@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 import threading
 
+from agentjet.agents.frameworks import is_imported, refusal
+from agentjet.agents.isolation import IsolatedAdapter
 from agentjet.agents.route import named_agent
-from ajet_core.errors import AjetError, ConfigError
+from ajet_core.errors import AjetError, ConfigError, PluginError
 from ajet_core.interfaces import AgentAdapter
 from ajet_core.plugin import AgentSpec, PluginManager
 
@@ -18,6 +19,10 @@ _log = logging.getLogger("ajet.agents")
 class Adapters:
     """Adapters by framework. Each is created once its framework is imported.
 
+    An exception of an adapter is raised as one error that names its plugin and version. An adapter
+    that cannot be created or prepared is not used, which is logged once: programs of its framework
+    can still be trained, but its agents are not told apart, and an agent object is refused.
+
     :param plugins: the manager that the adapters are registered with; by default the plugins of
         this interpreter, without those listed in the setting ``plugins.blocked``.
     """
@@ -26,22 +31,43 @@ class Adapters:
         self._plugins = plugins
         self._lock = threading.RLock()
         self._specs: tuple[AgentSpec, ...] | None = None
-        self._made: dict[str, AgentAdapter | None] = {}
+        self._made: dict[str, IsolatedAdapter | None] = {}
+        self._faults: dict[str, PluginError] = {}
 
     def in_use(self) -> list[AgentAdapter]:
         """Return the adapters whose framework is imported."""
-        specs = self._specs if self._specs is not None else self._find()
-        adapters = [self._adapter(spec) for spec in specs if _is_imported(spec.framework)]
-        return [adapter for adapter in adapters if adapter is not None]
+        return [adapter for _, adapter in self._in_use()]
+
+    def find(self, agent: object) -> AgentAdapter | None:
+        """Return the adapter that accepts an agent; None if it is of no known framework.
+
+        :raises PluginError: the adapter of the agent's framework cannot be used.
+        :raises ConfigError: the adapter of the agent's framework is not installed.
+        """
+        faults: dict[str, PluginError] = {}
+        for spec, adapter in self._in_use():
+            try:
+                if adapter.accepts(agent):
+                    return adapter
+            except PluginError as error:
+                faults[spec.name] = error
+        specs = self._find()
+        assert self._plugins is not None, "specs come from them"
+        refused = refusal(agent, self._plugins, specs, {**self._faults, **faults})
+        if refused is not None:
+            raise refused
+        for fault in faults.values():
+            _log.warning("%s", fault.message)
+        return None
 
     def of(self, agent: object) -> AgentAdapter:
         """Return the adapter of an agent's framework.
 
+        :raises PluginError: the adapter of the agent's framework cannot be used.
         :raises ConfigError: no installed adapter accepts the agent.
         """
-        for adapter in self.in_use():
-            if adapter.accepts(agent):
-                return adapter
+        if (adapter := self.find(agent)) is not None:
+            return adapter
         known = ", ".join(sorted(spec.name for spec in self._find())) or "none"
         kind = f"{type(agent).__module__}.{type(agent).__qualname__}"
         raise ConfigError(
@@ -51,7 +77,10 @@ class Adapters:
         )
 
     def prepare(self) -> None:
-        """Prepare the frameworks in use for an episode."""
+        """Prepare the frameworks in use for an episode.
+
+        :raises PluginError: an adapter that could be prepared before can no longer be.
+        """
         for adapter in self.in_use():
             adapter.prepare()
 
@@ -61,6 +90,11 @@ class Adapters:
             if (name := adapter.current_agent()) is not None:
                 return name
         return None
+
+    def _in_use(self) -> list[tuple[AgentSpec, IsolatedAdapter]]:
+        specs = self._specs if self._specs is not None else self._find()
+        usable = [(spec, self._adapter(spec)) for spec in specs if is_imported(spec.framework)]
+        return [(spec, adapter) for spec, adapter in usable if adapter is not None]
 
     def _find(self) -> tuple[AgentSpec, ...]:
         with self._lock:
@@ -74,7 +108,7 @@ class Adapters:
                 self._specs = tuple(plugins.agent(name) for name in plugins.names("agent"))
             return self._specs
 
-    def _adapter(self, spec: AgentSpec) -> AgentAdapter | None:
+    def _adapter(self, spec: AgentSpec) -> IsolatedAdapter | None:
         if spec.name in self._made:
             return self._made[spec.name]
         with self._lock:
@@ -82,10 +116,8 @@ class Adapters:
                 self._made[spec.name] = self._make(spec)
             return self._made[spec.name]
 
-    def _make(self, spec: AgentSpec) -> AgentAdapter | None:
+    def _make(self, spec: AgentSpec) -> IsolatedAdapter | None:
         """Create an adapter, or return None if its plugin is broken.
-
-        Without an adapter, agents can still be trained, but are not told apart.
 
         :raises ConfigError: the adapter's settings are invalid.
         """
@@ -96,19 +128,23 @@ class Adapters:
         if spec.name in Settings().agents:
             component_settings(self._plugins, spec)
         try:
-            adapter = self._plugins.create(spec, component_settings(self._plugins, spec))
+            target = self._plugins.load_target(spec)
+            settings = component_settings(self._plugins, spec)
+            adapter = IsolatedAdapter.create(target, settings, spec, self._plugins)
             # The program may have imported the framework in the middle of an episode.
             adapter.prepare()
             return adapter
         except AjetError as error:
-            _log.warning("cannot use agent adapter %s: %s", spec.name, error.message)
+            _log.warning(
+                "cannot use agent adapter %s, so that its agents are not told apart, and its "
+                "framework's telemetry and caches are not turned off: %s",
+                spec.name,
+                error.message,
+            )
+            self._faults[spec.name] = (
+                error if isinstance(error, PluginError) else PluginError(error.message)
+            )
             return None
-
-
-def _is_imported(name: str) -> bool:
-    """Return whether a module is imported completely, not just partially."""
-    module = sys.modules.get(name)
-    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 @functools.cache

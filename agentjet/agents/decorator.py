@@ -20,7 +20,6 @@ from agentjet.agents.registered import load_judge
 from agentjet.agents.tasks import TaskId
 from agentjet.agents.terms import Reward, Terms
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient
-from ajet_core.errors import ConfigError
 
 Models = Mapping[str, str | SwarmClient | AsyncSwarmClient]
 """Servers by the role of their model."""
@@ -82,7 +81,8 @@ def trainable(
         `SyncTrainable`.
     :raises TypeError: client and program do not match.
     :raises ConfigError: no adapter accepts the agent, or the settings of the judge are invalid.
-    :raises PluginError: no usable plugin has the judge.
+    :raises PluginError: no usable plugin has the judge, or the adapter of the agent's framework
+        cannot be used.
     """
     if target is None or isinstance(target, Client):
         if target is not None and client is not None:
@@ -130,16 +130,14 @@ def trainable(
 
 
 def is_program(target: object) -> bool:
-    """Return whether `target` is called directly rather than run by an adapter."""
+    """Return whether `target` is called directly rather than run by an adapter.
+
+    :raises PluginError: it is an agent of a framework whose adapter cannot be used.
+    :raises ConfigError: it is an agent of a framework whose adapter is not installed.
+    """
     if inspect.isroutine(target) or isinstance(target, partial):
         return True
-    if not callable(target):
-        return False
-    try:
-        installed_adapters().of(target)
-    except ConfigError:
-        return True
-    return False
+    return callable(target) and installed_adapters().find(target) is None
 
 
 def is_async(program: Any) -> bool:

@@ -21,13 +21,12 @@ from ajet_core.plugin import spec as hook_specs
 from ajet_core.plugin.components import NO_SETTINGS, ComponentSpec, PluginInfo
 from ajet_core.plugin.discovery import FoundPlugin, describe, way_out
 from ajet_core.plugin.kinds import KINDS, Kind
+from ajet_core.plugin.targets import did_you_mean
 
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 HOOK_NAMES: tuple[str, ...] = tuple(name for name in vars(hook_specs) if name.startswith("ajet_"))
-OBSERVERS: tuple[str, ...] = tuple(
-    name for name in HOOK_NAMES if not name.startswith("ajet_register_")
-)
+OBSERVERS: tuple[str, ...] = tuple(n for n in HOOK_NAMES if not n.startswith("ajet_register_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +55,14 @@ def load_plugin(plugin: FoundPlugin) -> LoadedPlugin:
     except (Exception, SystemExit) as error:
         raise _broken(info, f"cannot import its module {info.module}: {_shown(error)}") from error
 
+    _refuse_mistakes(info, module)
     hooks = pluggy.PluginManager(hook_specs.HOOK_NAMESPACE)
     hooks.add_hookspecs(hook_specs)
     try:
         hooks.register(module, name=info.name)
-        hooks.check_pending()
     except pluggy.PluginValidationError as error:
         raise _broken(info, str(error)) from error
     implemented = tuple(name for name in HOOK_NAMES if _hook(hooks, name).get_hookimpls())
-    _refuse_silent_mistakes(info, module, hooks, implemented)
     for name in implemented:
         if (instead := compat.DEPRECATED_HOOKS.get(name)) is not None:
             warnings.warn(
@@ -88,20 +86,24 @@ def _hook(hooks: pluggy.PluginManager, name: str) -> pluggy.HookCaller:
     return caller
 
 
-def _refuse_silent_mistakes(
-    info: PluginInfo, module: object, hooks: pluggy.PluginManager, implemented: Sequence[str]
-) -> None:
-    for name in HOOK_NAMES:
-        if name not in implemented and inspect.isfunction(getattr(module, name, None)):
-            raise _broken(
-                info, f"hook {name} is not marked with @hookimpl, so it would never be called"
-            )
-    for name in implemented:
-        for implementation in _hook(hooks, name).get_hookimpls():
-            if inspect.iscoroutinefunction(implementation.function):
-                raise _broken(
-                    info, f"hook {name} is a coroutine function, but hooks must be plain functions"
-                )
+def _refuse_mistakes(info: PluginInfo, module: object) -> None:
+    for name in dir(module):
+        function = getattr(module, name)
+        options = getattr(function, f"{hook_specs.HOOK_NAMESPACE}_impl", None)
+        if options is None and name in HOOK_NAMES and inspect.isfunction(function):
+            raise _broken(info, f"hook {name} has no @hookimpl, so it would never be called")
+        if not (isinstance(options, dict) and inspect.isroutine(function)):
+            continue
+        hook = options.get("specname") or name
+        if hook not in HOOK_NAMES:
+            known = f"{did_you_mean(hook, HOOK_NAMES)}; the hooks are {', '.join(HOOK_NAMES)}"
+            raise _broken(info, f"there is no hook {hook}{known}")
+        if inspect.iscoroutinefunction(function):
+            raise _broken(info, f"hook {hook} is a coroutine function; make it a plain function")
+        signature = inspect.signature(getattr(hook_specs, hook))
+        if unknown := inspect.signature(function).parameters.keys() - signature.parameters.keys():
+            right = f"{hook}{signature}".replace("'", "")
+            raise _broken(info, f"hook {hook} has no argument {min(unknown)!r}; it is {right}")
 
 
 def _ask(info: PluginInfo, hooks: pluggy.PluginManager, kind: Kind) -> list[ComponentSpec]:

@@ -241,10 +241,11 @@ class PluginManager:
 
     def _unknown(self, kind: KindName, name: str) -> str:
         known = self.names(kind)
+        alike = targets.did_you_mean(name, known)
         unknown = (
             f"no installed plugin provides {kind} {name!r}; known: "
-            f"{', '.join(known) or 'none'}. Install the plugin that provides it, or list the "
-            "installed ones with `ajet plugins`"
+            f"{', '.join(known) or 'none'}{alike}. Install the plugin that provides it, or list "
+            "the installed ones with `ajet plugins`"
         )
         lines = [unknown]
         for plugin in self._found:
@@ -282,12 +283,8 @@ class PluginManager:
             self._is_loaded = True
 
     def _conflicts_of(self, info: PluginInfo) -> list[str]:
-        conflicts = []
-        for (kind, name), providers in self._providers.items():
-            infos = [provider for provider, _ in providers]
-            if len(infos) > 1 and info in infos:
-                conflicts.append(_conflict(kind, name, infos))
-        return conflicts
+        owners = {key: [its for its, _ in value] for key, value in self._providers.items()}
+        return [_conflict(*k, its) for k, its in owners.items() if len(its) > 1 and info in its]
 
     def _owner_and_hint(self, spec: ComponentSpec) -> tuple[str, str]:
         self._load()

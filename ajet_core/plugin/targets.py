@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
@@ -17,6 +18,12 @@ from ajet_core.plugin.components import ComponentSpec
 from ajet_core.plugin.kinds import kind_of
 
 CORE_DISTRIBUTION = "agentjet"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question with the name that a misspelled one may stand for, "" if none is alike."""
+    alike = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {alike[0]!r}?)" if alike else ""
 
 
 def install_hint(distribution: str) -> str:

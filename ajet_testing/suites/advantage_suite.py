@@ -9,6 +9,7 @@ import pytest
 
 from ajet_core.interfaces import AdvantageEstimator
 from ajet_core.timeline import Call, TrainEpisode
+from ajet_testing.conformance import ConformanceSuite
 from ajet_testing.suites.samples import conversation
 
 __all__ = ["AdvantageSuite", "Batch", "batch_of"]
@@ -32,7 +33,7 @@ def batch_of(rewards: Sequence[float], turns: Sequence[int], tasks: int = 1) -> 
     return episodes, calls
 
 
-class AdvantageSuite:
+class AdvantageSuite(ConformanceSuite):
     """Conformance tests of an `AdvantageEstimator`; a subclass creates one."""
 
     def make_estimator(self) -> AdvantageEstimator:

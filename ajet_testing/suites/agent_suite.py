@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import re
 import socket
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any, ClassVar, Literal
@@ -16,6 +20,7 @@ from agentjet.agents import Route, installed_adapters, train, train_async, train
 from agentjet.client import AsyncSwarmClient, SwarmClient, Task
 from ajet_core.interfaces import AgentAdapter
 from ajet_core.timeline import Call
+from ajet_testing.conformance import ConformanceSuite
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 
@@ -23,6 +28,9 @@ PLANNER, WORKER = "planner", "worker"
 DOORS = ("left", "middle", "right")
 TRAPDOOR = "trapdoor"
 MANY = 200
+_TOGETHER = 120.0
+"""Seconds in which all of many episodes must have begun."""
+_FEW = MANY // 10
 _numbers = count(500)
 _NAME = re.compile(r"t\d{3}x")
 _END = "<|im_end|>"
@@ -74,9 +82,40 @@ REPLIES = (
 """The planner, who has no tools, names a door; the worker opens one, and ends after its result."""
 
 
+@contextmanager
+def open_telemetry_spans() -> Iterator[list[str]]:
+    """Record the spans of OpenTelemetry's global provider, as JSON.
+
+    The test is skipped if OpenTelemetry's SDK is not installed.
+    """
+    trace = pytest.importorskip("opentelemetry.trace", reason=_NO_TRACING)
+    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason=_NO_TRACING)
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, sdk.TracerProvider):
+        provider = sdk.TracerProvider()
+        trace.set_tracer_provider(provider)
+    spans: list[str] = []
+    is_open = True
+
+    class Recorder(sdk.SpanProcessor):  # type: ignore[misc, name-defined]
+        def on_end(self, span: Any) -> None:
+            # A provider keeps its processors.
+            if is_open:
+                spans.append(span.to_json())
+
+    provider.add_span_processor(Recorder())
+    try:
+        yield spans
+    finally:
+        is_open = False
+
+
+_NO_TRACING = "OpenTelemetry is not installed, and `spans` records no other tracing"
+
+
 # Agents have connections, which belong to the event loop in which they were created.
 @pytest.mark.asyncio(loop_scope="class")
-class AgentSuite:
+class AgentSuite(ConformanceSuite):
     """Conformance tests of an `AgentAdapter`, with an ordinary program of its framework.
 
     The program has two agents, `PLANNER` and `WORKER`. The planner has no tools and names the door
@@ -104,6 +143,8 @@ class AgentSuite:
     :cvar tool_errors: whether an exception in a tool is ``raised`` from the program, or ``told`` to
         the model, which continues.
     :cvar dead_requests: maximum number of requests for one model call in an episode that is over.
+    :cvar traces: whether the framework exports spans of runs outside of episodes, which `spans`
+        records.
     """
 
     adapter: ClassVar[str]
@@ -111,6 +152,7 @@ class AgentSuite:
     extends: ClassVar[bool] = True
     tool_errors: ClassVar[Literal["raised", "told"]] = "raised"
     dead_requests: ClassVar[int] = 1
+    traces: ClassVar[bool] = False
 
     async def play(self, task: str) -> object:
         """Run both agents on a task."""
@@ -124,6 +166,15 @@ class AgentSuite:
         """Return the worker, an agent that existed before the episode."""
         raise NotImplementedError
 
+    @contextmanager
+    def spans(self) -> Iterator[list[str]]:
+        """Record, as texts, what the framework's tracing exports in the block.
+
+        This records spans of OpenTelemetry; override it if the framework has tracing of its own.
+        """
+        with open_telemetry_spans() as spans:
+            yield spans
+
     # --- Fixtures ---------------------------------------------------------------------------------
 
     @pytest.fixture(scope="class")
@@ -135,10 +186,15 @@ class AgentSuite:
         with ScriptedSwarm(directory, cls.replies, batch=batch) as swarm:
             yield swarm
 
-    @pytest.fixture
+    @pytest.fixture(autouse=True)
     def its(self) -> AgentAdapter:
-        """Return the adapter that an episode would use."""
-        return installed_adapters().of(self.worker())
+        """Return the adapter that an episode would use; without one, each test fails.
+
+        :raises AjetError: the adapter cannot be used.
+        """
+        adapter = installed_adapters().of(self.worker())
+        installed_adapters().prepare()
+        return adapter
 
     @pytest.fixture(autouse=True)
     def no_strangers(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -207,12 +263,16 @@ class AgentSuite:
 
     # --- Attribution ------------------------------------------------------------------------------
 
+    # Some frameworks need seconds of CPU time for each of them.
+    @pytest.mark.timeout(300)
     async def test_many_episodes_at_once_do_not_meet(self, swarm: ScriptedSwarm) -> None:
         """200 concurrent episodes: each call is recorded in its episode, with its agent's name."""
         everybody = asyncio.Barrier(MANY)
 
         async def together(task: str) -> object:
-            await everybody.wait()
+            # An episode that could not begin must not stop the others for ever.
+            async with asyncio.timeout(_TOGETHER):
+                await everybody.wait()
             return await self.play(task)
 
         # Each has a unique name, although four of them are compared with each other.
@@ -266,6 +326,38 @@ class AgentSuite:
         assert len(calls) > 1
         for one, two in pairwise(calls):
             assert (two.prompt_ids[: one.length] == one.token_ids) is self.extends
+
+    @pytest.mark.parametrize("name", ["t310x", "t910x"], ids=["returned", "raised"])
+    async def test_an_agent_that_has_ended_makes_no_further_calls(
+        self, swarm: ScriptedSwarm, its: AgentAdapter, name: str
+    ) -> None:
+        """What the program does next is not done by its last agent, also after an exception."""
+        current: list[str | None] = []
+
+        async def plays(task: str) -> object:
+            current.append(its.current_agent())
+            # The reward is not at stake here.
+            with contextlib.suppress(Exception):
+                await self.play(task)
+            current.append(its.current_agent())
+            return task
+
+        await self.calls_of(swarm, plays, name)
+        assert current == [None, None]
+
+    async def test_an_agent_that_has_ended_makes_no_further_calls_in_its_thread(
+        self, swarm: ScriptedSwarm, its: AgentAdapter
+    ) -> None:
+        if type(self).play_sync is AgentSuite.play_sync:
+            pytest.skip("this framework is asynchronous")
+
+        def plays(task: str) -> str | None:
+            self.play_sync(task)
+            return its.current_agent()
+
+        with SwarmClient(swarm.url, swarm.token) as client:
+            program = trainable(plays, client, reward=_one)
+            assert await asyncio.to_thread(program, "t311x") is None
 
     # --- Agents as objects ------------------------------------------------------------------------
 
@@ -322,6 +414,59 @@ class AgentSuite:
             else:
                 assert calls
                 assert all(HIDDEN not in swarm.text(call) for call in calls)
+
+    async def test_agents_of_episodes_that_are_over_are_not_kept(
+        self, swarm: ScriptedSwarm, its: AgentAdapter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of the copies for 200 episodes, almost all are gone."""
+        fresh = its.fresh
+        copies: list[weakref.ref[Any]] = []
+
+        def remembers(agent: object) -> object:
+            copy = fresh(agent)
+            if copy is not agent:
+                copies.append(weakref.ref(copy))
+            return copy
+
+        monkeypatch.setattr(its, "fresh", remembers)
+        names = [f"t{i:03}x" for i in range(320, 320 + MANY // 4)]
+        async with AsyncSwarmClient(swarm.url, swarm.token) as client:
+            report = await train_async(
+                trainable(self.worker(), reward=_one),
+                names,
+                client=client,
+                episodes_per_task=4,
+                retries=0,
+                progress=False,
+            )
+        assert [str(failure.error) for failure in report.failures] == []
+        if not copies:
+            pytest.skip("`fresh` returns the agent itself, so there are no copies to keep")
+        assert len(copies) == MANY
+        del report
+        gc.collect()
+        assert len([copy for copy in copies if copy() is not None]) < _FEW
+
+    # --- Telemetry --------------------------------------------------------------------------------
+
+    async def test_prompts_of_episodes_are_not_exported(self, swarm: ScriptedSwarm) -> None:
+        """A span with a prompt would send what the model learns from to another service."""
+        names = ["t800x", "t801x"]
+        with self.spans() as spans:
+            await self.calls(swarm, self.play, *names)
+        assert [span for span in spans if any(name in span for name in names)] == []
+
+    async def test_runs_outside_of_episodes_are_traced_as_before(
+        self, swarm: ScriptedSwarm
+    ) -> None:
+        """Also once the framework was prepared for an episode."""
+        if not self.traces:
+            pytest.skip("`traces` does not declare that this framework exports spans by itself")
+        await self.calls(swarm, self.play, "t802x")
+        # Outside, the model of the program cannot be reached.
+        with self.spans() as spans, contextlib.suppress(Exception):
+            await self.play("t000x")
+        assert spans
 
     # --- Failures ---------------------------------------------------------------------------------
 
@@ -395,5 +540,6 @@ __all__ = [
     "WORKER",
     "AgentSuite",
     "Secret",
+    "open_telemetry_spans",
     "tool_call",
 ]

@@ -8,13 +8,14 @@ from itertools import count
 import pytest
 
 from ajet_core.interfaces import Engine, EngineCapabilities, WeightUpdate
+from ajet_testing.conformance import ConformanceSuite
 from ajet_testing.suites.asking import Completion
 
 versions = count(1)
 """Policy versions of weights."""
 
 
-class EngineCase:
+class EngineCase(ConformanceSuite):
     """Properties of an engine under test; see `ajet_testing.suites.engine_suite.EngineSuite`."""
 
     capabilities: EngineCapabilities

@@ -14,6 +14,7 @@ import pytest
 
 from agentjet import EpisodeOutcome
 from ajet_core.interfaces import Judge
+from ajet_testing.conformance import ConformanceSuite
 
 __all__ = ["UNUSABLE", "JudgeSuite"]
 
@@ -21,7 +22,7 @@ UNUSABLE = ("", " \n", "I would rather not say.", "\x00\ufffd", "-", "1" * 10_00
 """Results that no task expects."""
 
 
-class JudgeSuite:
+class JudgeSuite(ConformanceSuite):
     """Conformance tests of a `Judge`; a subclass creates one.
 
     :cvar examples: tasks, results and their rewards, of which two differ.

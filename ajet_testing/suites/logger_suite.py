@@ -13,6 +13,7 @@ import pytest
 
 from ajet_core.interfaces import EndReason, LoggedRun, MetricsLogger, WorkerContext
 from ajet_core.protocol import Evaluation, RunConfig
+from ajet_testing.conformance import ConformanceSuite
 
 __all__ = ["EVALUATION", "STEPS", "LoggerSuite"]
 
@@ -43,7 +44,7 @@ EVALUATION = Evaluation(
 )
 
 
-class LoggerSuite:
+class LoggerSuite(ConformanceSuite):
     """Conformance tests of a `MetricsLogger`; a subclass creates one and reads what it wrote.
 
     As in a server, a logger is created and called on one thread, which is not the main thread.

@@ -11,6 +11,7 @@ import pytest
 from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
+from ajet_testing.conformance import ConformanceSuite
 from ajet_testing.suites.batches import linear_batch, restricted
 from ajet_testing.suites.reference_loss import AGGREGATED, reference_logprobs, reference_loss
 
@@ -25,7 +26,7 @@ LOSSES = {
 """Algorithms by their distinguishing setting."""
 
 
-class LossSuite:
+class LossSuite(ConformanceSuite):
     """Losses and gradients of a `Trainer`, compared with those of transformers and autograd.
 
     .. code-block:: python

@@ -11,6 +11,7 @@ import pytest
 
 from ajet_core.interfaces import Merger
 from ajet_core.timeline import LAYOUTS, Call, MessageText, PlacedMessage, TokenTree, lay_out
+from ajet_testing.conformance import ConformanceSuite
 from ajet_testing.suites.samples import conversation, make_call
 
 __all__ = ["MergerSuite", "assert_exact", "assert_shared", "assert_trained_once", "assert_whole"]
@@ -168,7 +169,7 @@ def _cases() -> dict[str, list[Call]]:
     }
 
 
-class MergerSuite:
+class MergerSuite(ConformanceSuite):
     """Conformance tests of a `Merger`; a subclass creates one.
 
     Tests of what `Merger.promises` does not declare are skipped, with the reason.

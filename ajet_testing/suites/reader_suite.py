@@ -10,6 +10,7 @@ import pytest
 from agentjet.agents import task_of
 from ajet_core.errors import AjetError
 from ajet_core.interfaces import DatasetReader
+from ajet_testing.conformance import ConformanceSuite
 
 __all__ = ["ITEMS", "ReaderSuite"]
 
@@ -22,7 +23,7 @@ ITEMS: Sequence[Mapping[str, str]] = (
 """Items of texts that formats like to change."""
 
 
-class ReaderSuite:
+class ReaderSuite(ConformanceSuite):
     """Conformance tests of a `DatasetReader`; a subclass creates one, and datasets for it."""
 
     def make_reader(self) -> DatasetReader:

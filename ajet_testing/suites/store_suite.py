@@ -32,6 +32,7 @@ from ajet_core.interfaces import (
 )
 from ajet_core.timeline import MessageText, PlacedMessage
 from ajet_server.store.patient_store import PatientStore
+from ajet_testing.conformance import ConformanceSuite
 from ajet_testing.suites.samples import conversation, make_call, make_episode, make_joint
 
 _TEXTS = [
@@ -52,7 +53,7 @@ __all__ = ["SampleStoreSuite", "aborted", "ended", "owners", "stored_episodes"]
 _KilledWriter = Callable[[Callable[[], Awaitable[SampleStore]], int], list[str]]
 
 
-class SampleStoreSuite:
+class SampleStoreSuite(ConformanceSuite):
     """Conformance tests of a `SampleStore`; a subclass creates one.
 
     ::

@@ -21,6 +21,7 @@ from ajet_core.timeline import (
     TrainSpan,
     TrainTree,
 )
+from ajet_testing.conformance import ConformanceSuite
 from ajet_testing.suites.broadcast import receive_once
 
 __all__ = ["EPISODES", "NOT_FINITE", "TrainerSuite"]
@@ -29,7 +30,7 @@ EPISODES = 4
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 
 
-class TrainerSuite:
+class TrainerSuite(ConformanceSuite):
     """Conformance tests of a `Trainer`; a subclass creates and starts one.
 
     .. code-block:: python

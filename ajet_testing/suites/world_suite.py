@@ -11,6 +11,7 @@ from typing import ClassVar
 import pytest
 
 from ajet_core.interfaces import World, WorldAnswer, WorldCall, WorldOutcome, WorldPrompt
+from ajet_testing.conformance import ConformanceSuite
 from ajet_worlds.rehearsal import Policy, Rehearsal, rehearse
 
 __all__ = [
@@ -55,7 +56,7 @@ def total_reward(outcome: WorldOutcome) -> float:
     return outcome.reward + sum(parts)
 
 
-class WorldSuite:
+class WorldSuite(ConformanceSuite):
     """Conformance tests of a `World`, without server and model.
 
     .. code-block:: python

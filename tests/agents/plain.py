@@ -11,13 +11,26 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAI
 
-from agentjet.agents import text_of_task
+from agentjet.agents import current_route, text_of_task
 from ajet_core.interfaces import AgentAdapter
 from ajet_core.plugin import AgentSpec, hookimpl
 
 speaking: ContextVar[str | None] = ContextVar("speaking", default=None)
 # Nobody listens there: what is not rerouted fails.
 NOWHERE = "http://127.0.0.1:9/v1"
+
+exporters: list[Callable[[str], None]] = []
+"""Receive what agents are asked, unless `is_quiet`."""
+
+
+def is_quiet() -> bool:
+    return False
+
+
+def export(text: str) -> None:
+    if not is_quiet():
+        for exporter in exporters:
+            exporter(text)
 
 
 @contextmanager
@@ -62,6 +75,7 @@ class Agent:
         return bool(message.tool_calls)
 
     async def run(self, text: str) -> str:
+        export(text)
         self.messages.append({"role": "user", "content": text})
         with turn(self.name):
             while True:
@@ -70,6 +84,7 @@ class Agent:
                     return self.messages[-1]["content"]
 
     def run_sync(self, text: str) -> str:
+        export(text)
         self.messages.append({"role": "user", "content": text})
         with OpenAI(base_url=NOWHERE, api_key="the-real-key") as client, turn(self.name):
             while True:
@@ -108,6 +123,9 @@ class PlainAdapter(AgentAdapter):
 
     def current_agent(self) -> str | None:
         return speaking.get()
+
+    def prepare(self) -> None:
+        globals()["is_quiet"] = lambda: current_route() is not None
 
     async def run(self, agent: object, task: object) -> object:
         assert isinstance(agent, Agent)

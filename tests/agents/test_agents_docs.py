@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +54,82 @@ def test_the_example_of_readers_and_judges_trains(
         report = example("registered")["main"](str(data))
     assert len(report.outcomes) == 8 * 2
     assert report.reward_mean == 1 / 8
+
+
+PROGRAM = """
+from boxes import Agent
+from tests.agents.plain import open_door
+
+planner = Agent("planner")
+worker = Agent("worker", {"open_door": open_door})
+
+
+async def play(task):
+    advice = await planner.clone(history=[]).run(f"Which door, {task}?")
+    return await worker.clone(history=[]).run(f"{task}: {advice}")
+"""
+
+
+def install(directory: Path) -> dict[str, str]:
+    """Install the example of an adapter; returns variables with which it is used."""
+    files = dict(
+        re.findall(
+            r"<!-- example: ([\w/]+\.\w+) -->\n```\w+\n(.*?)```", DOCS.read_text(), re.DOTALL
+        )
+    )
+    assert len(files) == 4
+    project = tomllib.loads(files.pop("pyproject.toml"))["project"]
+    info = directory / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in points.items())
+            for group, points in project["entry-points"].items()
+        )
+    )
+    for name, text in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text)
+    (directory / "boxes.py").write_text((DOCS.parents[1] / "tests/agents/boxes.py").read_text())
+    (directory / "program.py").write_text(PROGRAM)
+    (directory / "pytest.ini").write_text(
+        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
+    )
+    return {"PYTHONPATH": f"{directory}:{DOCS.parents[1]}", "COLUMNS": "200"}
+
+
+def run(directory: Path, variables: dict[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=directory,
+        env={**variables, "HOME": str(directory)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_example_of_an_adapter_passes_the_suite(tmp_path: Path) -> None:
+    variables = install(tmp_path)
+    (tmp_path / "ajet.toml").write_text("[agents.boxes]\nmax_turns = 5\n")
+    checked = run(tmp_path, variables, "ajet_cli.main", "plugins", "--check", "boxes")
+    assert re.search(r"agent:boxes +agents of the framework boxes +created", checked)
+    output = run(tmp_path, variables, "pytest", "-p", "ajet_testing.conformance", "test_boxes.py")
+    asynchronous = "skipped: this framework is asynchronous"
+    listed = [line.strip() for line in output.splitlines() if line.startswith("  test_")]
+    assert listed == [
+        f"test_an_agent_that_has_ended_makes_no_further_calls_in_its_thread: {asynchronous}",
+        f"test_threads_do_not_meet: {asynchronous}",
+    ]
+
+
+def test_the_example_of_an_adapter_has_a_readable_length() -> None:
+    (source,) = re.findall(
+        r"<!-- example: ajet_boxes/adapter.py -->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL
+    )
+    assert 30 <= len(source.splitlines()) <= 60

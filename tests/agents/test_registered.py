@@ -199,7 +199,7 @@ def test_wrong_settings_are_refused_by_name(file: Path, plugins: PluginManager) 
 
 
 def test_unknown_names_are_refused_with_the_known_ones(file: Path, plugins: PluginManager) -> None:
-    with pytest.raises(UnknownComponentError, match=r"reader 'json'; known: csv, jsonl, records\."):
+    with pytest.raises(UnknownComponentError, match=r"'json'; known: csv, jsonl, records \(did"):
         read_tasks("json", "tasks")
     with pytest.raises(UnknownComponentError, match=r"judge 'exakt'; known: exact, number, share"):
         trainable(reward="exakt")(ask)
@@ -214,7 +214,7 @@ def test_settings_of_what_is_not_installed_are_reported_once(
     (said,) = [r.getMessage() for r in caplog.records if "exakt" in r.getMessage()]
     assert said == (
         "the settings [judges.exakt] are not used: no usable plugin provides judge 'exakt'; "
-        "known: exact, number, share"
+        "known: exact, number, share (did you mean 'exact'?)"
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ajet_testing.suites.agent_suite import AgentSuite
 from tests.agents import plain
 
 
 class TestPlainAdapter(AgentSuite):
     adapter = "plain"
+    traces = True
 
     async def play(self, task: str) -> object:
         return await plain.play(task)
@@ -17,3 +21,10 @@ class TestPlainAdapter(AgentSuite):
 
     def worker(self) -> object:
         return plain.worker
+
+    @contextmanager
+    def spans(self) -> Iterator[list[str]]:
+        exported: list[str] = []
+        plain.exporters.append(exported.append)
+        yield exported
+        plain.exporters.remove(exported.append)

@@ -9,6 +9,7 @@ import pytest
 
 from ajet_core.errors import PluginApiError, PluginLoadError, UnknownComponentError
 from ajet_core.plugin import HOOK_API, PluginInfo, PluginManager
+from ajet_core.plugin.loading import HOOK_NAMES
 from ajet_core.protocol import StepSummary
 from tests.support.sites import Site
 
@@ -95,16 +96,24 @@ BROKEN = {
         "set settings of command 'x', which has none: make them options of the command",
     ),
     "unknown-hook": (
-        "@hookimpl\ndef ajet_register_rockets():\n    return []",
-        "ajet_register_rockets",
+        "@hookimpl\ndef rockets():\n    return []",
+        f"there is no hook rockets; the hooks are {', '.join(HOOK_NAMES)}",
+    ),
+    "misspelled-hook": (
+        "@hookimpl\ndef ajet_register_store():\n    return []",
+        "there is no hook ajet_register_store (did you mean 'ajet_register_stores'?); the hooks",
+    ),
+    "misspelled-hook-of-another-name": (
+        "@hookimpl(specname='ajet_register_loger')\ndef loggers():\n    return []",
+        "there is no hook ajet_register_loger (did you mean 'ajet_register_loggers'?)",
     ),
     "wrong-argument": (
         "@hookimpl\ndef ajet_step_finished(summary, speed):\n    pass",
-        "{'speed'}",
+        "no argument 'speed'; it is ajet_step_finished(summary: StepSummary) -> None",
     ),
     "not-marked": (
         "def ajet_step_finished(summary):\n    pass",
-        "hook ajet_step_finished is not marked with @hookimpl",
+        "hook ajet_step_finished has no @hookimpl, so it would never be called",
     ),
     "coroutine": (
         "@hookimpl\nasync def ajet_step_finished(summary):\n    pass",
@@ -254,3 +263,11 @@ def test_an_observer_cannot_change_what_others_see(site: Site) -> None:
 def test_only_observers_can_be_notified() -> None:
     with pytest.raises(ValueError, match="ajet_state_changed"):
         PluginManager(entry_points=[]).notify("ajet_register_engines")
+
+
+def test_a_misspelled_component_is_answered_with_the_right_name(site: Site) -> None:
+    site.install("ajet-good", ONE_ENGINE.format("quick"))
+    with pytest.raises(
+        UnknownComponentError, match=r"engine 'quik'; known: .*\(did you mean 'quick'\?\)"
+    ):
+        PluginManager().engine("quik")

@@ -33,8 +33,12 @@ class Site:
         version: str = "1.2",
         hook_api: tuple[str, ...] = ("1.0",),
         files: Mapping[str, str] | None = None,
+        requires: tuple[str, ...] = (),
     ) -> str:
-        """Install a distribution with one plugin; returns the name of its hooks module."""
+        """Install a distribution with one plugin; returns the name of its hooks module.
+
+        :param requires: distributions that it depends on.
+        """
         package = distribution.replace("-", "_")
         module = f"{package}_hooks"
         self.write(module, HOOKS_HEADER + textwrap.dedent(source))
@@ -44,6 +48,7 @@ class Site:
         info.mkdir()
         (info / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+            + "".join(f"Requires-Dist: {name}\n" for name in requires)
         )
         lines = ["[agentjet]", f"{name or distribution} = {module}"]
         if hook_api:
@@ -51,6 +56,17 @@ class Site:
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
         importlib.invalidate_caches()
         return module
+
+    def install_library(self, distribution: str, module: str, text: str) -> None:
+        """Install a distribution that consists of a module and is no plugin."""
+        self.write(module, text)
+        info = self.path / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        )
+        (info / "RECORD").write_text(f"{module}.py,,\n")
+        importlib.invalidate_caches()
 
     def write(self, module: str, text: str) -> None:
         """Add a module."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ class Recorder(TracingProcessor):
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.exported: list[str] = []
 
     def on_trace_start(self, trace: Any) -> None:
         self.heard.append(trace.name)
@@ -58,7 +61,7 @@ class Recorder(TracingProcessor):
         self.heard.append(span.span_data.type)
 
     def on_span_end(self, span: Any) -> None:
-        pass
+        self.exported.append(str(span.export()))
 
     def shutdown(self) -> None:
         pass
@@ -72,6 +75,7 @@ class TestOpenAIAgents(AgentSuite):
     # The SDK writes the error into the tool's answer, unless the tool has another
     # failure_error_function.
     tool_errors = "told"
+    traces = True
     replies = (REPLIES[0], *WHOM_TO_ASK, *REPLIES[1:])
 
     async def play(self, task: str) -> object:
@@ -82,6 +86,14 @@ class TestOpenAIAgents(AgentSuite):
 
     def worker(self) -> object:
         return program.worker
+
+    @contextmanager
+    def spans(self) -> Iterator[list[str]]:
+        recorder = Recorder()
+        add_trace_processor(recorder)
+        yield recorder.exported
+        # The SDK keeps its processors.
+        recorder.exported = []
 
     async def test_streamed_calls_are_attributed(self, swarm: ScriptedSwarm) -> None:
         assert await self.speakers(swarm, program.play_streamed) == [PLANNER, WORKER, WORKER]
