@@ -6,7 +6,8 @@ import copy
 import json
 import random
 import statistics
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 
@@ -89,6 +90,11 @@ class WorldSuite(ConformanceSuite):
     def test_an_episode_is_the_same_for_a_task_and_the_same_answers(self) -> None:
         for name in ("expert", "novice"):
             assert self._played(name, self.make_world()) == self._played(name, self.make_world())
+
+    def test_an_episode_is_the_same_in_another_process(
+        self, other_process: Callable[..., Any]
+    ) -> None:
+        assert other_process("_played", "novice") == self._played("novice")
 
     def test_tasks_differ(self) -> None:
         prompts = {str(r.exchanges[0].prompt.messages) for r in self._played("expert")}
