@@ -155,10 +155,10 @@ def calls_are_taken_out_of_the_batch() -> None:
 
 @std
 def rewards_of_agents_are_used_up() -> None:
-    def by(original: Any, episodes: Sequence[TrainEpisode], calls: Calls) -> Any:
+    def by(original: Any, episodes: Any, calls: Calls) -> Any:
         found = original(episodes, calls)
         for episode in episodes:
-            episode.agent_rewards.clear()  # type: ignore[attr-defined]
+            episode.agent_rewards.clear()
         return found
 
     estimates(by)

@@ -10,7 +10,7 @@ from ajet_core.errors import AjetError, EngineError
 from ajet_core.interfaces import EngineStats, GenerateChunk, GenerateRequest, SamplingParams
 from ajet_testing import scripted_engine
 from ajet_testing.scripted_engine import ScriptedEngine
-from tests.mutants.planting import Mutants, around
+from tests.mutants.planting import Mutants, around, put
 
 scripted = Mutants("engine", "tests/embedded/test_scripted_engine_suite.py::TestScriptedEngine")
 torch = Mutants(
@@ -210,7 +210,7 @@ def prompts_that_do_not_fit_are_cut() -> None:
 
 @scripted
 def requests_are_not_checked() -> None:
-    scripted_engine.check_request = lambda *_, **__: None
+    put(scripted_engine, "check_request", lambda *_, **__: None)
 
 
 @scripted
@@ -323,7 +323,7 @@ def closing_raises_in_requests() -> None:
 
 @scripted
 def a_closed_engine_answers() -> None:
-    ScriptedEngine._check_open = lambda self: None  # type: ignore[method-assign]
+    put(ScriptedEngine, "_check_open", lambda self: None)
 
     async def close(original: Any, self: Any) -> None:
         await original(self)
@@ -359,7 +359,7 @@ def the_cache_outlives_the_weights() -> None:
     from ajet_backend_torch.engine import TorchEngine
     from ajet_backend_torch.slots import SlotTable
 
-    SlotTable.forget = lambda self: None  # type: ignore[method-assign]
+    put(SlotTable, "forget", lambda self: None)
 
     def serve(_: Any, self: Any, module: Any, version: int, *, shared: bool) -> None:
         self._batcher.swap(self._model, version)
@@ -484,7 +484,7 @@ def half_of_the_weights_are_taken_over() -> None:
 def what_was_loaded_is_not_compared() -> None:
     from ajet_backend_torch import engine
 
-    engine.check_seal = lambda *_: None
+    put(engine, "check_seal", lambda *_: None)
 
 
 @torch

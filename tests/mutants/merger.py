@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from ajet_core.interfaces import MergerPromises
-from ajet_core.timeline import Call, TokenTree, trie
+from ajet_core.timeline import Call, TokenTree, radix, trie
 from ajet_core.timeline.relaxed import SameText
 from ajet_server.embedded import trie_merger
 from ajet_server.embedded.trie_merger import TrieMerger
-from tests.mutants.planting import Mutants, around
+from tests.mutants.planting import Mutants, around, put
 
 FILE = "tests/embedded/test_trie_merger.py"
 exact = Mutants("merger", f"{FILE}::TestTrieMerger")
@@ -37,7 +37,7 @@ def orders(change: Any) -> None:
         numbers = bool(items) and isinstance(items[0], int)
         return original(items, key=(lambda i: change(key(i))) if numbers else key)
 
-    trie.sorted = sorted  # type: ignore[attr-defined]
+    put(trie, "sorted", sorted)
     around(trie, "sorted", by)
 
 
@@ -81,7 +81,7 @@ def what_was_merged_before_is_remembered() -> None:
             if call.call_id not in self._ends:
                 super().add(call)
 
-    trie_merger.TokenTrie = Kept  # type: ignore[misc]
+    put(trie_merger, "TokenTrie", Kept)
 
 
 @exact
@@ -191,7 +191,7 @@ def nothing_is_shared() -> None:
         return end
 
     around(trie.TokenTrie, "_begin", begin)
-    around(trie.RadixTree, "insert", insert)
+    around(radix.RadixTree, "insert", insert)
 
 
 @exact
@@ -214,19 +214,18 @@ def _twice(tree: TokenTree) -> TokenTree:
 
 @text
 def alterations_are_not_counted() -> None:
-    SameText.altered = lambda *_: 0  # type: ignore[method-assign]
+    put(SameText, "altered", lambda *_: 0)
 
 
 @text
 def the_policy_is_said_to_be_exact() -> None:
-    TrieMerger.promises = property(  # type: ignore[assignment, method-assign]
-        lambda _: MergerPromises(exact=True, shares=True)
-    )
+    promises = MergerPromises(exact=True, shares=True)
+    put(TrieMerger, "promises", property(lambda _: promises))
 
 
 @text
 def the_order_of_the_calls_decides() -> None:
-    trie_merger.sorted = lambda calls, key=None: list(calls)  # type: ignore[attr-defined]
+    put(trie_merger, "sorted", lambda calls, key=None: list(calls))
 
 
 @text
@@ -252,7 +251,7 @@ def nodes_are_in_an_order_of_chance() -> None:
     def flat(original: Any, self: Any, first: Any) -> Any:
         return original(self, lambda run: random.random())
 
-    around(trie.RadixTree, "flat", flat)
+    around(radix.RadixTree, "flat", flat)
 
 
 @exact
@@ -265,4 +264,4 @@ def the_order_depends_on_the_process() -> None:
     def flat(original: Any, self: Any, first: Any) -> Any:
         return original(self, lambda run: hash(str(run.ids)))
 
-    around(trie.RadixTree, "flat", flat)
+    around(radix.RadixTree, "flat", flat)

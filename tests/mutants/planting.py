@@ -39,6 +39,11 @@ class Mutants:
         return mutation
 
 
+def put(owner: Any, name: str, value: Any) -> None:
+    """Replace an attribute, of whatever type."""
+    setattr(owner, name, value)
+
+
 def around(owner: object, name: str, by: Callable[..., Any]) -> None:
     """Replace a function or method by `by`, whose first argument is the original."""
     original = getattr(owner, name)

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pydantic_core
+
 from agentjet.agents import readers
 from ajet_core.errors import UnreadableFileError
-from tests.mutants.planting import Mutants, around
+from tests.mutants.planting import Mutants, around, put
 
 FILE = "tests/agents/test_registered.py"
 jsonl = Mutants("reader", f"{FILE}::TestJsonl")
@@ -41,7 +43,7 @@ def opened(**options: Any) -> None:
     def named(source: str, newline: str) -> Any:
         return _errors(by(source, newline), source)
 
-    readers._opened = named
+    put(readers, "_opened", named)
 
 
 @contextmanager
@@ -75,7 +77,7 @@ def lines_end_at_every_separator() -> None:
         for number, line in enumerate(text.splitlines(), start=1):
             if line.strip():
                 try:
-                    yield readers.pydantic_core.from_json(line)
+                    yield pydantic_core.from_json(line)
                 except ValueError as error:
                     raise UnreadableFileError(f"{source}, line {number}: {error}") from error
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ajet_core.errors import StoreError
 from ajet_core.interfaces import (
     ALL_EPISODES,
     BatchRecord,
@@ -24,7 +25,7 @@ from ajet_server.store.writing import StoreWriter
 from ajet_stores import codec, group_commit, sql_reading, sql_store
 from tests.embedded import jsonl_store
 from tests.embedded.jsonl_store import JsonlStore, Records
-from tests.mutants.planting import Mutants, around
+from tests.mutants.planting import Mutants, around, put
 
 sqlite = Mutants("store", "tests/embedded/test_sqlite_store_suite.py::TestSqliteStore")
 jsonl = Mutants("store", "tests/embedded/test_jsonl_store_suite.py::TestJsonlStore")
@@ -57,8 +58,8 @@ def the_oldest_score_of_a_call_counts() -> None:
 
 @sqlite
 def two_servers_write_one_run() -> None:
-    file_lock.FileLock.acquire = lambda self: None  # type: ignore[method-assign]
-    file_lock.FileLock.release = lambda self: None  # type: ignore[method-assign]
+    put(file_lock.FileLock, "acquire", lambda self: None)
+    put(file_lock.FileLock, "release", lambda self: None)
 
 
 @sqlite
@@ -75,7 +76,7 @@ def all_run_directories_share_a_database() -> None:
 
 @sqlite
 def texts_end_at_nul() -> None:
-    codec.pack_text = lambda text: text.partition("\0")[0].encode(errors="replace").decode()
+    put(codec, "pack_text", lambda text: text.partition("\0")[0].encode(errors="replace").decode())
 
 
 @sqlite
@@ -359,7 +360,7 @@ def scores_of_a_step_are_added_to_those_before() -> None:
 
 @sqlite
 def a_full_disk_is_any_error() -> None:
-    schema.StoreFullError = schema.StoreError  # type: ignore[misc, assignment]
+    put(schema, "StoreFullError", StoreError)
 
 
 @sqlite
@@ -395,7 +396,7 @@ class _Unflushed:
 
 @jsonl
 def half_a_line_of_a_killed_server_is_continued() -> None:
-    jsonl_store.os = _Nothing()  # type: ignore[attr-defined]
+    put(jsonl_store, "os", _Nothing())
 
 
 class _Nothing:
@@ -405,12 +406,12 @@ class _Nothing:
 
 @jsonl
 def what_is_requested_is_applied_before_it_is_checked() -> None:
-    Records.copy = lambda self: self  # type: ignore[method-assign]
+    put(Records, "copy", lambda self: self)
 
 
 @jsonl
 def a_base_of_another_store_is_referred_to() -> None:
-    class Known(dict):  # type: ignore[type-arg]
+    class Known(dict[str, Any]):
         def __contains__(self, _: object) -> bool:
             return True
 
@@ -435,7 +436,7 @@ def an_episode_is_in_two_batches() -> None:
         for episode_id in (*batch.episode_ids, *batch.aborted_ids):
             episode = self.episodes.get(episode_id)
             if episode is None or episode.state not in ("ended", "aborted"):
-                raise jsonl_store.StoreError(f"episode {episode_id} is not over")
+                raise StoreError(f"episode {episode_id} is not over")
             self.episodes[episode_id] = replace(episode, batch_id=batch.batch_id)
 
     around(Records, "_put_batch", put)

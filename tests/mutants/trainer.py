@@ -12,7 +12,7 @@ from ajet_core.interfaces import StepReport
 from ajet_core.timeline import TrainBatch
 from ajet_testing import scripted_trainer
 from ajet_testing.scripted_trainer import ScriptedTrainer
-from tests.mutants.planting import Mutants, around
+from tests.mutants.planting import Mutants, around, put
 
 TORCH = "plugins/backend_torch/tests"
 scripted = Mutants("trainer", "tests/embedded/test_scripted_trainer_suite.py::TestScriptedTrainer")
@@ -53,7 +53,7 @@ def a_refused_step_is_half_applied() -> None:
 
 @scripted
 def numbers_that_are_not_finite_are_trained() -> None:
-    scripted_trainer.math = _Finite()  # type: ignore[attr-defined]
+    put(scripted_trainer, "math", _Finite())
 
 
 class _Finite:
@@ -76,7 +76,7 @@ def infinity_is_taken_for_a_number() -> None:
         def __getattr__(self, name: str) -> Any:
             return (lambda v: not math.isnan(v)) if name == "isfinite" else getattr(math, name)
 
-    scripted_trainer.math = Nan()  # type: ignore[attr-defined]
+    put(scripted_trainer, "math", Nan())
 
 
 @scripted
@@ -304,7 +304,7 @@ def the_optimiser_is_not_saved() -> None:
 def a_refused_step_keeps_its_first_updates() -> None:
     from ajet_torch.optimiser import MasterAdamW
 
-    MasterAdamW.restore = lambda self, snapshot: None  # type: ignore[method-assign]
+    put(MasterAdamW, "restore", lambda self, snapshot: None)
 
 
 @torch

@@ -14,7 +14,7 @@ from ajet_worlds.grid import GridWorld
 from ajet_worlds.gridwalk import GridWalk
 from ajet_worlds.mine import MineWorld
 from ajet_worlds.pair import PairWorld
-from tests.mutants.planting import Mutants, around
+from tests.mutants.planting import Mutants, around, put
 
 FILE = "tests/worlds/test_worlds.py"
 grid = Mutants("world", f"{FILE}::TestGrid")
@@ -93,12 +93,12 @@ def every_page_of_tasks_is_the_first() -> None:
 
 @bandits
 def the_novice_is_an_expert() -> None:
-    BanditWorld.novice = BanditWorld.expert  # type: ignore[method-assign]
+    put(BanditWorld, "novice", BanditWorld.expert)
 
 
 @bandits
 def the_expert_is_a_novice() -> None:
-    BanditWorld.expert = BanditWorld.novice  # type: ignore[method-assign]
+    put(BanditWorld, "expert", BanditWorld.novice)
 
 
 @bandits
@@ -123,7 +123,7 @@ def an_invalid_answer_raises() -> None:
             async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
                 answer = await chat.ask(prompt)
                 int(answer.text)
-                return answer  # type: ignore[no-any-return]
+                return answer
 
         return original(self, task_id, Strict())
 
@@ -173,7 +173,7 @@ def the_walk_is_one_for_all_episodes() -> None:
 
     import ajet_worlds.grid as module
 
-    module.GridWalk = make  # type: ignore[misc, assignment]
+    put(module, "GridWalk", make)
 
 
 @grid
@@ -220,7 +220,7 @@ def an_unknown_tool_succeeds() -> None:
 def the_expert_writes_into_its_prompt() -> None:
     def expert(original: Any, self: Any, prompt: WorldPrompt, rng: Any) -> WorldAnswer:
         answer = original(self, prompt, rng)
-        prompt.messages[0]["seen"] = True  # type: ignore[index]
+        prompt.messages[0]["seen"] = True
         return answer
 
     around(GridWorld, "expert", expert)
@@ -243,32 +243,14 @@ def the_goal_is_not_in_the_prompt() -> None:
 
             async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
                 messages = [{**m, "content": "?"} for m in prompt.messages]
-                return await chat.ask(replace(prompt, messages=messages))  # type: ignore[no-any-return]
+                return await chat.ask(replace(prompt, messages=messages))
 
         return original(self, task_id, Blind())
 
     around(GridWorld, "play", play)
     import ajet_worlds.grid as module
 
-    module._good_directions = lambda _: gridwalk.directions_in(walks[-1].observation)
-
-
-@grid
-def the_history_is_written_on() -> None:
-    """Prompts of earlier calls get the messages of later ones."""
-
-    def play(original: Any, self: Any, task_id: str, chat: Any) -> Any:
-        class Writing:
-            wait = chat.wait
-
-            async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
-                for message in prompt.messages[:-1]:
-                    message.pop("content", None)  # type: ignore[attr-defined]
-                return await chat.ask(prompt)  # type: ignore[no-any-return]
-
-        return original(self, task_id, Writing())
-
-    around(GridWorld, "play", play)
+    put(module, "_good_directions", lambda _: gridwalk.directions_in(walks[-1].observation()))
 
 
 @mines
@@ -286,9 +268,8 @@ def calls_of_one_answer_are_rewarded_without_end() -> None:
 
 @mines
 def the_novice_stops_at_once() -> None:
-    MineWorld.novice = lambda self, prompt, rng: WorldAnswer(  # type: ignore[method-assign]
-        calls=(WorldCall.of("stop"),)
-    )
+    stop = WorldAnswer(calls=(WorldCall.of("stop"),))
+    put(MineWorld, "novice", lambda self, prompt, rng: stop)
 
 
 @pairs
