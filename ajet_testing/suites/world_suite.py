@@ -7,6 +7,7 @@ import json
 import random
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -44,11 +45,21 @@ def seeded(seed: str | int) -> random.Random:
 
 
 def policy_named(world: World, name: str) -> Policy:
-    """Return the expert, the novice, or a policy that always gives an answer of `UNUSABLE`."""
+    """Return a policy of the world, or one that gives an answer that no world expects.
+
+    :param name: ``expert``, ``novice``, ``insistent`` (the expert, with its answer a hundred
+        times in one), or a key of `UNUSABLE`.
+    """
     if name in UNUSABLE:
         return lambda _, __: UNUSABLE[name]
+    if name == "insistent":
+        return lambda prompt, rng: _repeated(world.expert(prompt, rng))
     policy: Policy = getattr(world, name)
     return policy
+
+
+def _repeated(answer: WorldAnswer) -> WorldAnswer:
+    return replace(answer, text=100 * answer.text, calls=100 * answer.calls)
 
 
 def total_reward(outcome: WorldOutcome) -> float:
@@ -125,7 +136,7 @@ class WorldSuite(ConformanceSuite):
         )
         assert expert > novice
 
-    @pytest.mark.parametrize("name", ["expert", "novice", *UNUSABLE])
+    @pytest.mark.parametrize("name", ["expert", "novice", "insistent", *UNUSABLE])
     def test_rewards_keep_to_their_range_and_success_to_0_to_1(self, name: str) -> None:
         world = self.make_world()
         least, most = world.reward_range

@@ -17,7 +17,7 @@ torch = Mutants(
     "engine", "plugins/backend_torch/tests/test_engine_suite.py::TestTorchEngine", torch=True
 )
 ALL = (scripted, torch)
-QUICK = ("a_cancelled_request_runs_on", "the_cache_outlives_the_weights")
+QUICK = ("tokens_have_the_version_of_the_request", "new_weights_end_a_pause")
 
 
 def chunks(engine: Any, change: Any) -> None:

@@ -46,7 +46,7 @@ def a_long_result_is_good() -> None:
 
 
 @exact
-def a_result_without_a_text_raises() -> None:
+def results_are_texts_alone() -> None:
     judged(ExactJudge, lambda original, t, r: original(t, r + " "))
 
 

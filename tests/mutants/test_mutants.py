@@ -38,10 +38,19 @@ QUICK = frozenset(name for kind in KINDS for name in kind.QUICK)
 def run(mutants: Mutants, mutation: str) -> tuple[int, str]:
     """Run a suite on a component with a mutation, "" for none; return exit status and output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    limit = 60 if mutants.torch else 30
     done = subprocess.run(
         [
             sys.executable,
-            *("-m", "pytest", "-x", "-q", "--tb=line", "-o", "timeout=60"),
+            *(
+                "-m",
+                "pytest",
+                "-x",
+                "-q",
+                "--tb=line",
+                "-o",
+                f"timeout={limit}",
+            ),
             *("-p", "tests.mutants.planting", "-p", "no:cacheprovider"),
             mutants.suite,
         ],
