@@ -329,8 +329,11 @@ class EngineSuite(ShapingSuite):
         begun = await begin(engine, prompts[:2], stream=True, max_tokens=length)
         await engine.sleep()
         asked = (await engine.stats()).requests
+        asleep = await engine.stats()
         late = [asyncio.create_task(ask(engine, p, max_tokens=length)) for p in prompts[2:]]
         await until(engine, lambda stats: stats.requests == asked + len(late))
+        for _ in range(5):
+            assert (await engine.stats()).sampled_tokens == asleep.sampled_tokens
         assert not any(task.done() for task in late)
         await engine.wake()
         answers = await asyncio.gather(*begun, *late)
@@ -526,7 +529,7 @@ class EngineSuite(ShapingSuite):
         self.assert_exact(1, prompt, answer)
 
     async def test_counters_count(self, engine: Engine) -> None:
-        """What was asked and sampled."""
+        """What was asked and sampled, since the start and not since the last update."""
         await self.serve(engine, 0)
         prompts = self.prompts(3, seed=17)
         before = await engine.stats()
@@ -536,6 +539,9 @@ class EngineSuite(ShapingSuite):
         assert after.requests - before.requests == 3
         assert after.sampled_tokens - before.sampled_tokens == 21
         assert after.prompt_tokens - before.prompt_tokens == sum(map(len, prompts))
+        await self.serve(engine, 1)
+        later = await engine.stats()
+        assert (later.requests, later.sampled_tokens) == (after.requests, after.sampled_tokens)
 
     async def test_closing_ends_what_runs(self, own_engine: Engine) -> None:
         """With "abort", and without an error."""

@@ -283,12 +283,21 @@ def there_is_a_top_logprob_too_few() -> None:
 
 
 @scripted
-def requests_are_counted_when_they_end() -> None:
-    async def generate(original: Any, self: Any, request: GenerateRequest) -> Any:
-        before = self._prompt_tokens
-        async for chunk in original(self, request):
-            yield chunk
-        self._prompt_tokens = before + len(request.prompt_ids)
+def counters_begin_again_with_new_weights() -> None:
+    async def update(original: Any, self: Any, update: Any) -> None:
+        await original(self, update)
+        self._requests = self._prompt_tokens = self._sampled_tokens = 0
+
+    around(ScriptedEngine, "update_weights", update)
+
+
+@scripted
+def prompt_tokens_are_counted_once_per_prompt() -> None:
+    """As by an engine that counts what it computes, and not what it was asked."""
+
+    def generate(original: Any, self: Any, request: GenerateRequest) -> Any:
+        self._prompt_tokens -= len(request.prompt_ids) // 2
+        return original(self, request)
 
     around(ScriptedEngine, "generate", generate)
 
