@@ -7,13 +7,16 @@ skipped, overridden, removed or deselected. A suite that is emptied in this way 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import pytest
+
+from ajet_testing.other_process import in_another_process
 
 __all__ = ["ConformanceSuite", "pytest_configure"]
 
@@ -30,6 +33,11 @@ class ConformanceSuite:
     """
 
     time_limit: ClassVar[float] = 120.0
+
+    @pytest.fixture
+    def other_process(self) -> Callable[..., Any]:
+        """Call a method of this class by its name in another process, and return its result."""
+        return functools.partial(in_another_process, self)
 
 
 @dataclass

@@ -16,7 +16,7 @@ class AdvantageEstimator(Generic[SettingsT_co], ABC):
 
     The server creates one estimator per run and calls it before each step, in the server's process:
     an estimator needs no weights and must not import heavy packages. It is pure: the same batch
-    gives the same advantages, also after a restart.
+    gives the same advantages, also after a restart and with its episodes in another order.
 
     :param algorithm: configuration of the run's algorithm; ``discount`` and ``call_credit`` are
         meant for estimators.
@@ -31,6 +31,9 @@ class AdvantageEstimator(Generic[SettingsT_co], ABC):
         self, episodes: Sequence[TrainEpisode], calls: Sequence[Sequence[Call]]
     ) -> Sequence[Sequence[float]]:
         """Compute one advantage per call, shared by all its sampled tokens.
+
+        Of two rollouts of a task that differ in their rewards alone, the better one has the higher
+        advantages. The arguments stay unchanged.
 
         :param episodes: episodes of the batch; those with the same `TrainEpisode.group` are
             rollouts of one task.

@@ -27,7 +27,7 @@ class MergerPromises:
 
 
 class Merger(Generic[SettingsT_co], ABC):
-    """A merger. It is pure: the same calls give the same tree, whatever was merged before.
+    """A merger. It is pure: the same calls give the same tree in any process, at any time.
 
     The server makes one with the settings of the run. The trainer trains its trees, and
     ``GET /v1/timelines``, ``ajet inspect`` and ``ajet export`` show them.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -58,6 +61,7 @@ class AdvantageSuite(ConformanceSuite):
     ) -> None:
         episodes, calls = batch_of(rewards, turns, tasks)
         advantages = self.make_estimator().estimate(episodes, calls)
+        assert len(advantages) == len(episodes)
         assert [len(given) for given in advantages] == list(turns)
         assert all(math.isfinite(value) for given in advantages for value in given)
 
@@ -69,8 +73,40 @@ class AdvantageSuite(ConformanceSuite):
         assert [list(given) for given in estimator.estimate(*batch)] == first
         assert [list(given) for given in self.make_estimator().estimate(*batch)] == first
 
-    def test_a_better_episode_of_a_task_has_no_smaller_advantage(self) -> None:
-        episodes, calls = batch_of([0.0, 1.0], [1, 1])
+    def test_another_process_gives_the_same_advantages(
+        self, other_process: Callable[..., Any]
+    ) -> None:
+        """A server that is started again is one."""
+        assert other_process("_estimated") == self._estimated()
+
+    def test_the_order_of_episodes_does_not_matter(self) -> None:
+        """Rollouts of a task are not next to each other, and tasks may have different numbers."""
+        rewards, turns = [0.0, 1.0, 0.5, 3.0, 1.0, 0.25], [2, 1, 3, 2, 1, 2]
+        episodes, calls = batch_of(rewards, turns, 2)
+        groups = ["b", "a", "b", "a", "b", "b"]
+        episodes = [replace(one, group=group) for one, group in zip(episodes, groups, strict=True)]
+        given = self.make_estimator().estimate(episodes, calls)
+        for order in ([1, 3, 0, 2, 4, 5], [5, 4, 3, 2, 1, 0], [0, 1, 3, 4, 2, 5]):
+            again = self.make_estimator().estimate(
+                [episodes[i] for i in order], [calls[i] for i in order]
+            )
+            for place, i in enumerate(order):
+                assert again[place] == pytest.approx(given[i], rel=1e-6, abs=1e-9)
+
+    def test_the_batch_is_left_as_it_is(self) -> None:
+        batch = batch_of([0.0, 1.0, 0.5], [2, 1, 3])
+        before = copy.deepcopy(batch)
+        self.make_estimator().estimate(*batch)
+        assert batch == before
+
+    def test_a_better_episode_of_a_task_has_a_larger_advantage(self) -> None:
+        """In each task of a batch, with one call and with several."""
+        episodes, calls = batch_of([0.0, 2.0, 1.0, 3.0], [1, 2, 1, 2], 2)
         plain = [TrainEpisode(e.episode_id, e.group, e.reward) for e in episodes]
-        (worse,), (better,) = self.make_estimator().estimate(plain, calls)
-        assert worse <= better
+        given = self.make_estimator().estimate(plain, calls)
+        for worse, better in ((0, 2), (1, 3)):
+            assert max(given[worse]) < min(given[better])
+
+    def _estimated(self) -> list[list[float]]:
+        batch = batch_of([0.0, 1.0, 0.5, 1.0], [2, 1, 3, 2], 2)
+        return [list(given) for given in self.make_estimator().estimate(*batch)]

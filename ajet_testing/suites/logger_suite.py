@@ -109,6 +109,20 @@ class LoggerSuite(ConformanceSuite):
         self._use(context, use)
         self._check(context, dict(STEPS))
 
+    def test_a_run_without_an_end_is_written_when_its_logger_is_closed(
+        self, tmp_path: Path
+    ) -> None:
+        """A server that is stopped while its loggers are busy may not finish the run."""
+        context = _context(tmp_path)
+
+        def use(logger: MetricsLogger) -> None:
+            logger.start(_run(0))
+            for number, metrics in STEPS:
+                logger.log(number, metrics)
+
+        self._use(context, use)
+        self._check(context, dict(STEPS))
+
     def test_a_logger_without_records_can_be_closed(self, tmp_path: Path) -> None:
         """A server that never starts a run, and one whose run ends before its first step."""
         context = _context(tmp_path)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,6 +222,12 @@ class MergerSuite(ConformanceSuite):
         """The tools that show a run make a merger of their own."""
         assert self.make_merger(tmp_path).merge("episode", calls) == merger.merge("episode", calls)
 
+    def test_another_process_gives_the_same_trees(
+        self, other_process: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        """Such as ``ajet inspect``, beside the server."""
+        assert other_process("_merged", tmp_path) == self._merged(tmp_path)
+
     def test_the_order_of_the_calls_does_not_matter(
         self, merger: Merger, calls: list[Call]
     ) -> None:
@@ -229,9 +236,10 @@ class MergerSuite(ConformanceSuite):
         assert merger.merge("episode", calls[1::2] + calls[::2]) == tree
 
     def test_calls_are_left_as_they_are(self, merger: Merger, calls: list[Call]) -> None:
-        before = copy.deepcopy(calls)
-        merger.merge("episode", calls)
-        assert calls == before
+        for given in (calls, calls[::-1]):
+            before = copy.deepcopy(given)
+            merger.merge("episode", given)
+            assert given == before
 
     def test_a_conversation_is_held_once(self, merger: Merger) -> None:
         _skip_unless_it_shares(merger)
@@ -239,6 +247,10 @@ class MergerSuite(ConformanceSuite):
         tree = merger.merge("episode", calls)
         assert tree.tokens == len(calls[-1].token_ids)
         assert tree.tokens_sampled == 24
+
+    def _merged(self, run_dir: Path) -> list[TokenTree]:
+        merger = self.make_merger(run_dir)
+        return [merger.merge("episode", calls) for calls in _cases().values()]
 
 
 def _skip_unless_it_shares(merger: Merger) -> None:

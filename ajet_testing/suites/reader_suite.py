@@ -17,8 +17,11 @@ __all__ = ["ITEMS", "ReaderSuite"]
 ITEMS: Sequence[Mapping[str, str]] = (
     {"id": "a", "question": "1 + 1?", "answer": "2"},
     {"id": "b", "question": 'Say "yes", then \\ and a comma, or;a semicolon', "answer": ""},
-    {"id": "c", "question": "two\nlines\tand a tab ", "answer": "žluťoučký 🐎 \u2028"},
+    {"id": "c", "question": "two\nlines\tand a tab ", "answer": "žluťoučký 🐎 \u2028\x85"},
     {"id": "d", "question": "{'id': 'e'}", "answer": "null"},
+    # Not in order of its texts, with the answer of another one, and with lines of Windows.
+    {"id": "e", "question": "1 + 1?", "answer": "2"},
+    {"id": "f", "question": "0\r\n1\r2", "answer": "long " * 5_000},
 )
 """Items of texts that formats like to change."""
 
@@ -38,12 +41,17 @@ class ReaderSuite(ConformanceSuite):
         raise NotImplementedError
 
     def damage(self, source: str) -> None:
-        """Damage a dataset with four items, such that it must be refused."""
+        """Damage a dataset, such that it must be refused."""
         raise NotImplementedError
 
     def test_items_come_back_in_order_and_as_they_were(self, tmp_path: Path) -> None:
         source = self.write(tmp_path, ITEMS)
         assert list(self.make_reader().read(source)) == list(ITEMS)
+
+    def test_thousands_of_items_come_back_in_order(self, tmp_path: Path) -> None:
+        items = [{"id": str(i), "question": f"{i * 7 % 11}?", "answer": "a"} for i in range(3000)]
+        source = self.write(tmp_path, items)
+        assert list(self.make_reader().read(source)) == items
 
     def test_an_empty_dataset_has_no_items(self, tmp_path: Path) -> None:
         assert list(self.make_reader().read(self.write(tmp_path, ()))) == []
@@ -59,7 +67,7 @@ class ReaderSuite(ConformanceSuite):
 
     def test_items_are_tasks_with_their_ids(self, tmp_path: Path) -> None:
         source = self.write(tmp_path, ITEMS)
-        assert [task_of(item).id for item in self.make_reader().read(source)] == list("abcd")
+        assert [task_of(item).id for item in self.make_reader().read(source)] == list("abcdef")
 
     def test_a_missing_dataset_is_refused_by_name(self, tmp_path: Path) -> None:
         with pytest.raises(AjetError, match="no-such-dataset"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from ajet_core.errors import StoreError
+from ajet_core.errors import StoreError, StoreFullError
 from ajet_core.interfaces import (
     ALL_EPISODES,
     BatchRecord,
@@ -238,13 +238,16 @@ class SampleStoreSuite(ConformanceSuite):
     ) -> None:
         await store.append(make_episode())
         root = make_call("root", [1, 2, 3], [4, 5])
+        extends = make_call("extends", [1, 2, 3, 4, 5, 6], [7], index=1, parent=root)
+        extends = replace(extends, tools='[{"name":"look"}]')
         calls = [
             root,
-            make_call("extends", [1, 2, 3, 4, 5, 6], [7], index=1, parent=root),
+            extends,
             make_call("extends-too", [1, 2, 3, 4, 5], [8, 9], index=2, parent=root),
             make_call("cuts-reply", [1, 2, 3, 4, 6], [7], index=3, parent=root),
             make_call("cuts-prompt", [1, 2], [3], index=4, parent=root),
             make_call("rewrites", [9, 9], [], index=5, parent=root),
+            make_call("has-no-tools", [*extends.token_ids, 8], [9], index=6, parent=extends),
         ]
         for call in calls:
             await store.append(call)
@@ -644,6 +647,33 @@ class SampleStoreSuite(ConformanceSuite):
             assert stored == conversation(_TURNS, episode_id=name)[: len(stored)]
         assert (await store.call_totals()).calls == sum(map(len, calls.values()))
         await store.append(make_episode("after"))
+        await store.close()
+
+    async def make_small_store(self, run_dir: Path) -> SampleStore:  # noqa: ARG002
+        """Create a store, not open yet, that is full with less than 64 MiB of records.
+
+        Override it if the store has a limit or a quota.
+        """
+        pytest.skip("this suite makes no store that can be full")
+
+    async def test_a_full_store_says_so_and_keeps_what_it_has(self, tmp_path: Path) -> None:
+        store = await self.make_small_store(tmp_path)
+        await store.open()
+        kept = []
+
+        async def fill() -> None:
+            for number in range(1000):
+                name = f"e{number}"
+                call = make_call(f"call-{number}", [number] * 5000, [1], episode_id=name)
+                told = PlacedMessage(0, 5000, MessageText("user", "long " * 10_000))
+                await store.append(make_episode(name), replace(call, messages=(told,)))
+                kept.append(name)
+
+        with pytest.raises(StoreFullError):
+            await fill()
+        assert [e.episode_id for e in await stored_episodes(store)] == kept
+        assert (await store.call_totals()).calls == len(kept)
+        assert [len(calls) for calls in (await store.calls(kept)).values()] == [1] * len(kept)
         await store.close()
 
     async def interrupt(self, store: SampleStore) -> None:  # noqa: ARG002

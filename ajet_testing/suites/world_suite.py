@@ -6,7 +6,9 @@ import copy
 import json
 import random
 import statistics
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -43,11 +45,21 @@ def seeded(seed: str | int) -> random.Random:
 
 
 def policy_named(world: World, name: str) -> Policy:
-    """Return the expert, the novice, or a policy that always gives an answer of `UNUSABLE`."""
+    """Return a policy of the world, or one that gives an answer that no world expects.
+
+    :param name: ``expert``, ``novice``, ``insistent`` (the expert, with its answer a hundred
+        times in one), or a key of `UNUSABLE`.
+    """
     if name in UNUSABLE:
         return lambda _, __: UNUSABLE[name]
+    if name == "insistent":
+        return lambda prompt, rng: _repeated(world.expert(prompt, rng))
     policy: Policy = getattr(world, name)
     return policy
+
+
+def _repeated(answer: WorldAnswer) -> WorldAnswer:
+    return replace(answer, text=100 * answer.text, calls=100 * answer.calls)
 
 
 def total_reward(outcome: WorldOutcome) -> float:
@@ -90,6 +102,11 @@ class WorldSuite(ConformanceSuite):
         for name in ("expert", "novice"):
             assert self._played(name, self.make_world()) == self._played(name, self.make_world())
 
+    def test_an_episode_is_the_same_in_another_process(
+        self, other_process: Callable[..., Any]
+    ) -> None:
+        assert other_process("_played", "novice") == self._played("novice")
+
     def test_tasks_differ(self) -> None:
         prompts = {str(r.exchanges[0].prompt.messages) for r in self._played("expert")}
         assert len(prompts) > 1
@@ -119,7 +136,7 @@ class WorldSuite(ConformanceSuite):
         )
         assert expert > novice
 
-    @pytest.mark.parametrize("name", ["expert", "novice", *UNUSABLE])
+    @pytest.mark.parametrize("name", ["expert", "novice", "insistent", *UNUSABLE])
     def test_rewards_keep_to_their_range_and_success_to_0_to_1(self, name: str) -> None:
         world = self.make_world()
         least, most = world.reward_range
@@ -164,13 +181,18 @@ class WorldSuite(ConformanceSuite):
 
         assert rehearse(world, one, interrupted, seeded(SEED)).outcome == alone
 
-    def test_policies_leave_their_prompts_alone(self) -> None:
+    @pytest.mark.parametrize("name", ["expert", "novice"])
+    def test_policies_leave_their_prompts_alone(self, name: str) -> None:
         world = self.make_world()
-        for exchange in self._played("expert", world)[0].exchanges:
-            before = copy.deepcopy(exchange.prompt)
-            world.expert(exchange.prompt, seeded(SEED))
-            world.novice(exchange.prompt, seeded(SEED))
-            assert exchange.prompt == before
+        policy = policy_named(world, name)
+
+        def watched(prompt: WorldPrompt, rng: random.Random) -> WorldAnswer:
+            before = copy.deepcopy(prompt)
+            answer = policy(prompt, rng)
+            assert prompt == before
+            return answer
+
+        rehearse(world, world.task_ids("eval", SEED, 1)[0], watched, seeded(SEED))
 
     def _played(self, name: str, world: World | None = None) -> list[Rehearsal]:
         world = world or self.make_world()

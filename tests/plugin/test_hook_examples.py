@@ -164,7 +164,8 @@ def test_register_advantages(example: Example) -> None:
             return example.make(AlgorithmConfig())
 
     Suite().test_the_same_batch_has_the_same_advantages()
-    Suite().test_a_better_episode_of_a_task_has_no_smaller_advantage()
+    Suite().test_a_better_episode_of_a_task_has_a_larger_advantage()
+    Suite().test_the_order_of_episodes_does_not_matter()
     episodes = [TrainEpisode(f"e{reward}", "g", reward) for reward in (0.5, 0.0, 1.0)]
     calls = [conversation(2, episode_id=episode.episode_id) for episode in episodes]
     assert Suite().make_estimator().estimate(episodes, calls) == [[1, 1], [0, 0], [2, 2]]

@@ -23,7 +23,9 @@ import pytest
 TIERS = ("unit", "integration", "nightly")
 
 # Fixtures that start a process or listen.
-FIXTURES = frozenset({"server", "servers", "served", "swarm", "two", "killed_writer"})
+FIXTURES = frozenset(
+    {"server", "servers", "served", "swarm", "two", "killed_writer", "other_process"}
+)
 # Markers of tests that need a model.
 MODELS = frozenset({"torch", "pairs"})
 NEEDS = MODELS | {"processes"}

@@ -1,0 +1,78 @@
+"""Call a method of a test's class in another process, where texts have other hashes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["in_another_process"]
+
+_CODE = """
+import pickle, sys
+path, state = pickle.load(sys.stdin.buffer)
+sys.path[:] = path
+from ajet_testing.other_process import answer
+sys.stdout.buffer.write(answer(state))
+"""
+
+
+def in_another_process(case: object, method: str, *arguments: object) -> Any:
+    """Return what a method of `case` returns in a process with another seed of hashes.
+
+    The other process imports the class of `case`, and gives an object of it the same attributes.
+    Class, attributes, arguments and result must be importable or picklable.
+
+    :raises AssertionError: the method raised; the message has what the process printed.
+    """
+    kind = type(case)
+    if "<locals>" in kind.__qualname__:
+        pytest.skip(f"another process cannot import {kind.__qualname__}, which a function defines")
+    place = (kind.__module__, inspect.getfile(kind), kind.__qualname__)
+    state = pickle.dumps((place, vars(case), method, arguments))
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    done = subprocess.run(  # noqa: S603 - nothing in it is the user's
+        [sys.executable, "-c", _CODE],
+        input=pickle.dumps((sys.path, state)),
+        env=os.environ | {"PYTHONHASHSEED": seed},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    # The last line: components may print.
+    last = done.stdout.decode().splitlines()[-1]
+    return pickle.loads(bytes.fromhex(last))  # noqa: S301 - it is what `answer` has written
+
+
+def answer(state: bytes) -> bytes:
+    """Return the result of a call of `in_another_process`, which runs this in the process."""
+    (module, file, name), *rest = pickle.loads(state)  # noqa: S301 - the test has written it
+    attributes, method, arguments = rest
+    kind = attrgetter(name)(_module(module, file))
+    case = object.__new__(kind)
+    vars(case).update(attributes)
+    result = getattr(case, method)(*arguments)
+    return b"\n" + pickle.dumps(result).hex().encode()
+
+
+def _module(name: str, file: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        # pytest can import modules that are not found by their names.
+        spec = importlib.util.spec_from_file_location(name, Path(file))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module

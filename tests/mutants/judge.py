@@ -1,0 +1,180 @@
+"""Mutations of the judges."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from typing import Any
+
+from agentjet.agents import judges
+from agentjet.agents.judges import ExactJudge, NumberJudge
+from tests.agents import outside
+from tests.mutants.planting import Mutants, around
+
+FILE = "tests/agents/test_registered.py"
+exact = Mutants("judge", f"{FILE}::TestExact")
+number = Mutants("judge", f"{FILE}::TestNumber")
+share = Mutants("judge", f"{FILE}::TestShare")
+ALL = (exact, number, share)
+QUICK = ("a_long_result_is_good", "the_task_is_kept_in_the_judge")
+
+
+def judged(judge: Any, by: Any) -> None:
+    """Replace a judge's call by a function of the original one, the task and the result."""
+    around(
+        judge,
+        "__call__",
+        lambda original, self, task, result: by(lambda t, r: original(self, t, r), task, result),
+    )
+
+
+@exact
+def case_does_not_matter() -> None:
+    around(judges, "_words", lambda original, text: original(text).casefold())
+
+
+@exact
+def an_empty_result_is_right() -> None:
+    judged(ExactJudge, lambda original, t, r: 1.0 if r == "" else original(t, r))
+
+
+@exact
+def a_long_result_is_good() -> None:
+    judged(ExactJudge, lambda original, t, r: original(t, r) + len(str(r)) / 1e4)
+
+
+@exact
+def results_are_texts_alone() -> None:
+    judged(ExactJudge, lambda original, t, r: original(t, r + " "))
+
+
+@exact
+def every_result_is_right() -> None:
+    judged(ExactJudge, lambda original, t, r: 1.0)
+
+
+@exact
+def every_result_is_wrong() -> None:
+    judged(ExactJudge, lambda original, t, r: 0.0)
+
+
+@exact
+def nothing_is_returned() -> None:
+    judged(ExactJudge, lambda original, t, r: None)
+
+
+@exact
+def the_first_reward_of_a_task_is_kept() -> None:
+    kept: dict[str, float] = {}
+
+    def by(original: Any, task: Any, result: Any) -> float:
+        return kept.setdefault(str(task), original(task, result))
+
+    judged(ExactJudge, by)
+
+
+@exact
+def the_task_is_kept_in_the_judge() -> None:
+    def call(original: Any, self: Any, task: Any, result: Any) -> float:
+        self.task = task, result
+        # While it waits for something, another thread comes.
+        time.sleep(0.001)
+        return original(self, *self.task)
+
+    around(ExactJudge, "__call__", call)
+
+
+@exact
+def the_answer_is_taken_out_of_the_task() -> None:
+    def by(original: Any, task: Any, result: Any) -> float:
+        reward = original(task, result)
+        task["judged"] = reward
+        return reward
+
+    judged(ExactJudge, by)
+
+
+@exact
+def results_are_rewarded_less_from_time_to_time() -> None:
+    count = iter(range(10**9))
+    judged(ExactJudge, lambda original, t, r: original(t, r) * 0.999 ** next(count))
+
+
+@exact
+def rewards_have_noise() -> None:
+    judged(ExactJudge, lambda original, t, r: original(t, r) + random.gauss(0, 1e-9))
+
+
+@number
+def a_result_without_a_number_raises() -> None:
+    judged(NumberJudge, lambda original, t, r: original(t, r) * (float(str(r)[-1:]) * 0 + 1))
+
+
+@number
+def a_result_without_a_number_is_not_a_number() -> None:
+    def by(original: Any, task: Any, result: Any) -> float:
+        return math.nan if judges._last_number(str(result)) is None else original(task, result)
+
+    judged(NumberJudge, by)
+
+
+@number
+def a_number_that_is_too_long_raises() -> None:
+    def by(original: Any, task: Any, result: Any) -> float:
+        digits = "".join(filter(str.isdigit, str(result)))
+        return original(task, result) + 0 * int(digits or "0")
+
+    judged(NumberJudge, by)
+
+
+@number
+def any_of_the_numbers_counts() -> None:
+    def by(original: Any, task: Any, result: Any) -> float:
+        return max(
+            (original(task, one) for one in judges._NUMBER.findall(str(result))), default=0.0
+        )
+
+    judged(NumberJudge, by)
+
+
+@number
+def separators_of_thousands_end_a_number() -> None:
+    around(judges, "_last_number", lambda original, text: original(text.replace(",", " ")))
+
+
+@number
+def the_sign_is_overlooked() -> None:
+    around(judges, "_last_number", lambda original, text: abs(original(text) or 0.0))
+
+
+@share
+def a_judge_that_waits_mixes_results_up() -> None:
+    def call(original: Any, self: Any, task: Any, result: Any) -> Any:
+        self.result = result
+        time.sleep(0.001)
+        return original(self, task, self.result)
+
+    around(outside.ShareJudge, "__call__", call)
+
+
+@share
+def the_reward_is_a_string() -> None:
+    async def call(original: Any, self: Any, task: Any, result: Any) -> Any:
+        return str((await original(self, task, result)).reward)
+
+    around(outside.ShareJudge, "__call__", call)
+
+
+@share
+def one_lock_for_all_event_loops() -> None:
+    """An object of asyncio that belongs to the first loop that waits for it."""
+
+    async def call(original: Any, self: Any, task: Any, result: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        if self.__dict__.setdefault("loop", loop) is not loop:
+            raise RuntimeError("attached to a different loop")
+        return await original(self, task, result)
+
+    around(outside.ShareJudge, "__call__", call)

@@ -1,0 +1,110 @@
+"""Faults of plugins are caught by the suite of their kind, and by nothing else.
+
+Each mutation changes one thing of a component that passes its suite. For each change, two of every
+kind are run (`QUICK`); all others are nightly tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.mutants import (
+    advantage,
+    engine,
+    judge,
+    logger,
+    merger,
+    reader,
+    store,
+    trainer,
+    world,
+)
+from tests.mutants.planting import MUTATION, Mutants
+
+ROOT = Path(__file__).parents[2]
+KINDS = (store, logger, merger, advantage, reader, judge, world, engine, trainer)
+ALL = [mutants for kind in KINDS for mutants in kind.ALL]
+QUICK = frozenset(name for kind in KINDS for name in kind.QUICK)
+
+
+def run(mutants: Mutants, mutation: str) -> tuple[int, str]:
+    """Run a suite on a component with a mutation, "" for none; return exit status and output."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    limit = 60 if mutants.torch else 30
+    done = subprocess.run(
+        [
+            sys.executable,
+            *(
+                "-m",
+                "pytest",
+                "-x",
+                "-q",
+                "--tb=line",
+                "-o",
+                f"timeout={limit}",
+            ),
+            *("-p", "tests.mutants.planting", "-p", "no:cacheprovider"),
+            mutants.suite,
+        ],
+        cwd=ROOT,
+        env={
+            **clean,
+            MUTATION: f"{mutants.kind}:{mutation}",
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent / "others"))),
+            "COLUMNS": "200",
+        },
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def marks(mutants: Mutants, *, quick: bool) -> list[pytest.MarkDecorator]:
+    return [
+        pytest.mark.processes,
+        pytest.mark.timeout(600),
+        *([pytest.mark.torch] if mutants.torch else []),
+        *([] if quick else [pytest.mark.nightly]),
+    ]
+
+
+MUTATIONS = [
+    pytest.param(each, name, id=f"{each.kind}-{name}", marks=marks(each, quick=name in QUICK))
+    for each in ALL
+    for name in each.planted
+]
+SUITES = [
+    pytest.param(each, id=each.suite.rpartition("::")[2], marks=marks(each, quick=False))
+    for each in ALL
+]
+
+
+@pytest.mark.parametrize(("mutants", "mutation"), MUTATIONS)
+def test_the_suite_catches(mutants: Mutants, mutation: str) -> None:
+    status, output = run(mutants, mutation)
+    assert status == pytest.ExitCode.TESTS_FAILED, f"it passes with the fault:\n{output}"
+    assert re.search(r"^FAILED \S+::test_", output, re.MULTILINE), output
+    assert not re.search(r"^ERROR ", output, re.MULTILINE), output
+
+
+@pytest.mark.parametrize("mutants", SUITES)
+def test_without_a_mutation_the_suite_passes(mutants: Mutants) -> None:
+    status, output = run(mutants, "")
+    assert status == pytest.ExitCode.OK, output
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.rpartition(".")[2])
+def test_every_kind_has_ten_mutations(kind: ModuleType) -> None:
+    mutants: Sequence[Mutants] = kind.ALL
+    names = [name for each in mutants for name in each.planted]
+    assert len(set(names)) == len(names) >= 10
+    assert set(kind.QUICK) <= set(names)
