@@ -259,6 +259,9 @@ class SampleStoreSuite(ConformanceSuite):
         call = make_call("call", [*base.token_ids, 2], [3], parent=base)
         await store.append(call)
         assert (await store.calls(["episode"]))["episode"] == [call]
+        await store.close()
+        await store.open()
+        assert (await store.calls(["episode"]))["episode"] == [call]
 
     async def test_a_long_conversation_comes_back_as_it_was(self, store: SampleStore) -> None:
         await store.append(make_episode())

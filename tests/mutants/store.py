@@ -395,16 +395,6 @@ class _Unflushed:
 
 
 @jsonl
-def half_a_line_of_a_killed_server_is_continued() -> None:
-    put(jsonl_store, "os", _Nothing())
-
-
-class _Nothing:
-    def truncate(self, *_: object) -> None:
-        pass
-
-
-@jsonl
 def what_is_requested_is_applied_before_it_is_checked() -> None:
     put(Records, "copy", lambda self: self)
 
