@@ -22,7 +22,7 @@ import pickle, sys
 path, state = pickle.load(sys.stdin.buffer)
 sys.path[:] = path
 from ajet_testing.other_process import answer
-sys.stdout.buffer.write(answer(state))
+sys.stdout.buffer.write(_answer(state))
 """
 
 
@@ -53,7 +53,7 @@ def in_another_process(case: object, method: str, *arguments: object) -> Any:
     return pickle.loads(bytes.fromhex(last))  # noqa: S301 - it is what `answer` has written
 
 
-def answer(state: bytes) -> bytes:
+def _answer(state: bytes) -> bytes:
     """Return the result of a call of `in_another_process`, which runs this in the process."""
     (module, file, name), *rest = pickle.loads(state)  # noqa: S301 - the test has written it
     attributes, method, arguments = rest

@@ -668,8 +668,8 @@ class SampleStoreSuite(ConformanceSuite):
             for number in range(1000):
                 name = f"e{number}"
                 call = make_call(f"call-{number}", [number] * 5000, [1], episode_id=name)
-                told = PlacedMessage(0, 5000, MessageText("user", "long " * 10_000))
-                await store.append(make_episode(name), replace(call, messages=(told,)))
+                message = PlacedMessage(0, 5000, MessageText("user", "long " * 10_000))
+                await store.append(make_episode(name), replace(call, messages=(message,)))
                 kept.append(name)
 
         with pytest.raises(StoreFullError):
