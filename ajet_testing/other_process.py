@@ -21,7 +21,7 @@ _CODE = """
 import pickle, sys
 path, state = pickle.load(sys.stdin.buffer)
 sys.path[:] = path
-from ajet_testing.other_process import answer
+from ajet_testing.other_process import _answer
 sys.stdout.buffer.write(_answer(state))
 """
 
@@ -50,7 +50,7 @@ def in_another_process(case: object, method: str, *arguments: object) -> Any:
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     # The last line: components may print.
     last = done.stdout.decode().splitlines()[-1]
-    return pickle.loads(bytes.fromhex(last))  # noqa: S301 - it is what `answer` has written
+    return pickle.loads(bytes.fromhex(last))  # noqa: S301 - it is what `_answer` has written
 
 
 def _answer(state: bytes) -> bytes:
