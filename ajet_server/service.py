@@ -151,6 +151,7 @@ class SwarmService:
     async def close(self) -> None:
         """Stop the workers and close the store; an active run resumes at the next start."""
         self.closed.set()
+        self.store.hurry()
         await asyncio.gather(*self._tasks)
         await self.interrupt()
         # Whatever fails, the rest is closed.

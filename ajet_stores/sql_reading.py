@@ -59,7 +59,8 @@ def run(execute: Execute) -> RunRecord | None:
 
 def episode(execute: Execute, episode_id: str) -> EpisodeRecord | None:
     """Return an episode, None if it is unknown."""
-    row = next(iter(execute(f"{_EPISODES} WHERE episode_id = ?", (episode_id,))), None)
+    rows = execute(f"{_EPISODES} WHERE episode_id = ?", (codec.pack_text(episode_id),))
+    row = next(iter(rows), None)
     return None if row is None else codec.episode_from_row(row)
 
 
@@ -81,7 +82,8 @@ def episode_rows(
         conditions.append("batch_id IS NULL")
     if query.prefix:
         conditions.append("substr(episode_id, 1, ?) = ?")
-        parameters += [len(query.prefix), query.prefix]
+        prefix = codec.pack_text(query.prefix)
+        parameters += [len(prefix), prefix]
     if after is not None:
         conditions.append(f"id {'<' if query.newest_first else '>'} ?")
         parameters.append(after)
@@ -97,7 +99,9 @@ def episode_rows(
 def calls(execute: Execute, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
     """Return calls by episode, an empty list for an unknown one."""
     return {
-        episode_id: codec.calls_from_rows(episode_id, execute(_CALLS, (episode_id,)))
+        episode_id: codec.calls_from_rows(
+            episode_id, execute(_CALLS, (codec.pack_text(episode_id),))
+        )
         for episode_id in episode_ids
     }
 
@@ -134,7 +138,7 @@ def call_totals(execute: Execute) -> CallTotals:
 def scores(execute: Execute, episode_id: str) -> dict[str, CallScore]:
     """Return the score of each call of an episode in the last step that trained it, by call id."""
     # The rows are in order of step, so the last one remains.
-    rows = execute(_SCORES, (episode_id,))
+    rows = execute(_SCORES, (codec.pack_text(episode_id),))
     return {row[0]: codec.score_from_row(row) for row in rows}
 
 

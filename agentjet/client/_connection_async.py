@@ -213,7 +213,8 @@ class AsyncConnection:
                     # token.
                     continue
                 again = request.repeatable and not request.final
-                waits = request.waits and retries and isinstance(error, StoreUnavailableError)
+                unavailable = isinstance(error, StoreUnavailableError)
+                waits = unavailable and request.waits and retries == self._retries
                 late = failures >= retries and not waits
                 if late or not (again and may_repeat(error, response.status_code)):
                     raise error

@@ -105,8 +105,8 @@ class ApiRequest(Generic[A]):
     :param repeatable: whether it may be repeated when it may have reached the server.
     :param read_timeout: seconds to wait for the answer.
     :param final: treat every answer of the server as the result, even one that suggests a retry.
-    :param waits: repeat it for as long as the server's store is unavailable, unless the caller asks
-        for no retries.
+    :param waits: repeat it for as long as the server's store is unavailable, unless the caller
+        limits the retries.
     """
 
     method: str

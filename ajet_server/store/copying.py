@@ -35,7 +35,8 @@ async def copy_run(
     run = await source.get_run()
     if run is None:
         raise RequestError("there is no run to copy: the store is empty")
-    if (other := await target.get_run()) is not None:
+    other = await target.get_run()
+    if other is not None and other != run:
         raise RequestError(f"the new store already has run {other.run_id}: choose an empty one")
     copied = Copied()
     async for episode in source.episodes():

@@ -85,15 +85,15 @@ class PatientStore(SampleStore):
         # By operation: when it began, and what it is.
         self._pending: dict[int, tuple[float, str]] = {}
         self._numbers = itertools.count()
-        # Whether writes or reads fail (the keys): since when, and the last error.
-        self._failing: dict[bool, tuple[float, str]] = {}
+        # Whether writes or reads fail (the keys): since when, and the time and text of the last.
+        self._failing: dict[bool, tuple[float, float, str]] = {}
         self._logged: set[tuple[str, str]] = set()
 
     @property
     def trouble(self) -> StoreTrouble | None:
         """What is wrong with the store, None if nothing is."""
         now = self._clock()
-        for since, error in self._failing.values():
+        for since, _, error in self._failing.values():
             message = f"{self._name} cannot be used: {error}"
             return StoreTrouble("store_unavailable", message, now - since)
         for began, what in self._pending.values():
@@ -131,6 +131,11 @@ class PatientStore(SampleStore):
                 raise
             except StoreUnavailableError:
                 doubtful = True
+                raise
+            except StoreError:
+                # The attempt before may have been carried out in the meantime.
+                if doubtful and await self._has_new(records):
+                    return
                 raise
 
         first = type(records[0]).__name__ if records else ""
@@ -214,7 +219,7 @@ class PatientStore(SampleStore):
                     result = await operation()
                 except StoreUnavailableError as error:
                     self._failed(what, error)
-                    since, _ = self._failing[_writes(what)]
+                    since, *_ = self._failing[_writes(what)]
                     again &= self._clock() + pause - since <= self._retry_seconds
                     if not again or self._closing or isinstance(error, StoreFullError):
                         error.retry_after = error.retry_after or _RETRY_AFTER
@@ -236,10 +241,14 @@ class PatientStore(SampleStore):
             del self._pending[number]
 
     def _failed(self, what: str, error: StoreUnavailableError) -> None:
-        since, _ = self._failing.get(_writes(what), (self._clock(), ""))
-        if _writes(what) not in self._failing:
+        now = self._clock()
+        since, last, _ = self._failing.get(_writes(what), (now, now, ""))
+        if now - last > self._retry_seconds + _SLOW_SECONDS:
+            # Nothing was tried for long, so this is another outage.
+            since = now
+        if since == now:
             _log.error("%s cannot be used (%s): %s", self._name, what, error.message)
-        self._failing[_writes(what)] = (since, error.message)
+        self._failing[_writes(what)] = (since, now, error.message)
 
     def _recovered(self, what: str) -> None:
         # A full disk can still be read.

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from ajet_core.errors import DamagedRecordError, StoreError
+from ajet_core.errors import DamagedRecordError, StoreError, StoreUnavailableError
 from ajet_core.interfaces import (
     BatchRecord,
     CallScore,
@@ -162,6 +162,8 @@ class RunStore:
             ],
             0,
         )
+        # Episodes with a write that failed, but may have been carried out.
+        self._doubtful: set[str] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._batching = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
@@ -182,9 +184,13 @@ class RunStore:
             await self._store.close()
             raise
 
+    def hurry(self) -> None:
+        """Repeat nothing from now on: the server is about to end."""
+        self._store.hurry()
+
     async def close(self) -> None:
         """Finish all writes, and close the store."""
-        self._store.hurry()
+        self.hurry()
         await asyncio.gather(*self._writes, return_exceptions=True)
         await self._store.close()
 
@@ -301,7 +307,11 @@ class RunStore:
 
     async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
         """Return batches, as `SampleStore.batches` does."""
-        return await self._store.batches(after_step=after_step, refused=refused)
+        batches = await self._store.batches(after_step=after_step, refused=refused)
+        for batch in batches:
+            # Its write may have been carried out although it failed.
+            self._batched(batch)
+        return batches
 
     async def refuse_batch(self, batch: BatchRecord, reason: str) -> None:
         """Record that a batch must not be trained; it keeps its episodes.
@@ -477,18 +487,38 @@ class RunStore:
         # The lock lives as long as a task holds it or waits for it.
         turn = self._turns.setdefault(episode_id, asyncio.Lock())
         async with turn:
-            stored = self._loose.get(episode_id) or await self._store.get_episode(episode_id)
+            stored = await self._stored(episode_id)
             if stored is None:
                 raise StoreError(f"cannot change episode {episode_id}: it is not in the store")
             changed = change(stored)
             if changed is not stored:
-                await self._store.append(changed)
-                self._count(stored, -1)
-                self._count(changed, 1)
-                if episode_id in self._loose:
-                    self._loose[episode_id] = changed
-                    self._drop_if_done(changed)
+                try:
+                    await self._store.append(changed)
+                except StoreUnavailableError:
+                    self._doubtful.add(episode_id)
+                    raise
+                self._changed(stored, changed)
             return changed
+
+    async def _stored(self, episode_id: str) -> EpisodeRecord | None:
+        """Return an episode as it is in the store, from memory where that is certain."""
+        known = self._loose.get(episode_id)
+        if known is not None and episode_id not in self._doubtful:
+            return known
+        stored = await self._store.get_episode(episode_id)
+        self._doubtful.discard(episode_id)
+        if known is not None and stored is not None and stored != known:
+            # A write was carried out although it failed.
+            self._changed(known, stored)
+        return stored
+
+    def _changed(self, before: EpisodeRecord, after: EpisodeRecord) -> None:
+        """Count an episode whose outcome was written."""
+        self._count(before, -1)
+        self._count(after, 1)
+        if after.episode_id in self._loose:
+            self._loose[after.episode_id] = after
+            self._drop_if_done(after)
 
     async def _add_batch(self, batch: BatchRecord) -> None:
         async with self._batching:
@@ -517,7 +547,7 @@ class RunStore:
                 return
             lost = [
                 replace(batch, refused=discard.refused)
-                for batch in await self._store.batches(after_step=step)
+                for batch in await self.batches(after_step=step)
             ]
             rest = self.loose("ended", "aborted")
             if rest:

@@ -313,6 +313,18 @@ class SampleStoreSuite(ConformanceSuite):
         assert (await store.calls(["episode"]))["episode"] == calls
         assert (await store.call_totals()).calls == 6
 
+    async def test_writes_that_fail_again_and_again_fail_alone(self, store: SampleStore) -> None:
+        await store.append(make_episode())
+        for turn in range(12):
+            good = [make_call(f"{turn}-{n}", [n], [1], index=10 * turn + n) for n in range(6)]
+            bad = make_call(f"bad-{turn}", [1], [2], episode_id="unknown")
+            writes = [store.append(call) for call in [*good[:3], bad, *good[3:]]]
+            results = await asyncio.gather(*writes, return_exceptions=True)
+            assert [type(r) for r in results if r is not None] == [StoreError]
+            await store.append(ended(f"e{turn}"), make_episode(f"open-{turn}"))
+        assert (await store.call_totals()).calls == 72
+        assert len((await store.calls(["episode"]))["episode"]) == 72
+
     @pytest.mark.parametrize(
         "bad",
         [

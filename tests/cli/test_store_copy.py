@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from ajet_cli.main import cli
 from ajet_core.errors import StoreError
-from ajet_core.interfaces import EpisodeRecord, SampleStore, WorkerContext
+from ajet_core.interfaces import EpisodeRecord, RunRecord, SampleStore, WorkerContext
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.copying import Copied, copy_run
 from ajet_server.store.sqlite_store import SqliteStore
@@ -154,9 +154,13 @@ async def test_what_cannot_be_copied_is_explained(servers: ServerFactory, tmp_pa
     assert "already uses the store 'sqlite' with these settings" in done.output
     assert done.exit_code == 2
     assert (await copy(servers.run_dir, TO_JSONL)).exit_code == 0
-    done = await copy(servers.run_dir, '[store]\nsettings = {file = "samples.sqlite3"}\n')
+    other = sqlite(servers.run_dir, file="other.sqlite3")
+    await other.open()
+    await other.append(RunRecord("another", "{}", 1.0))
+    await other.close()
+    done = await copy(servers.run_dir, '[store]\nsettings = {file = "other.sqlite3"}\n')
     assert done.exit_code == 2
-    assert "already has run" in done.output
+    assert "already has run another" in done.output
     (tmp_path / "nothing").mkdir()
     done = await copy(tmp_path / "nothing", TO_JSONL)
     assert done.exit_code == 2

@@ -18,7 +18,7 @@ from ajet_core.protocol import ServerState
 from ajet_core.timeline import Call
 from ajet_testing.servers import CONTROL, Running, ServerFactory, error_of
 from tests.support.failing_store import STORE, FailingStore, plugins_with_failing_store
-from tests.support.runs import finish_batch, status, until_state
+from tests.support.runs import abort, finish_batch, status, until_state
 
 
 @pytest.fixture
@@ -57,6 +57,43 @@ async def test_a_short_outage_ends_nothing(
         assert found["counters"]["calls"] == 4
         assert found["paused"] is None
         assert len(await server.service.store.batches(after_step=0)) == 1
+
+
+@pytest.mark.parametrize("kind", [BatchRecord, StepRecord])
+async def test_a_write_that_failed_but_was_carried_out_is_trained_once(
+    failing: ServerFactory, kind: type[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with failing.running(store={**STORE, "retry_seconds": 0.05}) as server:
+        await server.roll()
+        failure = fails(kind, 10**6, StoreUnavailableError)
+        monkeypatch.setitem(FailingStore.faults, "after", failure)
+        await finish_batch(server)
+        await until_state(server, ServerState.PAUSED)
+        monkeypatch.delitem(FailingStore.faults, "after")
+        answer = await server.http.post("/v1/run/resume", headers=CONTROL)
+        assert answer.status_code == 200, answer.text
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+        await server.batch()
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 2)
+        await trained_once(server, batches=2)
+
+
+async def test_an_end_that_failed_but_was_carried_out_stands(
+    failing: ServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with failing.running(store={**STORE, "retry_seconds": 0.05}) as server:
+        await server.roll()
+        grant = await server.claim()
+        failure = fails(EpisodeRecord, 10**6, StoreUnavailableError)
+        monkeypatch.setitem(FailingStore.faults, "after", failure)
+        answer = await server.end(grant, 1.0)
+        assert error_of(answer)["type"] == "store_unavailable"
+        monkeypatch.delitem(FailingStore.faults, "after")
+        # The first outcome stands: it was stored.
+        said = await abort(server, grant, reason="why", cause="error")
+        assert (said["state"], said["reward"]) == ("ended", 1.0)
+        counters = (await status(server))["counters"]
+        assert (counters["episodes_ended"], counters["episodes_aborted"]) == (1, 0)
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError, StoreFullError, StoreError])

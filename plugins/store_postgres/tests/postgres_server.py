@@ -70,15 +70,8 @@ class PostgresServer:
 
     def kill(self) -> None:
         """End all its processes with SIGKILL."""
-        postmaster = int((self._data / "postmaster.pid").read_text().splitlines()[0])
-        listed = subprocess.run(
-            ["ps", "--ppid", str(postmaster), "-o", "pid="],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
         ending = []
-        for pid in (postmaster, *map(int, listed.stdout.split())):
+        for pid in self._processes():
             with contextlib.suppress(ProcessLookupError):
                 ending.append(os.pidfd_open(pid))
                 os.kill(pid, signal.SIGKILL)
@@ -89,6 +82,16 @@ class PostgresServer:
         (self._data / "postmaster.pid").unlink()
         for lock in self.directory.glob(".s.PGSQL.*.lock"):
             lock.unlink()
+
+    def freeze(self) -> None:
+        """Stop all its processes as they are, as a disk that hangs does."""
+        for pid in self._processes():
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them continue."""
+        for pid in self._processes():
+            os.kill(pid, signal.SIGCONT)
 
     def promote(self) -> None:
         """Make a standby accept writes."""
@@ -111,6 +114,16 @@ class PostgresServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _processes(self) -> list[int]:
+        postmaster = int((self._data / "postmaster.pid").read_text().splitlines()[0])
+        listed = subprocess.run(
+            ["ps", "--ppid", str(postmaster), "-o", "pid="],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return [postmaster, *map(int, listed.stdout.split())]
 
     def _run(self, program: str, *arguments: object) -> None:
         done = subprocess.run(

@@ -199,7 +199,7 @@ async def test_a_schema_of_something_else_is_refused(
     ("dsn", "why"),
     [
         ("host=/nowhere user=ajet", "cannot be reached"),
-        ("nonsense", "missing"),
+        ("nonsense", "not a connection string"),
         ("host=/nowhere port=x", "port"),
     ],
 )
@@ -208,6 +208,62 @@ async def test_a_bad_connection_string_is_explained(tmp_path: Path, dsn: str, wh
     with pytest.raises(StoreError, match=why):
         await store.open()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "dsn", ["password=abc geheim", "postgresql://ajet:geheim%zz@h/db", "password='geheim"]
+)
+async def test_secrets_of_a_damaged_connection_string_are_in_no_message(
+    tmp_path: Path, dsn: str
+) -> None:
+    with pytest.raises(StoreError, match="not a connection string") as caught:
+        await make_store(tmp_path, dsn).open()
+    assert "geheim" not in caught.value.message
+    assert caught.value.__cause__ is None
+
+
+async def test_a_server_that_hangs_counts_as_unavailable(
+    own: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_store_postgres.store._GRACE", 0)
+    store = make_store(tmp_path, own.dsn, statement_seconds=1)
+    await store.open()
+    await store.append(make_episode())
+    own.freeze()
+    try:
+        with pytest.raises(StoreUnavailableError):
+            await store.append(make_episode("later"))
+        with pytest.raises(StoreUnavailableError):
+            await store.get_run()
+    finally:
+        own.thaw()
+    patient = PatientStore(store, "the store")
+    await patient.append(make_episode("last"))
+    assert (await patient.get_episode("last")) is not None
+    await patient.close()
+
+
+async def test_a_commit_that_waits_for_a_standby_counts_as_unavailable(
+    own: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_store_postgres.store._GRACE", 0)
+    store = make_store(tmp_path, own.dsn, statement_seconds=1)
+    await store.open()
+    with psycopg.connect(own.dsn, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nothing'")
+        connection.execute("SELECT pg_reload_conf()")
+        with pytest.raises(StoreUnavailableError):
+            await store.append(make_episode())
+        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        connection.execute("SELECT pg_reload_conf()")
+    patient = PatientStore(store, "the store")
+    await patient.append(make_episode("next"))
+    # The commit that was waited for is in the store, or it is not: never half of it.
+    assert {e.episode_id for e in await stored_episodes(patient)} in (
+        {"episode", "next"},
+        {"next"},
+    )
+    await patient.close()
 
 
 async def test_secrets_of_the_connection_string_are_in_no_message(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +40,8 @@ _KEEPALIVE = {
     "keepalives_count": 2,
     "tcp_user_timeout": 20_000,
 }
+# The seconds for which a server may answer later than its limit of a statement.
+_GRACE = 5
 # Besides `OperationalError`: a connection that is lost, or leads to a server that became a standby.
 _UNAVAILABLE = (
     psycopg.OperationalError,
@@ -108,7 +111,8 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
             with self._errors():
                 if self._writing is None or self._writing.closed:
                     self._writing = self._new_writer()
-                return self._writer.commit(self._writing, writes)
+                with self._deadline(self._writing):
+                    return self._writer.commit(self._writing, writes)
         except StoreUnavailableError:
             _close(self._writing)
             self._writing = None
@@ -120,7 +124,8 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
             with self._errors():
                 if self._reading is None or self._reading.closed:
                     self._reading = self._new_connection()
-                return _on_snapshot(self._reading, query)
+                with self._deadline(self._reading):
+                    return _on_snapshot(self._reading, query)
         except StoreUnavailableError:
             _close(self._reading)
             self._reading = None
@@ -157,7 +162,14 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
         return "" if row is None else f" ({row[0]})"
 
     def _new_connection(self) -> Connection:
-        given = conninfo.conninfo_to_dict(self.settings.dsn)
+        try:
+            given = conninfo.conninfo_to_dict(self.settings.dsn)
+        except psycopg.ProgrammingError:
+            # The message of libpq may contain a password.
+            raise StoreError(
+                "store.settings.dsn is not a connection string or URL of libpq: check its quotes, "
+                "and encode special characters of a URL"
+            ) from None
         chosen: dict[str, Any] = {
             "connect_timeout": self.settings.connect_seconds,
             "application_name": application_name(),
@@ -166,7 +178,14 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
             **given,
         }
         connection = psycopg.connect(**chosen, autocommit=True)
+        # After a statement of a pipeline has failed, psycopg would use prepared statements that the
+        # server does not have.
+        connection.prepare_threshold = None
         try:
+            # The server, too, must notice that this machine is gone: it holds the lock until then.
+            for name, value in _KEEPALIVE.items():
+                setting = sql.Identifier(f"tcp_{name.removeprefix('tcp_')}")
+                connection.execute(sql.SQL("SET {} = {}").format(setting, sql.Literal(value)))
             milliseconds = self.settings.statement_seconds * 1000
             connection.execute(
                 sql.SQL("SET search_path TO {}").format(sql.Identifier(self._schema))
@@ -178,6 +197,25 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
             connection.close()
             raise
         return connection
+
+    @contextmanager
+    def _deadline(self, connection: Connection) -> Iterator[None]:
+        """Cut the connection off if the server does not answer.
+
+        PostgreSQL's own limit of a statement does not apply to a commit that waits for a standby,
+        nor to a server that hangs. Such a commit is not cancelled: it would succeed without the
+        standby.
+        """
+        timer = threading.Timer(
+            self.settings.statement_seconds + _GRACE, _cut_off, [connection.fileno()]
+        )
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -245,6 +283,12 @@ def _close(connection: Connection | None) -> None:
     if connection is not None:
         with suppress(psycopg.Error):
             connection.close()
+
+
+def _cut_off(descriptor: int) -> None:
+    """Shut a socket down, which fails the operation that waits for it."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+        duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def application_name() -> str:

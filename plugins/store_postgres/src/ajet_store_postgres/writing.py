@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from ajet_core.errors import AjetError, StoreError
+from ajet_core.errors import StoreError
 from ajet_core.interfaces import (
     BatchRecord,
     EpisodeRecord,
@@ -116,7 +116,10 @@ class PostgresWriter:
         """
         try:
             self._at_once(connection, writes)
-        except (AjetError, *_OF_ONE_RECORD):
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            raise
+        # A record that cannot be stored, or not even be packed.
+        except Exception:
             if connection.closed:
                 raise
             return self._one_by_one(connection, writes)
@@ -137,7 +140,7 @@ class PostgresWriter:
                     for statement, cursor in cursors:
                         statement.check(cursor)
                 connection.execute("COMMIT")
-        except (psycopg.Error, StoreError):
+        except BaseException:
             _roll_back(connection)
             raise
         self._learn(new)
