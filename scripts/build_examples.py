@@ -1,7 +1,8 @@
-"""Build the examples of docs/plugins.md into a wheel, as a plugin of their hook API would be.
+"""Build the examples of docs/plugins into a wheel, as a plugin of their hook API would be.
 
-`build_examples.py [PAGE VERSION]` writes tests/plugin/wheels/ajet_examples_MAJOR_MINOR-*.whl, by
-default from the page and the version of this checkout. `tests/plugin/test_hook_examples.py` runs
+`build_examples.py [PAGES VERSION]` writes tests/plugin/wheels/ajet_examples_MAJOR_MINOR-*.whl, by
+default from the pages and the version of this checkout. PAGES is their directory, or one page, as
+docs/plugins.md was up to hook API 1.3. `tests/plugin/test_hook_examples.py` runs
 what is in that directory. So build the wheel before the hook API's version is raised: from then on
 the tests show that plugins of the previous version still work.
 """
@@ -40,16 +41,17 @@ packages = ["{package}"]
 """
 
 
-def main(page: Path, version: str) -> None:
-    """Build the wheel from a page for a version of the hook API."""
-    text = page.read_text(encoding="utf-8")
+def main(pages: Path, version: str) -> None:
+    """Build the wheel from pages for a version of the hook API."""
+    files = sorted(pages.glob("*.md")) if pages.is_dir() else [pages]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     package = f"ajet_examples_{version.replace('.', '_')}"
     with tempfile.TemporaryDirectory() as place:
         source = Path(place) / package
         source.mkdir()
         (source / "__init__.py").write_text('"""Examples of plugins."""\n', encoding="utf-8")
         hooks = ['"""The hooks of all examples."""\n\n']
-        for section in re.split(r"^### `", text, flags=re.MULTILINE)[1:]:
+        for section in re.split(r"^##+ `", text, flags=re.MULTILINE)[1:]:
             hook = section.partition("(")[0]
             blocks = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
             if not hook.startswith("ajet_") or not blocks:
@@ -76,4 +78,4 @@ if __name__ == "__main__":
         sys.path.insert(0, str(ROOT))
         from ajet_core.plugin import HOOK_API
 
-        main(ROOT / "docs" / "plugins.md", ".".join(map(str, HOOK_API)))
+        main(ROOT / "docs" / "plugins", ".".join(map(str, HOOK_API)))

@@ -19,7 +19,7 @@ PAGES = sorted(
         "*.md",
         "benchmarks/*.md",
         "changelog.d/*.md",
-        "docs/*.md",
+        "docs/**/*.md",
         "plugins/*/README.md",
         "contrib/**/*.md",
     )

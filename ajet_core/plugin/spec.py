@@ -1,7 +1,7 @@
 """The hook specifications of agentjet, and nothing else.
 
 A plugin is a light module behind an entry point of the group ``agentjet`` that implements any of
-these with `ajet_core.plugin.hookimpl`. ``docs/plugins.md`` has an example of each.
+these with `ajet_core.plugin.hookimpl`. ``docs/plugins`` has an example of each.
 
 Registering hooks are called once, when the plugin is loaded. They return specs with unique names:
 if two plugins register the same name, using it raises PluginConflictError. They import nothing

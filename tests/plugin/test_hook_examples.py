@@ -21,27 +21,31 @@ from click.testing import CliRunner
 
 from agentjet import load_judge, read_tasks
 from agentjet.agents.adapters import Adapters
+from ajet_core.errors import ConfigError, ContextLengthError, TrainerError, UnreadableFileError
 from ajet_core.interfaces import GenerateRequest, SamplingParams, WeightUpdate, WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_core.plugin.loading import HOOK_NAMES
 from ajet_core.protocol import AlgorithmConfig, ModelConfig, ServerState, StepSummary
-from ajet_core.timeline import TrainBatch, TrainEpisode
+from ajet_core.timeline import TrainBatch, TrainEpisode, TrainSegment, TrainTree
 from ajet_testing.plugins import plugins_with
-from ajet_testing.suites.advantage_suite import AdvantageSuite
+from ajet_testing.suites.advantage_suite import AdvantageSuite, batch_of
+from ajet_testing.suites.judge_suite import UNUSABLE, JudgeSuite
 from ajet_testing.suites.logger_suite import LoggerSuite
 from ajet_testing.suites.samples import conversation, make_episode
 from ajet_worlds import load_world
 from ajet_worlds.rehearsal import rehearse
 
 WHEELS = sorted((Path(__file__).parent / "wheels").glob("*.whl"))
-PAGE = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [path.read_text(encoding="utf-8") for path in sorted((DOCS / "plugins").glob("*.md"))]
 
 
 def example_of(hook: str) -> str:
     """The only Python in the hook's section, which is a plugin with this hook."""
-    section = PAGE.partition(f"### `{hook}(")[2].partition("\n### ")[0]
+    (page,) = [page for page in PAGES if f"\n## `{hook}(" in page]
+    section = page.partition(f"\n## `{hook}(")[2].partition("\n## `")[0]
     (source,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE) or [""]
-    assert f"\n@hookimpl\ndef {hook}(" in source, f"docs/plugins.md needs an example of {hook}"
+    assert f"\n@hookimpl\ndef {hook}(" in source, f"docs/plugins needs an example of {hook}"
     return str(source)
 
 
@@ -98,7 +102,7 @@ def example(
     monkeypatch.syspath_prepend(str(tmp_path if wheel is None else wheel))
     monkeypatch.chdir(tmp_path)
     name = request.node.originalname.removeprefix("test_")
-    (hook,) = [hook for hook in HOOK_NAMES if hook.endswith(name)]
+    (hook,) = [hook for hook in HOOK_NAMES if name.startswith(hook.removeprefix("ajet_"))]
     if wheel is None:
         yield Example.of_page(hook, tmp_path)
     else:
@@ -118,6 +122,10 @@ async def test_register_engines(example: Example) -> None:
     assert set(chunk.token_ids) <= set(range(8))
     assert chunk.logprobs == pytest.approx([math.log(1 / 8)] * 5)
     assert (chunk.policy_version, chunk.finish_reason) == (3, "length")
+    if not example.old:
+        with pytest.raises(ContextLengthError):
+            await anext(engine.generate(replace(request, prompt_ids=[1] * 4096)))
+        assert (await engine.stats()).sampled_tokens == 5
     for call in (engine.pause, engine.resume, engine.stats, engine.close):
         await call()
 
@@ -126,12 +134,23 @@ def test_register_trainers(example: Example) -> None:
     model = example.directory / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    trainer = example.make(example.context)
-    trainer.start(ModelConfig(path=str(model)), AlgorithmConfig())
+
+    def make(**settings: Any) -> Any:
+        trainer = example.make(example.context, **settings)
+        trainer.start(ModelConfig(path=str(model)), AlgorithmConfig())
+        return trainer
+
+    trainer = make()
     assert trainer.step(TrainBatch("b", 4, [], [], [], 0)).step == 4
+    if not example.old:
+        tree = TrainTree([TrainSegment(-1, [1] * 9, [])])
+        with pytest.raises(TrainerError, match="max_tokens allows 8"):
+            make(max_tokens=8).step(TrainBatch("b", 5, [], [], [tree], 9))
+        with pytest.raises(TrainerError, match="cannot load"):
+            make().load(example.directory / "missing")
     assert trainer.publish("safetensors_dir", 5).location == str(model)
-    trainer.save(example.directory)
-    trainer.load(example.directory)
+    trainer.save(example.directory / "saved")
+    trainer.load(example.directory / "saved")
     trainer.export(example.directory / "exported")
     trainer.close()
     assert (example.directory / "exported" / "config.json").read_text() == "{}"
@@ -143,10 +162,15 @@ async def test_register_stores(example: Example) -> None:
     episode = make_episode("e1")
     await store.append(episode)
     await store.append(replace(episode, state="ended", reward=0.5))
-    found = await store.get_episode("e1")
+    assert (await store.get_episode("e1")).reward == 0.5
+    outcomes = example.directory / "over.txt"
+    assert outcomes.read_text() == "e1 ended 0.5\n"
+    if not example.old:
+        outcomes.unlink()
+        outcomes.mkdir()
+        await store.append(replace(episode, episode_id="e2", state="aborted"))
+        assert (await store.get_episode("e2")).state == "aborted"
     await store.close()
-    assert found.reward == 0.5
-    assert (example.directory / "over.txt").read_text() == "e1 ended 0.5\n"
 
 
 def test_register_mergers(example: Example) -> None:
@@ -156,19 +180,32 @@ def test_register_mergers(example: Example) -> None:
     tree = merger.merge("e1", calls[::-1])
     assert [tree.path_ids(end) for end in tree.ends] == [call.token_ids for call in calls]
     assert tree.tokens == tree.tokens_raw
+    if not example.old:
+        with pytest.raises(ValueError, match="episode e2"):
+            example.make(example.context, checks=True).merge("e2", calls)
 
 
 def test_register_advantages(example: Example) -> None:
+    settings = {} if example.old else {"spread": 2.0}
+
     class Suite(AdvantageSuite):
         def make_estimator(self) -> Any:
-            return example.make(AlgorithmConfig())
+            return example.make(AlgorithmConfig(), **settings)
 
     Suite().test_the_same_batch_has_the_same_advantages()
     Suite().test_a_better_episode_of_a_task_has_a_larger_advantage()
     Suite().test_the_order_of_episodes_does_not_matter()
     episodes = [TrainEpisode(f"e{reward}", "g", reward) for reward in (0.5, 0.0, 1.0)]
     calls = [conversation(2, episode_id=episode.episode_id) for episode in episodes]
-    assert Suite().make_estimator().estimate(episodes, calls) == [[1, 1], [0, 0], [2, 2]]
+    places = [1, 0, 2] if example.old else [0.0, -2.0, 2.0]
+    assert Suite().make_estimator().estimate(episodes, calls) == [[place] * 2 for place in places]
+    if not example.old:
+        batch = batch_of([1.0, 0.0, 1.0], [1, 2, 1], tasks=3)
+        assert Suite().make_estimator().estimate(*batch) == [[0.0], [0.0, 0.0], [0.0]]
+        with pytest.raises(ConfigError, match="no call credit"):
+            example.make(AlgorithmConfig(call_credit="process_supervision"))
+        with pytest.raises(ConfigError, match="spread"):
+            example.make(AlgorithmConfig(), spread=0.0)
 
 
 async def test_register_agents(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +224,16 @@ async def test_register_agents(example: Example, monkeypatch: pytest.MonkeyPatch
     adapter = adapters.of(box)
     assert adapter.fresh(box) is not box
     assert await adapter.run(adapter.fresh(box), "go") == "go!"
+    if example.old:
+        return
+    Path("ajet.toml").write_text("[agents.boxes]\npolite = true\n")
+    adapter = Adapters(example.plugins).of(box)
+    assert await adapter.run(box, "go") == "Please, go!"
+    with pytest.raises(TypeError):
+        await adapter.run(box, {"no": "text"})
+    monkeypatch.delattr(Box, "copy")
+    with pytest.raises(ConfigError, match="cannot be copied"):
+        adapter.fresh(box)
 
 
 def test_register_loggers(example: Example) -> None:
@@ -232,17 +279,54 @@ def test_register_readers(example: Example) -> None:
     Path("ajet.toml").write_text("[readers.lines]\nencoding = 'latin-1'\n")
     tasks = read_tasks("lines", "tasks.txt", plugins=example.plugins)
     assert [task.id for task in tasks] == ["caf\xe9", "tea"]
+    with pytest.raises(UnreadableFileError, match=r"missing\.txt"):
+        read_tasks("lines", "missing.txt", plugins=example.plugins)
+    if not example.old:
+        Path("damaged.txt").write_bytes(b"tea\n\x00\n")
+        with pytest.raises(UnreadableFileError, match=r"damaged\.txt, line 2"):
+            read_tasks("lines", "damaged.txt", plugins=example.plugins)
 
 
 def test_register_judges(example: Example) -> None:
     judge = load_judge("brief", {"words": 4}, example.plugins)
-    assert [judge("task", "word " * count) for count in (0, 1, 5)] == [1.0, 0.75, 0.0]
+    if example.old:
+        assert [judge("task", "word " * count) for count in (0, 1, 5)] == [1.0, 0.75, 0.0]
+        return
+
+    class Suite(JudgeSuite):
+        examples = (
+            ({"answer": "4"}, "4", 0.75),
+            ({"answer": "4"}, "It is 4", 0.25),
+            ({"answer": "4"}, "I think that it is 4", 0.0),
+            ({"answer": "5"}, "4", 0.0),
+        )
+
+        def make_judge(self) -> Any:
+            return load_judge("brief", {"words": 4}, example.plugins)
+
+    Suite().test_examples_have_their_rewards()
+    Suite().test_episodes_at_the_same_time_do_not_disturb_each_other()
+    for result in UNUSABLE:
+        Suite().test_unusable_results_have_rewards_that_are_no_better(result)
+    with pytest.raises(TypeError, match="return the answer"):
+        judge({"answer": "4"}, None)
+    with pytest.raises(ConfigError, match=r"judges\.brief\.answer"):
+        judge({"solution": "4"}, "4")
 
 
 def test_register_commands(example: Example) -> None:
     Path("metrics.jsonl").write_text('{"step": 1, "reward_mean": 0.25}\n')
     command = example.plugins.load_command(example.plugins.command("rewards"))
     assert CliRunner().invoke(command, ["."]).output == "1: 0.25\n"
+    if example.old:
+        return
+    with Path("metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "reward_mean": 0.5}\n')
+    assert CliRunner().invoke(command, [".", "--last", "1"]).output == "2: 0.5\n"
+    Path("metrics.jsonl").write_text("")
+    assert "no step has been trained yet" in CliRunner().invoke(command, ["."]).output
+    Path("metrics.jsonl").unlink()
+    assert isinstance(CliRunner().invoke(command, ["."]).exception, UnreadableFileError)
 
 
 def test_state_changed(example: Example, caplog: pytest.LogCaptureFixture) -> None:
@@ -266,7 +350,21 @@ def test_step_finished(example: Example, caplog: pytest.LogCaptureFixture) -> No
     caplog.set_level(logging.INFO)
     summary = StepSummary(step=3, policy_version=3, metrics={"reward_mean": 0.5})
     example.plugins.notify("ajet_step_finished", summary=summary)
+    if not example.old:
+        sys.modules["my_plugin"].waiting.join()
     assert said(caplog) == ["step 3: 0.500"]
+
+
+def test_step_finished_drops_what_it_cannot_send(
+    example: Example, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if example.old:
+        pytest.skip("the example of that hook API sends at once")
+    monkeypatch.setattr(sys.modules["my_plugin"], "start_sender", lambda: None)
+    for step in range(101):
+        summary = StepSummary(step=step, policy_version=3, metrics={"reward_mean": 0.5})
+        example.plugins.notify("ajet_step_finished", summary=summary)
+    assert said(caplog) == ["step 100 is not sent: 100 steps are waiting"]
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -282,4 +380,4 @@ def test_every_hook_has_an_example_that_is_tested(hook: str) -> None:
 
 
 def test_there_are_no_other_examples_on_the_page() -> None:
-    assert PAGE.count("```python\n") == len(HOOK_NAMES)
+    assert sum(page.count("```python\n") for page in PAGES) == len(HOOK_NAMES)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -14,9 +16,16 @@ from ajet_core.plugin import spec
 from ajet_core.plugin.compat import HOOK_API, parse_hook_api
 from ajet_core.plugin.kinds import KINDS
 from ajet_core.plugin.loading import HOOK_NAMES, OBSERVERS
+from ajet_core.protocol import RunConfig
+from ajet_installation.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-DOCS = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+PAGES = {
+    path.stem: path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs" / "plugins").glob("*.md"))
+}
+DOCS = "\n".join(PAGES.values())
+FACTS = ["Runs", "Lifetime", "Errors", "Hot", "Switched on by", "Tested by"]
 
 
 def signature(name: str) -> str:
@@ -30,14 +39,14 @@ def test_every_hook_has_a_summary_and_one_paragraph_which_the_page_repeats(name:
     assert summary.endswith(".")
     assert since.startswith(".. versionadded::")
     assert [block.startswith(":param") for block in params] == [True] * (name in OBSERVERS)
-    section = DOCS.partition(f"### `{name}(")[2].partition("\n### ")[0]
+    section = DOCS.partition(f"\n## `{name}(")[2].partition("\n## `")[0]
     assert summary in section
     assert " ".join(paragraph.split()) in " ".join(section.split())
 
 
 @pytest.mark.parametrize("name", HOOK_NAMES)
 def test_every_hook_is_documented_with_its_signature(name: str) -> None:
-    assert f"### `{signature(name)}`" in DOCS
+    assert f"\n## `{signature(name)}`\n" in DOCS
 
 
 @pytest.mark.parametrize("name", HOOK_NAMES)
@@ -47,12 +56,45 @@ def test_every_hook_says_since_when_it_exists(name: str) -> None:
     version = parse_hook_api(since)
     assert version is not None
     assert version <= HOOK_API
-    section = DOCS.partition(f"### `{name}(")[2].partition("\n### ")[0]
+    section = DOCS.partition(f"\n## `{name}(")[2].partition("\n## `")[0]
     assert f"New in hook API {since}." in section
 
 
 def test_no_hook_is_documented_that_does_not_exist() -> None:
-    assert set(re.findall(r"^### `(ajet_\w+)", DOCS, re.MULTILINE)) == set(HOOK_NAMES)
+    assert set(re.findall(r"^## `(ajet_\w+)", DOCS, re.MULTILINE)) == set(HOOK_NAMES)
+
+
+def test_each_kind_has_a_page_with_the_same_facts_which_the_index_names() -> None:
+    index = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    kinds = [*(kind.name for kind in KINDS), "observers"]
+    assert re.findall(r"^\| \[(\w+)\]\(plugins/\1\.md\) \|", index, re.MULTILINE) == kinds
+    assert sorted(PAGES) == sorted(kinds)
+    for name, page in PAGES.items():
+        assert re.findall(r"^- \*\*([\w ]+)\*\*", page, re.MULTILINE) == FACTS, name
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_each_page_shows_how_the_kind_is_switched_on(name: str) -> None:
+    example = re.search(r"^  ```(json|toml)\n(.*?)^  ```", PAGES[name], re.DOTALL | re.MULTILINE)
+    assert example is not None
+    text = textwrap.dedent(example[2])
+    if example[1] == "json":
+        RunConfig.model_validate({"model": {"path": "/m"}, **json.loads(f"{{{text}}}")})
+    else:
+        Settings.model_validate(tomllib.loads(text))
+
+
+@pytest.mark.parametrize("page", [*sorted(PAGES), "../plugins"])
+def test_links_of_the_pages_lead_somewhere(page: str) -> None:
+    path = (ROOT / "docs" / "plugins" / f"{page}.md").resolve()
+    text = path.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        linked = (path.parent / target).resolve() if target else path
+        assert linked.is_file(), f"{page}: {target}"
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in titles}
+            assert anchor in slugs, f"{page}: {target}#{anchor}"
 
 
 def test_every_registering_hook_belongs_to_a_kind() -> None:
