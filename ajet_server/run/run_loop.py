@@ -194,6 +194,9 @@ class RunLoop:
                 except _REPLACED as error:
                     if not (booted or await self.supervisor.died(error)):
                         raise
+                    # A new worker would export older weights as if they were the last ones.
+                    if self._finishing and not await self.supervisor.died(error):
+                        raise
                     # Training a step again that was trained before is no progress.
                     self._deaths = self._deaths + 1 if self.step <= furthest else 1
                     furthest = max(furthest, self.step)

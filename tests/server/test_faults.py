@@ -15,6 +15,7 @@ from ajet_core.protocol import ServerState
 from ajet_server.observe import watchdog
 from ajet_server.store.checkpoints import CheckpointFolder
 from ajet_testing.faults import HoldGate
+from ajet_testing.scripted_trainer import ScriptedTrainer
 from ajet_testing.servers import (
     CLIENT,
     CONTROL,
@@ -549,3 +550,20 @@ async def test_a_server_without_clients_says_so(
             if ended is not None and ended.event.data.get("code") == "no_client":
                 assert (ended.event.type, ended.event.data["what"]) == ("finding", "ended")
                 break
+
+
+async def test_a_model_that_cannot_be_saved_is_not_exported_as_it_was_before(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.roll(checkpoint_every=100)
+    await server.batch()
+
+    def save(self: ScriptedTrainer, directory: Path) -> None:
+        raise RuntimeError("the disk is on holiday")
+
+    monkeypatch.setattr(ScriptedTrainer, "save", save)
+    answer = await server.http.post("/v1/run/stop", headers=CONTROL)
+    assert answer.status_code == 503
+    assert "the disk is on holiday" in error_of(answer)["message"]
+    await until_state(server, ServerState.OFFLINE)
+    assert not list((server.run_dir / "export").glob("*"))
