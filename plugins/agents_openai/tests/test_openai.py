@@ -20,10 +20,12 @@ from agents import (
     flush_traces,
     function_tool,
     handoff,
+    set_trace_processors,
     set_tracing_disabled,
     trace,
 )
 from agents.tracing import TracingProcessor
+from agents.tracing.processors import default_processor
 
 from ajet_core.interfaces import AgentAdapter
 from ajet_testing.door_training import assert_learns
@@ -90,10 +92,12 @@ class TestOpenAIAgents(AgentSuite):
     @contextmanager
     def spans(self) -> Iterator[list[str]]:
         recorder = Recorder()
-        add_trace_processor(recorder)
-        yield recorder.exported
-        # The SDK keeps its processors.
-        recorder.exported = []
+        # Without the default one, which would send the spans to OpenAI, later and from a thread.
+        set_trace_processors([recorder])
+        try:
+            yield recorder.exported
+        finally:
+            set_trace_processors([default_processor()])
 
     async def test_streamed_calls_are_attributed(self, swarm: ScriptedSwarm) -> None:
         assert await self.speakers(swarm, program.play_streamed) == [PLANNER, WORKER, WORKER]
