@@ -41,11 +41,11 @@ Release = Mapping[str, bytes]
 
 
 def read_template(directory: Path) -> Release:
-    """Return the files of a template in a directory."""
+    """Return the files of a template in a directory, without those that pip compiled."""
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.suffix != ".pyc"
     }
 
 

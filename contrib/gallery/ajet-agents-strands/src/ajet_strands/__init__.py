@@ -1,0 +1,1 @@
+"""Trains agents, graphs and swarms of Strands Agents."""

@@ -1,0 +1,1 @@
+"""Sends agentjet's metrics to MLflow."""

@@ -1,0 +1,1 @@
+"""A sample store of agentjet in a DuckDB database."""
