@@ -58,8 +58,14 @@ def policy_named(world: World, name: str) -> Policy:
     return policy
 
 
+# In characters; a model's answer is hardly longer.
+_LONGEST = 4000
+
+
 def _repeated(answer: WorldAnswer) -> WorldAnswer:
-    return replace(answer, text=100 * answer.text, calls=100 * answer.calls)
+    # A world may put an answer into the next prompt, so a longer one would grow without end.
+    times = min(100, max(1, _LONGEST // max(1, len(answer.text))))
+    return replace(answer, text=times * answer.text, calls=times * answer.calls)
 
 
 def total_reward(outcome: WorldOutcome) -> float:
