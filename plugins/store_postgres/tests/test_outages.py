@@ -159,6 +159,26 @@ async def test_a_lock_that_another_server_took_meanwhile_stays_with_it(
     await second.close()
 
 
+async def test_a_schema_that_disappears_is_not_created_again(
+    own: PostgresServer, tmp_path: Path
+) -> None:
+    store = make_store(tmp_path, own.dsn, schema_name="one_run")
+    await store.open()
+    await store.append(make_episode("kept"))
+    with psycopg.connect(own.dsn, autocommit=True) as connection:
+        connection.execute("ALTER SCHEMA one_run RENAME TO elsewhere")
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+        )
+        patient = PatientStore(store, "the store")
+        with pytest.raises(StoreError, match="does not exist"):
+            await patient.append(make_episode("lost"))
+        connection.execute("ALTER SCHEMA elsewhere RENAME TO one_run")
+    await patient.append(make_episode("next"))
+    assert [e.episode_id for e in await stored_episodes(patient)] == ["kept", "next"]
+    await patient.close()
+
+
 async def test_a_schema_is_migrated(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

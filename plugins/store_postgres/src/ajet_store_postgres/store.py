@@ -91,7 +91,7 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
                     self._reading = self._new_connection()
                     check(self._reading, self._schema)
                 else:
-                    self._writing = self._new_writer()
+                    self._writing = self._new_writer(prepare)
                     self._reading = self._new_connection()
             if not read_only and not self.settings.schema_name:
                 self._note_schema()
@@ -110,7 +110,8 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
         try:
             with self._errors():
                 if self._writing is None or self._writing.closed:
-                    self._writing = self._new_writer()
+                    # A database without the run, such as a wrong standby, must not get a new one.
+                    self._writing = self._new_writer(check)
                 with self._deadline(self._writing):
                     return self._writer.commit(self._writing, writes)
         except StoreUnavailableError:
@@ -131,8 +132,11 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
             self._reading = None
             raise
 
-    def _new_writer(self) -> Connection:
-        """Connect for writing, with the lock of the schema."""
+    def _new_writer(self, make_ready: Callable[[Connection, str], None]) -> Connection:
+        """Connect for writing, with the lock of the schema.
+
+        :param make_ready: creates or checks the schema once it is locked.
+        """
         self._writer.forget()
         connection = self._new_connection()
         try:
@@ -145,7 +149,7 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
                     f"{self.place} is used by another server{self._holder(connection)}: stop it, "
                     "or use another schema"
                 )
-            prepare(connection, self._schema)
+            make_ready(connection, self._schema)
         except BaseException:
             connection.close()
             raise
