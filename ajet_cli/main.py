@@ -26,6 +26,10 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         "ajet_cli.commands.engine:engine",
         "Show, add or remove the engine's model servers.",
     ),
+    "gateway": (
+        "ajet_cli.commands.serve:gateway",
+        "Answer agents' calls for a server on another machine.",
+    ),
     "mixture": (
         "ajet_cli.commands.mixture:mixture",
         "Show or change the task mixture.",

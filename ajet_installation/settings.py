@@ -33,10 +33,12 @@ from ajet_core.credentials import LOOPBACK_HOSTS
 from ajet_installation.settings_layers import ENV_PREFIX, Layers, config_error, leaves
 
 __all__ = [
+    "HOST_PORT",
     "MASK",
     "SECRET_KEY",
     "ClientSettings",
     "FastPath",
+    "GatewaySettings",
     "ModelServerSettings",
     "PeerSettings",
     "PluginSettings",
@@ -47,11 +49,15 @@ __all__ = [
     "StoreSettings",
     "WeightSettings",
     "WorkerSettings",
+    "host_and_port",
 ]
 
 SECRET_KEY = re.compile(r"password|secret|token|credential|dsn|api_?key", re.IGNORECASE)
 MASK = "**********"
 """Displayed instead of a secret."""
+
+HOST_PORT = r"^\S+:\d{1,5}$"
+"""An address, as a regular expression."""
 
 Seconds = Annotated[float, Field(gt=0)]
 FastPath = Literal["words", "collector"]
@@ -134,6 +140,11 @@ class ServerSettings(_Section):
     :param processes: number of gateway processes, which answer agents' calls (docs/scale.md); with
         1, the server process answers them itself. `max_connections` and `max_bytes_in_flight` apply
         to each process. More than 1 requires Linux, and excludes `tls_cert`.
+    :param gateways_listen: ``HOST:PORT`` at which gateways on other machines connect
+        (``ajet gateway``, docs/scale.md), which then answer agents' calls instead of this server.
+        Requires `gateway_token` and `public_url`, the URL of the gateways or of the load balancer
+        in front of them. Requires Linux, and excludes `processes`.
+    :param gateway_token: a secret of the server and its gateways.
     :param peers: the other servers of joint episodes, by the names that clients give them; they are
         queried about joint episodes in doubt.
     :param fast_paths: ways of saving CPU time (`ajet_server.fastpath`) that are used; without them
@@ -176,6 +187,8 @@ class ServerSettings(_Section):
     fast_paths: tuple[FastPath, ...] = ("words", "collector")
     worker_restarts: Annotated[int, Field(ge=0)] = 3
     processes: Annotated[int, Field(ge=1, le=64)] = 1
+    gateways_listen: Annotated[str, Field(pattern=HOST_PORT)] | None = None
+    gateway_token: SecretStr | None = None
     peers: dict[str, PeerSettings] = Field(default_factory=dict)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -188,13 +201,52 @@ class ServerSettings(_Section):
                 "tls_cert cannot be used with several processes: let a proxy terminate TLS, and "
                 "set public_url"
             )
-        if not (self.insecure or self.tls_cert or _is_loopback(self.host)):
-            raise ValueError(
-                f"host {self.host!r} is reachable from other machines, but tokens and data "
-                "would be sent in the clear: set tls_cert and tls_key, or listen on "
-                "127.0.0.1, or, in a network you trust, set insecure = true (--insecure)"
-            )
+        hosts = {"host": self.host}
+        if self.gateways_listen is not None:
+            hosts["gateways_listen"] = host_and_port(self.gateways_listen)[0]
+            self._can_have_gateways()
+        for name, host in hosts.items():
+            if not (self.insecure or self.tls_cert or _is_loopback(host)):
+                raise ValueError(
+                    f"{name} {host!r} is reachable from other machines, but tokens and data "
+                    "would be sent in the clear: set tls_cert and tls_key, or listen on "
+                    "127.0.0.1, or, in a network you trust, set insecure = true (--insecure)"
+                )
         return self
+
+    def _can_have_gateways(self) -> None:
+        if self.processes > 1:
+            raise ValueError(
+                "processes and gateways_listen exclude each other: start more gateways instead"
+            )
+        if self.gateway_token is None:
+            raise ValueError("gateways_listen requires gateway_token, which gateways also need")
+        if self.public_url is None:
+            raise ValueError(
+                "gateways_listen requires public_url, the URL of the gateways or of the load "
+                "balancer in front of them: the episodes' calls are sent there"
+            )
+
+    @property
+    def divided(self) -> bool:
+        """Whether other processes answer the calls of agents."""
+        return self.processes > 1 or self.gateways_listen is not None
+
+
+class GatewaySettings(_Section):
+    """A gateway on another machine than its server (``ajet gateway``, docs/scale.md).
+
+    It listens as `server.host`, `server.port` and the certificate of that section say, and has the
+    limits of that section.
+
+    :param server: ``HOST:PORT`` of the server's `server.gateways_listen`.
+    :param tls: whether the server uses TLS there; its certificate must be valid for the host.
+    :param url: the URL at which the server's other gateways reach this one.
+    """
+
+    server: Annotated[str, Field(pattern=HOST_PORT)] | None = None
+    tls: bool = False
+    url: Annotated[str, Field(pattern=r"^https?://[^/]+$")] | None = None
 
 
 class StoreSettings(_Section):
@@ -329,6 +381,7 @@ class Settings(BaseSettings):
 
     config: Path | None = None
     server: ServerSettings = Field(default_factory=ServerSettings)
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     workers: WorkerSettings = Field(default_factory=WorkerSettings)
     weights: WeightSettings = Field(default_factory=WeightSettings)
@@ -370,6 +423,12 @@ class Settings(BaseSettings):
             shown = MASK if value is not None and SECRET_KEY.search(path[-1]) else value
             origins.append(SettingOrigin(".".join(path), shown, self._layers.source(path)))
         return origins
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the host and the port of ``HOST:PORT``; an IPv6 address is in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _is_loopback(host: str) -> bool:

@@ -79,7 +79,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         open_episodes=open_episodes,
         admission=admission,
         evaluations=evaluations,
-        answers_calls=server.processes == 1,
+        answers_calls=not server.divided,
         clock=time.monotonic,
         wall_clock=time.time,
         listeners=[lambda episode: watch.notify("ajet_episode_finished", episode=episode)],

@@ -15,10 +15,12 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Collection, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Generator
 from typing import Any, TypeVar
 
 import uvicorn
+from starlette.middleware import Middleware
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ajet_core import credentials
@@ -32,9 +34,10 @@ from ajet_installation.settings import ServerSettings, Settings
 from ajet_server.build import build_service
 from ajet_server.http.app import create_app, create_calls_app
 from ajet_server.http.connection import ConnectionLimits, guarded_protocol
-from ajet_server.http.model_service import ModelService
 from ajet_server.processes.desk import GatewayDesk
+from ajet_server.processes.forwarding import Forwarding
 from ajet_server.processes.gateway import GatewayProcess
+from ajet_server.processes.machines import MachineListener, OtherMachine, SameMachine, reach_of
 from ajet_server.processes.mailbox import Mailboxes, TakeLink
 from ajet_server.processes.passing import PassingProtocol
 from ajet_server.processes.places import SERVER
@@ -209,7 +212,7 @@ async def _serve(
     note = server.run_dir / "server.json"
     loop = asyncio.get_running_loop()
     desk = GatewayDesk(service)
-    service.missing_gateways = desk.missing
+    service.missing_gateways, service.gateways = desk.missing, lambda: len(desk.gateways)
     try:
         _publish_tokens(port, tokens)
         pid = os.getpid() if place is None else os.getppid()
@@ -220,7 +223,8 @@ async def _serve(
             return loop.create_task(service.interrupt())
 
         if place is None:
-            await _Server(http_config(app, server), interrupt).serve([listener])
+            async with _accepting_gateways(server, desk):
+                await _Server(http_config(app, server), interrupt).serve([listener])
         else:
             await _serve_place(app, server, listener, place, interrupt, desk.connect)
     finally:
@@ -232,27 +236,72 @@ async def _serve(
     return service.loggers.blocked
 
 
+@contextlib.asynccontextmanager
+async def _accepting_gateways(server: ServerSettings, desk: GatewayDesk) -> AsyncIterator[None]:
+    """Accept gateways on other machines while the context is open, if the settings say so."""
+    if server.gateways_listen is None:
+        yield
+        return
+    async with MachineListener(server, desk.serve, desk.engine).listening():
+        yield
+
+
 async def _serve_calls(
     server: ServerSettings, listener: socket.socket, place: ProcessPlace
 ) -> None:
     """Answer agents' calls in a gateway process."""
     _allow_connections(server.max_connections)
     mailboxes = Mailboxes(place.mailbox, place.mailboxes)
-    gateway = GatewayProcess(server, place.number, lambda link: mailboxes.send_link(SERVER, link))
-    app = create_calls_app(
-        ModelService(
-            settings=server,
-            board=gateway.board,
-            episodes=gateway.episodes,
-            run=gateway,
-            add_call=gateway.add_call,
-            started_at=time.time(),
-        ),
-        gateway.unreported,
-    )
+    reach = SameMachine(lambda link: mailboxes.send_link(SERVER, link))
+    gateway = GatewayProcess(server, reach, place.number)
+    app = create_calls_app(gateway.model_service(), gateway.unreported)
     gateway.open()
     try:
         await _serve_place(app, server, listener, place, gateway.end, mailboxes=mailboxes)
+    finally:
+        await gateway.close()
+
+
+def serve_gateway(settings: Settings) -> None:
+    """Run a gateway of a server on another machine until SIGINT or SIGTERM.
+
+    :raises ConfigError: a setting is missing or cannot be used.
+    :raises AuthError: the server has another `server.gateway_token`.
+    :raises VersionError: the server is another version of agentjet.
+    """
+    _log_as("", settings.server.log_level)
+    logging.getLogger("uvicorn.error").addFilter(_without_warnings)
+    _check_files(settings.server)
+    reach = reach_of(settings)
+    listener = bind(settings.server)
+    try:
+        _run(settings, _serve_gateway(settings, reach, listener))
+    finally:
+        listener.close()
+
+
+async def _serve_gateway(settings: Settings, reach: OtherMachine, listener: socket.socket) -> None:
+    server, url = settings.server, settings.gateway.url
+    assert url is not None
+    _allow_connections(server.max_connections)
+    # A server that starts later is no error, one that refuses this gateway is.
+    with contextlib.suppress(OSError):
+        _, writer = await reach.server()
+        writer.close()
+    gateway = GatewayProcess(server, reach, url=url)
+    app = create_calls_app(
+        gateway.model_service(),
+        gateway.unreported,
+        Middleware(Forwarding, forget=gateway.episodes.forget_place),
+        routes=[Route("/v1/protocol", gateway.protocol)],
+    )
+    config = http_config(app, server)
+    config.timeout_graceful_shutdown = _DRAIN_SECONDS
+    gateway.open()
+    try:
+        host, port = listener.getsockname()[:2]
+        _log.info("gateway %s listens on %s:%d", url, host, port)
+        await _Server(config, gateway.end).serve([listener])
     finally:
         await gateway.close()
 

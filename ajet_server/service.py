@@ -78,7 +78,8 @@ _MISSING_SECONDS = 5.0
 class SwarmService:
     """The server without HTTP. Create it with `ajet_server.build.build_service`.
 
-    :param missing_gateways: returns the gateway processes that are not connected, each with the
+    :param gateways: returns the number of gateways that are connected.
+    :param missing_gateways: returns a sentence about each gateway that is not connected, with the
         seconds since then.
     """
 
@@ -103,7 +104,8 @@ class SwarmService:
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     silence: Callable[[float], Silence] = Silence
-    missing_gateways: Callable[[], dict[int, float]] = dict
+    gateways: Callable[[], int] = int
+    missing_gateways: Callable[[], dict[str, float]] = dict
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _writing_tokens: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -334,8 +336,8 @@ class SwarmService:
         counters["open_episodes"] = len(self.episodes.open)
         counters["prepared_episodes"] = len(self.episodes.prepared)
         counters["waiting_claims"] = self.admission.waiting_count
-        if (processes := self.settings.server.processes) > 1:
-            counters["gateway_processes"] = processes - len(self.missing_gateways())
+        if self.settings.server.divided:
+            counters["gateway_processes"] = self.gateways()
         if (limit := self.admission.concurrency.limit) is not None:
             counters["episode_limit"] = limit
             counters["tokens_missed"] = self.admission.concurrency.missed
@@ -376,8 +378,8 @@ class SwarmService:
         """Return what blocks the server's progress, and other findings for its operator."""
         findings = diagnose(self._view(), self.settings.server.stuck_seconds)
         findings += [
-            _missing(place, seconds)
-            for place, seconds in self.missing_gateways().items()
+            _missing(message, seconds)
+            for message, seconds in self.missing_gateways().items()
             if seconds > _MISSING_SECONDS
         ]
         if (trouble := self.store.trouble) is not None:
@@ -537,11 +539,7 @@ class SwarmService:
         return self.closed.is_set()
 
 
-def _missing(place: int, seconds: float) -> Finding:
-    message = (
-        f"gateway process {place} is not connected to the server process, so the calls of its "
-        "episodes wait: the server's log has the reason"
-    )
+def _missing(message: str, seconds: float) -> Finding:
     return Finding(code="gateway_missing", message=message, seconds=round(seconds, 3), stuck=False)
 
 

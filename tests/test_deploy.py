@@ -11,8 +11,8 @@ import signal
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,15 @@ from ruamel.yaml import YAML
 
 from ajet_core import __version__
 from ajet_server.processes import supervisor
+from ajet_server.serve import _DRAIN_SECONDS
+from tests.support.gateway_processes import SECRET, unused_port
 from tests.support.processes import children
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE, KUBERNETES = "compose.yaml", "kubernetes.yaml"
+GATEWAYS = "gateways.yaml"
 FILES = (COMPOSE, KUBERNETES)
 TOKENS = {
     "AJET_SERVER__CONTROL_TOKEN": "control-token-of-the-deploy-test",
@@ -149,6 +152,75 @@ def test_manifests_are_valid(version: str, gpu: bool) -> None:
         kubernetes_validate.validate(document, version, strict=True)
 
 
+@pytest.mark.parametrize("version", [kubernetes_validate.latest_version(), "1.30"])
+def test_the_manifests_of_gateways_are_valid(version: str) -> None:
+    for document in documents(GATEWAYS):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_gateways_reach_the_server_of_the_other_file() -> None:
+    link, agents, deployment = documents(GATEWAYS)
+    template = deployment["spec"]["template"]
+    (gateway,) = template["spec"]["containers"]
+    assert link["spec"]["selector"] == resource("StatefulSet")["selector"]["matchLabels"]
+    assert agents["spec"]["selector"] == template["metadata"]["labels"]
+    assert agents["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+    name, port = link["metadata"]["name"], link["spec"]["ports"][0]["port"]
+    assert gateway["args"][gateway["args"].index("--server") + 1] == f"{name}:{port}"
+    assert gateway["image"] == container()["image"]
+    assert template["spec"]["terminationGracePeriodSeconds"] > _DRAIN_SECONDS
+    volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+    assert {mount["name"] for mount in gateway["volumeMounts"]} == volumes
+    # What its comment says of the other file.
+    assert f"GATEWAYS_LISTEN=0.0.0.0:{port}\n" in text_of(GATEWAYS, gpu=True)
+    text = re.sub(r"^.*# PROCESSES\n", "", text_of(KUBERNETES, gpu=True), flags=re.MULTILINE)
+    assert "--processes" not in re.sub("#.*", "", text)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not supervisor.SUPPORTED, reason="gateways need a server on Linux")
+async def test_what_the_files_say_starts_a_server_with_a_gateway(tmp_path: Path) -> None:
+    _, _, deployment = documents(GATEWAYS)
+    (of_gateway,) = deployment["spec"]["template"]["spec"]["containers"]
+    link, port = unused_port(), unused_port()
+    secret = {"AJET_SERVER__GATEWAY_TOKEN": SECRET}
+    deployed = from_kubernetes()
+    at = deployed.arguments.index("--processes")
+    alone = replace(
+        deployed,
+        arguments=[*deployed.arguments[:at], *deployed.arguments[at + 2 :]],
+        env={
+            **deployed.env,
+            **secret,
+            "AJET_SERVER__GATEWAYS_LISTEN": f"0.0.0.0:{link}",
+            "AJET_SERVER__PUBLIC_URL": f"http://127.0.0.1:{port}",
+        },
+    )
+    options = {"--server": f"127.0.0.1:{link}", "--url": f"http://127.0.0.1:{port}"}
+    options["--port"] = str(port)
+    arguments = list(of_gateway["args"])
+    for name, value in options.items():
+        arguments[arguments.index(name) + 1] = value
+    async with started(alone, tmp_path):
+        (entrypoint,) = re.findall(r"^ENTRYPOINT (.+)$", DOCKERFILE, re.MULTILINE)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
+        gateway = await asyncio.create_subprocess_exec(
+            Path(sys.executable).with_name(*json.loads(entrypoint)),
+            *arguments,
+            env={**kept, **secret},
+            cwd=tmp_path,
+        )
+        probe = of_gateway["readinessProbe"]["httpGet"]["path"]
+        async with httpx.AsyncClient(base_url=options["--url"]) as http:
+            while True:
+                with suppress(httpx.TransportError):
+                    if (await http.get(probe)).status_code == 200:
+                        break
+                await asyncio.sleep(0.05)
+        gateway.send_signal(signal.SIGTERM)
+        assert await gateway.wait() == 0
+
+
 @each_file
 def test_a_gpu_is_an_option(file: str) -> None:
     assert re.search("gpu", json.dumps(documents(file)))
@@ -260,7 +332,8 @@ async def started(deployed: Deployed, tmp_path: Path) -> AsyncIterator[Started]:
         cwd=tmp_path,
     )
     try:
-        port = await port_of(process, int(deployed.option("--processes")))
+        divided = "--processes" in deployed.arguments
+        port = await port_of(process, int(deployed.option("--processes")) if divided else 0)
         yield Started(process, port)
     finally:
         if process.returncode is None:

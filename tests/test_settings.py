@@ -131,7 +131,7 @@ def test_an_unknown_key_of_the_file_lists_the_known_ones() -> None:
 
 def test_an_unknown_section_lists_the_known_ones() -> None:
     toml("[sever]\nport = 1\n")
-    assert "ajet.toml: sever: unknown key (known keys: config, server, store" in refusal().message
+    assert "ajet.toml: sever: unknown key (known keys: config, server, gateway" in refusal().message
 
 
 def test_an_unknown_key_of_the_environment_names_the_variable(

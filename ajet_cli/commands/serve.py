@@ -1,8 +1,10 @@
-"""``ajet serve``."""
+"""``ajet serve`` and ``ajet gateway``."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 
 import click
 
@@ -53,8 +55,53 @@ def serve(state: CliState, /, **options: object) -> None:
     # Click passes an empty tuple for a repeatable option that was not given.
     flags = {name: None if value == () else value for name, value in options.items()}
     settings = state.settings(set_flags("server", **flags))
+    import_server().serve(settings)
+
+
+@click.command()
+@click.option("--server", help="HOST:PORT of the server's setting server.gateways_listen.")
+@click.option("--url", help="URL at which the server's other gateways reach this one.")
+@click.option("--tls", is_flag=True, default=None, help="The server uses TLS there.")
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on.")
+@click.option(
+    "--insecure",
+    is_flag=True,
+    default=None,
+    help="Allow an address that other machines can reach, without TLS.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Log messages of this level and above.",
+)
+@config_option
+@pass_state
+def gateway(
+    state: CliState,
+    /,
+    server: str | None,
+    url: str | None,
+    tls: bool | None,
+    **options: object,
+) -> None:
+    """Answer agents' calls for a swarm server on another machine until interrupted.
+
+    --server, --url and --tls override the settings in the section `gateway`, the others those in
+    `server`. Both sides need the same server.gateway_token (AJET_SERVER__GATEWAY_TOKEN).
+    """
+    flags = set_flags("gateway", server=server, url=url, tls=tls)
+    settings = state.settings({**flags, **set_flags("server", **options)})
+    import_server().serve_gateway(settings)
+
+
+def import_server() -> ModuleType:
+    """Return the module `ajet_server.serve`.
+
+    :raises ConfigError: a package that it requires is not installed.
+    """
     try:
-        from ajet_server.serve import serve as run_server
+        return importlib.import_module("ajet_server.serve")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ajet_"):
             raise
@@ -67,4 +114,3 @@ def serve(state: CliState, /, **options: object) -> None:
             "the server requires packages that are not installed (no module named "
             f"{error.name!r}): pip install 'agentjet[server]'"
         ) from error
-    run_server(settings)

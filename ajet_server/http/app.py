@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Request
@@ -112,8 +112,10 @@ def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
     audit = AuditLog(settings.run_dir.resolve())
     router = APIRouter(route_class=JsonRoute, responses=ERRORS)
     # They are compared in this order: first those with most of the requests.
-    if settings.processes == 1:
+    if not settings.divided:
         llm_routes.add_routes(router, model_service(service))
+    elif settings.gateways_listen is not None:
+        llm_routes.refuse_calls(router, f"{settings.public_url}/v1")
     _add_episode_routes(router, service, settings.public_url)
     _add_run_routes(router, service, audit)
     _add_view_routes(router, service)
@@ -139,16 +141,20 @@ def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
     return app
 
 
-def create_calls_app(service: ModelService, throttled: Throttled) -> Starlette:
-    """Create the application of a gateway process, which has only the routes of agents.
+def create_calls_app(
+    service: ModelService, throttled: Throttled, *inner: Middleware, routes: Iterable[Route] = ()
+) -> Starlette:
+    """Create the application of a gateway, which has only the routes of agents.
 
     :param throttled: is told of requests that were refused with 429.
+    :param inner: middleware behind the limits on bodies.
+    :param routes: added to those of agents.
     """
     router = APIRouter()
     llm_routes.add_routes(router, service)
     app = Starlette(
-        routes=router.routes,
-        middleware=[_body_limit(service.settings)],
+        routes=[*router.routes, *routes],
+        middleware=[_body_limit(service.settings), *inner],
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.state.throttled = throttled

@@ -91,6 +91,16 @@ def add_routes(router: APIRouter, service: ModelService) -> None:
             router.routes.append(Route(prefix + path, answer, methods=[method]))
 
 
+def refuse_calls(router: APIRouter, base_url: str) -> None:
+    """Add routes that say where agents' calls are answered."""
+
+    async def refuse(_: Request) -> Response:
+        raise NotFoundError(f"the calls of agents are answered at {base_url}, not by this process")
+
+    for path in (*DIALECTS, MODELS_PATH, COUNT_PATH, EMBEDDINGS_PATH, f"{KEY_PREFIX}{{rest:path}}"):
+        router.routes.append(Route(path, refuse, methods=["GET", "POST"]))
+
+
 def episode_key(request: Request) -> str:
     """Return the episode's key from the path or a header of a request."""
     in_path = request.path_params.get("episode_key")

@@ -1,8 +1,9 @@
-"""The server's end of its gateway processes: it opens episodes for them and records their calls."""
+"""The server's end of its gateways: it opens episodes for them and records their calls."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -15,14 +16,16 @@ from ajet_core.errors import EpisodeClosedError, WorkerDiedError
 from ajet_core.timeline import Call
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import CompletionService
-from ajet_server.processes.link import Link, answering
+from ajet_server.processes.link import STREAM_BYTES, Link, answering
 from ajet_server.processes.methods import (
     ADD_CALL,
     BEGIN_CALL,
     CLOSE_EPISODE,
     END_CALL,
     HELLO,
+    LEAVE,
     OPEN_EPISODE,
+    RELEASE_EPISODE,
     REPORT,
     SET_STATE,
     Hello,
@@ -45,36 +48,37 @@ _KNOWN_TOOLS = 8
 
 @dataclass(slots=True)
 class EpisodeElsewhere:
-    """An episode whose calls a gateway process answers.
+    """An episode whose calls a gateway answers.
 
-    :ivar link: to the process; None if it has ended.
+    :ivar gateway: None if it has ended.
     :ivar running: as `CallsElsewhere.running`.
     :ivar writing: the writes in progress, by call.
     :ivar tools: the texts of tools that calls have had, by digest.
     """
 
     episode_id: str
-    link: Link | None = None
+    gateway: Gateway | None = None
     running: int = 0
     writing: dict[str, asyncio.Future[bool]] = field(default_factory=dict)
     tools: dict[bytes, str] = field(default_factory=dict)
 
     async def close(self) -> None:
-        """As `CallsElsewhere.close`; nothing runs in a process that has ended."""
-        link = self.link
+        """As `CallsElsewhere.close`; nothing runs in a gateway that has ended."""
+        gateway = self.gateway
         try:
-            if link is not None:
+            if gateway is not None:
                 async with asyncio.timeout(_CLOSE_SECONDS):
-                    await link.call(CLOSE_EPISODE, self.episode_id)
+                    await gateway.link.call(CLOSE_EPISODE, self.episode_id)
         except TimeoutError:
+            assert gateway is not None
             _log.error(
-                "a gateway process did not close episode %s within %g s and is disconnected",
+                "%s did not close episode %s within %g s and is disconnected",
+                gateway.name,
                 self.episode_id,
                 _CLOSE_SECONDS,
             )
             # When it works again, it connects again and learns that the episode is closed.
-            assert link is not None
-            link.close()
+            gateway.link.close()
         except WorkerDiedError:
             pass
         await self.written()
@@ -101,35 +105,58 @@ class EpisodeElsewhere:
 
 
 class GatewayDesk:
-    """Serves the gateway processes of a server.
+    """Serves the gateways of a server: processes of its own, or on other machines.
 
-    :ivar gateways: those that are connected, by place.
+    :ivar gateways: those that are connected, by name.
     """
 
     def __init__(self, service: SwarmService) -> None:
         self._service = service
         self._serving: set[asyncio.Task[None]] = set()
-        processes = service.settings.server.processes
-        places = range(1, processes + 1) if processes > 1 else ()
+        server = service.settings.server
+        places = range(1, server.processes + 1) if server.processes > 1 else ()
         self._missing_since = dict.fromkeys(places, time.monotonic())
-        self.gateways: dict[int, Gateway] = {}
+        # Gateways elsewhere come and go, but there should be one.
+        self._alone_since = time.monotonic() if server.gateways_listen else None
+        self.gateways: dict[str, Gateway] = {}
 
-    def missing(self) -> dict[int, float]:
-        """Return the gateway processes that are not connected, each with the seconds since then."""
+    def missing(self) -> dict[str, float]:
+        """Return a sentence about each gateway that is not connected, with the seconds since then.
+
+        Gateways on other machines are missed only if none is connected.
+        """
         now = time.monotonic()
-        return {place: now - since for place, since in self._missing_since.items()}
+        missing = {
+            f"gateway process {place} is not connected to the server process, so the calls of its "
+            "episodes wait: the server's log has the reason": now - since
+            for place, since in self._missing_since.items()
+        }
+        if self._alone_since is not None and not self.gateways:
+            missing[
+                "no gateway is connected, so agents' calls are not answered: start one with "
+                "`ajet gateway`, or look into its log"
+            ] = now - self._alone_since
+        return missing
 
     def connected(self, gateway: Gateway) -> None:
-        """Record that a gateway process has introduced itself."""
-        self.gateways[gateway.place] = gateway
+        """Record that a gateway has introduced itself."""
+        if (former := self.gateways.get(gateway.name)) is not None:
+            # The end of a connection between machines may be noticed late.
+            former.link.close()
+            former.leave()
+        self.gateways[gateway.name] = gateway
         self._missing_since.pop(gateway.place, None)
-        _log.info("gateway process %d (pid %d) is connected", gateway.place, gateway.pid)
+        _log.info("%s (pid %d) is connected", gateway.name, gateway.pid)
 
     def connect(self, connection: socket.socket) -> None:
-        """Serve a gateway process until it ends."""
-        task = asyncio.create_task(self._serve(connection))
+        """Serve a gateway process of this server until it ends."""
+        task = asyncio.create_task(self._serve_process(connection))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
+
+    async def _serve_process(self, connection: socket.socket) -> None:
+        streams = await asyncio.open_unix_connection(sock=connection, limit=STREAM_BYTES)
+        await self.serve(*streams)
 
     async def close(self) -> None:
         """Serve no gateway process any more."""
@@ -137,23 +164,30 @@ class GatewayDesk:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a gateway at the other end of a connection until it ends."""
         gateway = Gateway(self._service, self)
-        gateway.link = await Link.connected(connection, gateway.handlers)
+        gateway.link = Link(reader, writer, gateway.handlers)
         sending = asyncio.create_task(gateway.send_states())
         try:
             await gateway.link.serve("gateway")
         finally:
             sending.cancel()
             gateway.leave()
-            if self.gateways.get(gateway.place) is gateway:
-                del self.gateways[gateway.place]
-                self._missing_since[gateway.place] = time.monotonic()
-                _log.info(
-                    "gateway process %d (pid %d) has disconnected", gateway.place, gateway.pid
-                )
+            if self.gateways.get(gateway.name) is gateway:
+                del self.gateways[gateway.name]
+                if gateway.place:
+                    self._missing_since[gateway.place] = time.monotonic()
+                elif not self.gateways:
+                    self._alone_since = time.monotonic()
+                _log.info("%s (pid %d) has disconnected", gateway.name, gateway.pid)
             await asyncio.gather(sending, return_exceptions=True)
             self.count()
+
+    def engine(self) -> tuple[str, int] | None:
+        """As `Supervisor.callable_engine`."""
+        loop = self._service.coordinator.loop
+        return None if loop is None else loop.supervisor.callable_engine
 
     def count(self) -> None:
         """Add up the calls that the engine is working on for gateway processes."""
@@ -164,10 +198,13 @@ class GatewayDesk:
 
 
 class Gateway:
-    """A gateway process, as the server sees it.
+    """A gateway, as the server sees it.
 
     :ivar link: the connection to it.
-    :ivar place: which of the processes it is; 0 until it has introduced itself.
+    :ivar place: which of the server's processes it is; 0 until it has introduced itself, and on
+        another machine.
+    :ivar url: at which other gateways reach it; "" if it shares the port of the server.
+    :ivar leaving: whether it releases its episodes.
     :ivar report: its last report.
     """
 
@@ -177,7 +214,8 @@ class Gateway:
         self._service = service
         self._desk = desk
         self._counted: defaultdict[str, list[ExitStack]] = defaultdict(list)
-        self.place, self.pid = 0, 0
+        self.place, self.pid, self.url = 0, 0, ""
+        self.leaving = False
         self.report = Report()
         self.handlers = dict(
             [
@@ -187,8 +225,14 @@ class Gateway:
                 answering(REPORT, self._reported),
                 answering(BEGIN_CALL, self._begin_call),
                 answering(END_CALL, self._end_call),
+                answering(LEAVE, self._leave),
             ]
         )
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"the gateway at {self.url}" if self.url else f"gateway process {self.place}"
 
     async def send_states(self) -> None:
         """Send the state of the run, and each change of it."""
@@ -201,13 +245,13 @@ class Gateway:
             except WorkerDiedError:
                 return
             except Exception as error:  # noqa: BLE001 - the next state may work
-                _log.error("cannot send the state to gateway process %d: %s", self.place, error)
+                _log.error("cannot send the state to %s: %s", self.name, error)
 
     def leave(self) -> None:
-        """Forget the process, which has ended."""
+        """Forget the gateway, which has ended."""
         for episode in self._service.episodes.open:
             if (elsewhere := self._elsewhere(episode)) is not None:
-                elsewhere.link, elsewhere.running = None, 0
+                elsewhere.gateway, elsewhere.running = None, 0
         for stacks in self._counted.values():
             for stack in stacks:
                 stack.close()
@@ -215,40 +259,70 @@ class Gateway:
         self.report = Report()
 
     def _elsewhere(self, episode: OpenEpisode | None) -> EpisodeElsewhere | None:
-        """Return the part of an episode that is this process's, None if another has it."""
+        """Return the part of an episode that is this gateway's, None if another has it."""
         elsewhere = None if episode is None else episode.elsewhere
-        if isinstance(elsewhere, EpisodeElsewhere) and elsewhere.link is self.link:
+        if isinstance(elsewhere, EpisodeElsewhere) and elsewhere.gateway is self:
             return elsewhere
         return None
 
     async def _hello(self, hello: Hello) -> list[str]:
-        self.place, self.pid = hello.place, hello.pid
+        self.place, self.pid, self.url = hello.place, hello.pid, hello.url
         self._desk.connected(self)
-        return [i for i in hello.episode_ids if not self._take(i)]
+        return [i for i in hello.episode_ids if not self._take_again(i)]
 
-    def _take(self, episode_id: str) -> bool:
-        """Let the process answer the calls of an episode; return False if it is not open."""
+    def _take_again(self, episode_id: str) -> bool:
+        """Take an episode that the gateway has opened; return whether it may still answer calls."""
         episode = self._service.episodes.open.get(episode_id)
-        if episode is None or episode.closing.locked():
+        if episode is None or episode.closing.locked() or self._other(episode) is not None:
             return False
-        if episode.elsewhere is None:
-            episode.elsewhere = EpisodeElsewhere(episode_id)
-        assert isinstance(episode.elsewhere, EpisodeElsewhere)
-        # What the process before it was still writing stays known.
-        episode.elsewhere.link, episode.elsewhere.running = self.link, 0
+        self._take(episode)
         return True
 
-    async def _open_episode(self, key: str) -> Opened:
-        service = self._service
-        episode = await service.episodes.authenticate(key)
-        record = episode.record
-        if isinstance(episode.elsewhere, EpisodeElsewhere):
-            # What a process that has ended was still writing belongs to the conversation.
-            await episode.elsewhere.written()
+    def _other(self, episode: OpenEpisode) -> Gateway | None:
+        """Return the gateway that has an episode, None if this one may take it.
+
+        A process takes the episodes of the one before it.
+        """
+        elsewhere = episode.elsewhere
+        other = elsewhere.gateway if isinstance(elsewhere, EpisodeElsewhere) else None
+        return None if other is None or other.name == self.name else other
+
+    def _take(self, episode: OpenEpisode) -> EpisodeElsewhere:
+        """Let the gateway answer the calls of an episode."""
+        if episode.elsewhere is None:
+            episode.elsewhere = EpisodeElsewhere(episode.record.episode_id)
+        assert isinstance(episode.elsewhere, EpisodeElsewhere)
+        # What the gateway before it was still writing stays known.
+        episode.elsewhere.gateway, episode.elsewhere.running = self, 0
+        return episode.elsewhere
+
+    async def _open_episode(self, key: str) -> Opened | str:
+        episode = await self._service.episodes.authenticate(key)
+        while (other := self._other(episode)) is not None:
+            if not other.leaving:
+                return other.url
+            with contextlib.suppress(WorkerDiedError):
+                await other.link.call(RELEASE_EPISODE, episode.record.episode_id)
+            if (released := other._elsewhere(episode)) is not None:
+                released.gateway, released.running = None, 0
+        # From here on other gateways leave the episode to this one.
+        elsewhere = self._take(episode)
+        try:
+            return await self._opened(episode, elsewhere)
+        except BaseException:
+            if self._elsewhere(episode) is not None:
+                elsewhere.gateway = None
+            raise
+
+    async def _opened(self, episode: OpenEpisode, elsewhere: EpisodeElsewhere) -> Opened:
+        service, record = self._service, episode.record
+        # What a gateway that has ended was still writing belongs to the conversation.
+        await elsewhere.written()
         calls: list[Call] = []
         if episode.session.next_index:
             calls = (await service.store.calls([record.episode_id]))[record.episode_id]
-        if not self._take(record.episode_id):
+        is_open = service.episodes.open.get(record.episode_id) is episode
+        if not is_open or episode.closing.locked() or self._elsewhere(episode) is None:
             raise EpisodeClosedError(f"episode {record.episode_id} is being closed")
         return Opened(
             record=record,
@@ -305,6 +379,9 @@ class Gateway:
         if chat is not None and report.unread_calls:
             chat.unread_calls = report.unread_calls
         self._desk.count()
+
+    async def _leave(self, _: None) -> None:
+        self.leaving = True
 
     async def _begin_call(self, tenant: str) -> None:
         stack = ExitStack()

@@ -7,7 +7,6 @@ import contextlib
 import hmac
 import logging
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
@@ -15,6 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ajet_core import __version__
 from ajet_core.errors import (
     AjetError,
     DeadlineError,
@@ -22,7 +25,12 @@ from ajet_core.errors import (
     NotRollingError,
     WorkerDiedError,
 )
-from ajet_core.protocol import EvaluationSampling, ServerState
+from ajet_core.protocol import (
+    SUPPORTED_VERSIONS,
+    EvaluationSampling,
+    ProtocolInfo,
+    ServerState,
+)
 from ajet_core.timeline import Call
 from ajet_installation.settings import ServerSettings
 from ajet_server.admission.concurrency import CallUse
@@ -33,15 +41,19 @@ from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.gateway.rendering.factory import make_renderer
+from ajet_server.http.model_service import ModelService
 from ajet_server.observe.events import EventLog
 from ajet_server.processes.link import Link, answering
+from ajet_server.processes.machines import Reach
 from ajet_server.processes.methods import (
     ADD_CALL,
     BEGIN_CALL,
     CLOSE_EPISODE,
     END_CALL,
     HELLO,
+    LEAVE,
     OPEN_EPISODE,
+    RELEASE_EPISODE,
     REPORT,
     SET_STATE,
     Hello,
@@ -56,7 +68,6 @@ from ajet_server.state import StateBoard
 from ajet_server.workers.connection import WorkerConnection
 from ajet_server.workers.methods import Method
 from ajet_server.workers.remote import RemoteEngine
-from ajet_server.workers.rendezvous import connect
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -66,16 +77,14 @@ _log = logging.getLogger("ajet.server")
 
 _REPORT_SECONDS = 0.25
 _RETRY_SECONDS = 0.2
+_KNOWN_PLACES = 10_000
 
 
 class ServerLink:
-    """The link to the server process, also across its restarts.
+    """The link to the server, also across its restarts."""
 
-    :param ask: sends the server the other end of a new connection.
-    """
-
-    def __init__(self, ask: Callable[[socket.socket], object]) -> None:
-        self._ask = ask
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
         self._link: Link | None = None
         self._given_up: NotRollingError | None = None
         # Set while there is a link, or none is awaited any more.
@@ -133,14 +142,19 @@ class ServerLink:
         :param introduce: awaited first over each new link.
         :param lost: called when a link is gone.
         """
+        logged = ""
         while True:
             try:
                 await self._connect(handlers, introduce, lost)
+                why = ""
             except OSError as error:
-                # Too many open files, for example.
-                _log.error("cannot connect to the server process, trying again: %s", error)
+                # Too many open files, or another machine that is down, for example.
+                why = f"cannot connect to the server, trying again: {error}"
             except AjetError as error:
-                _log.error("the server process refused this gateway process: %s", error.message)
+                why = f"the server refused this gateway, trying again: {error.message}"
+            if why and why != logged:
+                _log.error("%s", why)
+            logged = why
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _connect(
@@ -150,9 +164,7 @@ class ServerLink:
         lost: Callable[[], object],
     ) -> None:
         """Connect to the server, and return when it is gone."""
-        ours, theirs = socket.socketpair()
-        self._ask(theirs)
-        link = await Link.connected(ours, handlers)
+        link = Link(*await self._reach.server(), handlers)
         serving = asyncio.create_task(link.serve("server"))
         try:
             with contextlib.suppress(WorkerDiedError):
@@ -194,6 +206,17 @@ class Unreported:
         return report if report != Report(unread_calls=unread_calls) else None
 
 
+class EpisodeAtError(Exception):
+    """Another gateway has an episode.
+
+    :ivar url: of that gateway.
+    """
+
+    def __init__(self, episode_id: str, url: str) -> None:
+        super().__init__(episode_id, url)
+        self.episode_id, self.url = episode_id, url
+
+
 class GatewayEpisodes:
     """The episodes that this process has opened.
 
@@ -209,6 +232,11 @@ class GatewayEpisodes:
         self._tenants = Tenants(NO_TOKENS, limits)
         self._open: dict[str, OpenEpisode] = {}
         self._opening: dict[str, asyncio.Future[OpenEpisode]] = {}
+        # The URLs of the gateways that have other episodes.
+        self._elsewhere: dict[str, str] = {}
+        # Requests in progress, by episode, and what waits for their end.
+        self._requests: Counter[str] = Counter()
+        self._idle: dict[str, asyncio.Event] = {}
         self._counted: set[str] = set()
 
     @property
@@ -217,10 +245,15 @@ class GatewayEpisodes:
         return list(self._open)
 
     async def authenticate(self, key: str) -> OpenEpisode:
-        """As `EpisodeRegistry.authenticate`; the server authenticates episodes that are new."""
+        """As `EpisodeRegistry.authenticate`; the server authenticates episodes that are new.
+
+        :raises EpisodeAtError: another gateway has the episode.
+        """
         episode_id = episode_of(key)
         episode = self._open.get(episode_id)
         if episode is None:
+            if (url := self._elsewhere.get(episode_id)) is not None:
+                raise EpisodeAtError(episode_id, url)
             episode = await self._opened(episode_id, key)
         if not hmac.compare_digest(episode.record.key_hash, hash_secret(key)):
             raise unknown_key()
@@ -248,7 +281,10 @@ class GatewayEpisodes:
     async def counted(self, episode: OpenEpisode) -> AsyncIterator[None]:
         """As `EpisodeRegistry.counted`; the server counts for tokens with a quota."""
         record = episode.record
-        with self._tenants.call(record, episode.session.next_index):
+        with (
+            self._in_progress(record.episode_id),
+            self._tenants.call(record, episode.session.next_index),
+        ):
             if record.episode_id not in self._counted:
                 yield
                 return
@@ -261,6 +297,29 @@ class GatewayEpisodes:
                 if link is not None and link is self._server.link:
                     with contextlib.suppress(WorkerDiedError):
                         await link.call(END_CALL, record.client_id)
+
+    @contextlib.contextmanager
+    def _in_progress(self, episode_id: str) -> Iterator[None]:
+        self._requests[episode_id] += 1
+        try:
+            yield
+        finally:
+            self._requests[episode_id] -= 1
+            if not self._requests[episode_id]:
+                del self._requests[episode_id]
+                if (idle := self._idle.pop(episode_id, None)) is not None:
+                    idle.set()
+
+    def forget_place(self, episode_id: str) -> None:
+        """Ask the server again which gateway has an episode, when it is needed."""
+        self._elsewhere.pop(episode_id, None)
+
+    async def release(self, episode_id: str) -> None:
+        """Forget an episode once none of its requests is in progress."""
+        while self._requests[episode_id]:
+            await self._idle.setdefault(episode_id, asyncio.Event()).wait()
+        self._open.pop(episode_id, None)
+        self._counted.discard(episode_id)
 
     async def close(self, episode_id: str) -> None:
         """Cancel the calls of an episode and forget it."""
@@ -290,6 +349,11 @@ class GatewayEpisodes:
 
     async def _open_with(self, episode_id: str, key: str) -> OpenEpisode:
         opened = await self._server.call(OPEN_EPISODE, key)
+        if isinstance(opened, str):
+            if len(self._elsewhere) >= _KNOWN_PLACES:
+                del self._elsewhere[next(iter(self._elsewhere))]
+            self._elsewhere[episode_id] = opened
+            raise EpisodeAtError(episode_id, opened)
         if (known := self._open.get(episode_id)) is not None:
             return known
         record, now = opened.record, time.monotonic()
@@ -309,21 +373,22 @@ class GatewayEpisodes:
 
 
 class GatewayProcess:
-    """What a gateway process has instead of a `SwarmService`.
+    """What a gateway has instead of a `SwarmService`.
 
-    :param place: which of the processes it is.
-    :param ask: as for `ServerLink`.
+    :param place: which of the server's processes it is; 0 on another machine.
+    :param url: as `Hello.url`.
     :ivar episodes: those it has opened.
     :ivar board: as the server's.
     :ivar unreported: what the next report says.
     """
 
     def __init__(
-        self, settings: ServerSettings, place: int, ask: Callable[[socket.socket], object]
+        self, settings: ServerSettings, reach: Reach, place: int = 0, url: str = ""
     ) -> None:
         self._settings = settings
-        self._place = place
-        self._server = ServerLink(ask)
+        self._place, self._url = place, url
+        self._reach = reach
+        self._server = ServerLink(reach)
         self._state = SharedState()
         self._served: ServedModel | None = None
         self._chat: CompletionService | None = None
@@ -379,7 +444,11 @@ class GatewayProcess:
     def open(self) -> None:
         """Connect to the server, and stay connected."""
         handlers = dict(
-            [answering(SET_STATE, self._set_state), answering(CLOSE_EPISODE, self.episodes.close)]
+            [
+                answering(SET_STATE, self._set_state),
+                answering(CLOSE_EPISODE, self.episodes.close),
+                answering(RELEASE_EPISODE, self.episodes.release),
+            ]
         )
         self._tasks = [
             asyncio.create_task(self._server.keep(handlers, self._introduce, self._lost)),
@@ -397,8 +466,27 @@ class GatewayProcess:
     def end(self) -> None:
         """Answer the calls in progress; if the server is gone, refuse them."""
         self._ending = True
-        if self._server.link is None:
+        if (link := self._server.link) is None:
             self._give_up()
+        elif self._url:
+            self._spawn(_leave(link))
+
+    def model_service(self) -> ModelService:
+        """Return what agents' routes need."""
+        return ModelService(
+            settings=self._settings,
+            board=self.board,
+            episodes=self.episodes,
+            run=self,
+            add_call=self.add_call,
+            started_at=time.time(),
+        )
+
+    async def protocol(self, _: Request) -> Response:
+        """Answer a health check: fail while there is no server."""
+        info = ProtocolInfo(versions=list(SUPPORTED_VERSIONS), server_version=__version__)
+        status = 200 if self._server.link is not None else 503
+        return JSONResponse(info.model_dump(), status_code=status)
 
     async def add_call(self, call: Call) -> None:
         """Have the server record a call, once, also if the server restarts meanwhile."""
@@ -414,7 +502,7 @@ class GatewayProcess:
     # --- Inside -----------------------------------------------------------------------------------
 
     async def _introduce(self, link: Link) -> None:
-        hello = Hello(self._place, os.getpid(), self.episodes.ids)
+        hello = Hello(self._place, os.getpid(), self.episodes.ids, self._url)
         for episode_id in await link.call(HELLO, hello):
             # Its calls may be waiting for the link, so this does not wait for their end.
             self._spawn(self.episodes.close(episode_id))
@@ -479,8 +567,8 @@ class GatewayProcess:
                 return
             path, pid = engine
             try:
-                connection = await WorkerConnection.open(connect(Path(path), pid))
-            except OSError as error:
+                connection = WorkerConnection(*await self._reach.engine(path, pid))
+            except (OSError, AjetError) as error:
                 # The server notices that the engine's process has ended, and names the next one.
                 if not self._unreachable:
                     _log.warning(
@@ -529,3 +617,8 @@ class GatewayProcess:
         if report is not None:
             with contextlib.suppress(WorkerDiedError):
                 await self._server.call_once(REPORT, report)
+
+
+async def _leave(link: Link) -> None:
+    with contextlib.suppress(WorkerDiedError):
+        await link.call(LEAVE, None)

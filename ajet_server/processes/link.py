@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from types import NoneType
 from typing import Any, TypeVar
@@ -13,6 +12,9 @@ from ajet_server.workers.callee import Callee, CallInProgress, Handler
 from ajet_server.workers.codec import from_plain, to_plain
 from ajet_server.workers.connection import WorkerConnection
 from ajet_server.workers.methods import Method
+
+STREAM_BYTES = 1 << 20
+"""What a connection reads before the other end has to wait."""
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -42,11 +44,6 @@ class Link(WorkerConnection):
     ) -> None:
         super().__init__(reader, writer)
         self._callee = Callee(handlers, self._writer)
-
-    @classmethod
-    async def connected(cls, to: socket.socket, handlers: Mapping[str, Handler]) -> Link:
-        """Return a link over a connected socket; no call completes before `serve` runs."""
-        return cls(*await asyncio.open_unix_connection(sock=to, limit=1 << 20), handlers)
 
     def receive(self, frame: list[Any]) -> None:
         """Extend the base class: the other end's calls arrive here, too."""

@@ -16,13 +16,15 @@ from ajet_server.workers.methods import Method
 class Hello:
     """A gateway process introduces itself.
 
-    :param place: which of the processes it is.
+    :param place: which of the server's processes it is; 0 on another machine.
     :param episode_ids: the episodes that it has opened, if it knew the server before.
+    :param url: at which other gateways reach it; "" if it shares the port of the server.
     """
 
     place: int
     pid: int
     episode_ids: list[str]
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,11 @@ class SharedState:
 
 HELLO = Method("server.hello", Hello, list[str])
 """Returns those of the episodes that are not open any more."""
-OPEN_EPISODE = Method("server.open_episode", str, Opened)
-"""Takes an episode's key."""
+OPEN_EPISODE: Method[str, Opened | str] = Method("server.open_episode", str, Opened | str)
+"""Takes an episode's key; returns the URL of the gateway that has the episode, if another one has.
+
+The episode of a gateway that is leaving is released first.
+"""
 ADD_CALL = Method("server.add_call", list[Any], bool)
 """Takes whether the call may have been added before, and the output of `wire.pack_call`.
 
@@ -105,7 +110,11 @@ REPORT = Method("server.report", Report, NoneType)
 BEGIN_CALL = Method("server.begin_call", str, NoneType)
 """Takes the tenant of a call that counts for its quota."""
 END_CALL = Method("server.end_call", str, NoneType)
+LEAVE = Method("server.leave", NoneType, NoneType)
+"""The gateway opens no more episodes, and releases those that it has when they are needed."""
 
 SET_STATE = Method("gateway.set_state", SharedState, NoneType)
 CLOSE_EPISODE = Method("gateway.close_episode", str, NoneType)
 """Takes the id of an episode; its calls are recorded when it returns."""
+RELEASE_EPISODE = Method("gateway.release_episode", str, NoneType)
+"""Takes the id of an episode; returns when its calls have ended and another gateway may open it."""

@@ -82,7 +82,7 @@ class Supervisor:
             timeout=self._settings.boot_timeout_seconds,
             orphan_seconds=self._settings.orphan_seconds,
         )
-        if self._settings.processes > 1:
+        if self._settings.divided:
             self._callers_at = str(run_dir / "workers" / "engine-calls.sock")
             await self.running.engine_process.connection.call(LISTEN, self._callers_at)
         return self.running
@@ -91,7 +91,7 @@ class Supervisor:
     def callable_engine(self) -> tuple[str, int] | None:
         """The Unix socket and the process id of the engine; None while calls are to wait.
 
-        Only a server with gateway processes has one.
+        Only a server with gateways has one.
         """
         if not (self._callers_at and self.running and self.gate.is_open):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import ssl
@@ -20,7 +21,9 @@ from agentjet.client import AsyncSwarmClient
 from ajet_core.errors import ConfigError, ServerUnreachableError
 from ajet_installation.settings import Settings
 from ajet_server.serve import serve
+from ajet_server.workers.rendezvous import SUPPORTED
 from tests.security.raw import head, raw
+from tests.support.gateway_processes import SECRET, gateway_process, unused_port
 from tests.support.scripted_server import ServerProcess, server_process
 
 pytestmark = pytest.mark.processes
@@ -228,3 +231,31 @@ def test_other_addresses_than_loopback_need_tls_or_an_explicit_word(
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_loopback_needs_neither(host: str) -> None:
     assert Settings(server={"host": host}).server.host == host
+
+
+@pytest.mark.skipif(not SUPPORTED, reason="gateways need a server on Linux")
+async def test_a_gateway_trusts_a_server_by_its_certificate(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    link = f"127.0.0.1:{unused_port()}"
+    knows = {"SSL_CERT_FILE": str(certificates.authority), "AJET_GATEWAY__TLS": "true"}
+    async with server_process(
+        tmp_path / "run",
+        AJET_SERVER__CONTROL_TOKEN=TOKEN,
+        AJET_SERVER__TLS_CERT=str(certificates.cert),
+        AJET_SERVER__TLS_KEY=str(certificates.key),
+        AJET_SERVER__GATEWAYS_LISTEN=link,
+        AJET_SERVER__GATEWAY_TOKEN=SECRET,
+        AJET_SERVER__PUBLIC_URL="https://gateways.example",
+    ):
+        async with gateway_process(link, **knows) as gateway, httpx.AsyncClient() as http:
+            while (await http.get(f"{gateway.url}/v1/protocol")).status_code != 200:
+                await asyncio.sleep(0.01)
+        for env, said in (
+            ({**knows, "SSL_CERT_FILE": ""}, "CERTIFICATE_VERIFY_FAILED"),
+            ({}, "cannot connect to the server"),
+        ):
+            async with gateway_process(link, **env) as stranger, httpx.AsyncClient() as http:
+                while said.encode() not in stranger.output:
+                    await asyncio.sleep(0.01)
+                assert (await http.get(f"{stranger.url}/v1/protocol")).status_code == 503

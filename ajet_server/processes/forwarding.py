@@ -1,0 +1,156 @@
+"""Send a call to the gateway that has its episode, whichever one a load balancer chose."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Callable
+
+import httpx
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ajet_core.errors import WorkerDiedError
+from ajet_server.http.disconnect import until_disconnect
+from ajet_server.http.http_errors import error_response
+from ajet_server.processes.gateway import EpisodeAtError
+
+FORWARDED = "x-ajet-forwarded"
+"""A header of requests that another gateway has sent on."""
+
+MISDIRECTED = 421
+# The episode may move while its place is asked for, but hardly twice.
+_TRIES = 3
+_RETRY_SECONDS = 1.0
+_CONNECT_SECONDS = 5.0
+_IDLE_CONNECTIONS = 256
+# Headers of one connection (RFC 9110, section 7.6.1), and those that httpx writes.
+_OF_CONNECTION = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"host",
+        b"content-length",
+        b"expect",
+    }
+)
+
+
+class Forwarding:
+    """Middleware of a gateway: answers calls of its episodes, and forwards the others.
+
+    :param forget: called with the id of an episode that is not where it was.
+    """
+
+    def __init__(self, app: ASGIApp, forget: Callable[[str], object]) -> None:
+        self._app = app
+        self._forget = forget
+        self._http: httpx.AsyncClient | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body: bytes | None = None
+        for _ in range(_TRIES):
+            try:
+                # What has been read of the body before can be read again.
+                again = receive if body is None else _reading_again(body, receive)
+                await self._app(scope, again, send)
+            except EpisodeAtError as error:
+                at = error
+            else:
+                return
+            request = Request(scope, receive)
+            if FORWARDED in request.headers:
+                await send({"type": "http.response.start", "status": MISDIRECTED, "headers": []})
+                await send({"type": "http.response.body"})
+                return
+            if body is None:
+                body = await request.body()
+            if await self._forwarded(at.url, Request(scope, receive), body, send):
+                return
+            self._forget(at.episode_id)
+        await _refuse(scope, receive, send, "another gateway has the episode and is not reachable")
+
+    async def _forwarded(self, url: str, request: Request, body: bytes, send: Send) -> bool:
+        """Send a request on, and its answer back; return False if the gateway cannot answer it."""
+        if self._http is None:
+            self._http = _client()
+        scope = request.scope
+        query = scope["query_string"]
+        target = url + scope["raw_path"].decode("latin-1") + ("?" + query.decode() if query else "")
+        sent = self._http.build_request(
+            request.method,
+            target,
+            content=body,
+            headers=[
+                *((n, v) for n, v in scope["headers"] if n not in _OF_CONNECTION),
+                (FORWARDED.encode(), b"1"),
+            ],
+        )
+        return await until_disconnect(request, self._exchange(sent, scope, request.receive, send))
+
+    async def _exchange(
+        self, sent: httpx.Request, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        assert self._http is not None
+        begun = False
+        try:
+            answer = await self._http.send(sent, stream=True)
+            async with contextlib.aclosing(answer):
+                if answer.status_code == MISDIRECTED:
+                    return False
+                kept = [(n.lower(), v) for n, v in answer.headers.raw if _is_kept(n)]
+                start = {"type": "http.response.start", "status": answer.status_code}
+                await send({**start, "headers": kept})
+                begun = True
+                async for part in answer.aiter_raw():
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body"})
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            return False
+        except httpx.TransportError:
+            if begun:
+                # The agent's connection breaks, as it would without a gateway between.
+                raise
+            await _refuse(scope, receive, send, "the gateway that had this call has ended")
+        return True
+
+
+def _client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        # `ssl` reads SSL_CERT_FILE; a proxy of the environment is not for the way between gateways.
+        verify=ssl.create_default_context(),
+        trust_env=False,
+        timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS),
+    )
+
+
+def _is_kept(name: bytes) -> bool:
+    return name.lower() == b"content-length" or name.lower() not in _OF_CONNECTION
+
+
+def _reading_again(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that begins with a body that was read before."""
+    unread = [body]
+
+    async def read() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return read
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, why: str) -> None:
+    """Answer that the request can be repeated."""
+    error = WorkerDiedError(why, retry_after=_RETRY_SECONDS)
+    await error_response(error, scope["path"])(scope, receive, send)
