@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ajet_core.errors import EpisodeClosedError, WorkerDiedError
+from ajet_core.errors import ConfigError, EpisodeClosedError, WorkerDiedError
 from ajet_core.timeline import Call
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import CompletionService
@@ -42,6 +42,7 @@ _log = logging.getLogger("ajet.server")
 
 # Canceling calls and recording what they sampled takes milliseconds.
 _CLOSE_SECONDS = 30.0
+_ALIVE_SECONDS = 2.0
 # Agents that change their tools are rare.
 _KNOWN_TOOLS = 8
 
@@ -137,6 +138,24 @@ class GatewayDesk:
                 "`ajet gateway`, or look into its log"
             ] = now - self._alone_since
         return missing
+
+    async def check_url(self, hello: Hello) -> None:
+        """Check that no other gateway has the URL of one that introduces itself.
+
+        :raises ConfigError: another one has it, and answers.
+        """
+        other = next((g for g in self.gateways.values() if g.url and g.url == hello.url), None)
+        if other is None:
+            return
+        # The connection of one that was lost may still seem open.
+        with contextlib.suppress(WorkerDiedError, TimeoutError):
+            async with asyncio.timeout(_ALIVE_SECONDS):
+                await other.link.call(RELEASE_EPISODE, "")
+            raise ConfigError(
+                f"another gateway (pid {other.pid}) is connected with the URL {other.url}: give "
+                "each its own",
+                param="gateway.url",
+            )
 
     def connected(self, gateway: Gateway) -> None:
         """Record that a gateway has introduced itself."""
@@ -266,6 +285,7 @@ class Gateway:
         return None
 
     async def _hello(self, hello: Hello) -> list[str]:
+        await self._desk.check_url(hello)
         self.place, self.pid, self.url = hello.place, hello.pid, hello.url
         self._desk.connected(self)
         return [i for i in hello.episode_ids if not self._take_again(i)]
@@ -413,7 +433,7 @@ class Gateway:
 
 def _served(loop: RunLoop, chat: CompletionService) -> ServedModel:
     config = loop.run.config
-    return ServedModel(config.model, chat.info, chat.capabilities, config.exact)
+    return ServedModel(config.model, chat.info, chat.capabilities, config.exact, chat.tokenizer)
 
 
 def _written(elsewhere: EpisodeElsewhere, call_id: str, done: asyncio.Future[bool]) -> None:

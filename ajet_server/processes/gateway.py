@@ -22,6 +22,7 @@ from ajet_core.errors import (
     AjetError,
     DeadlineError,
     EpisodeClosedError,
+    ModelDirectoryError,
     NotRollingError,
     WorkerDiedError,
 )
@@ -77,6 +78,8 @@ _log = logging.getLogger("ajet.server")
 
 _REPORT_SECONDS = 0.25
 _RETRY_SECONDS = 0.2
+# How long agents wait before another gateway may be asked.
+_UNABLE_SECONDS = 5.0
 _KNOWN_PLACES = 10_000
 
 
@@ -221,12 +224,20 @@ class GatewayEpisodes:
     """The episodes that this process has opened.
 
     :param limits: of the server.
+    :param check: raises an error while this process cannot answer calls, so that it opens no
+        episode that another one could answer.
     """
 
     def __init__(
-        self, server: ServerLink, unreported: Unreported, limits: TenantLimits, deadline: float
+        self,
+        server: ServerLink,
+        unreported: Unreported,
+        limits: TenantLimits,
+        deadline: float,
+        check: Callable[[], object],
     ) -> None:
         self._server = server
+        self._check = check
         self._unreported = unreported
         self._deadline = deadline
         self._tenants = Tenants(NO_TOKENS, limits)
@@ -348,6 +359,7 @@ class GatewayEpisodes:
             ) from None
 
     async def _open_with(self, episode_id: str, key: str) -> OpenEpisode:
+        self._check()
         opened = await self._server.call(OPEN_EPISODE, key)
         if isinstance(opened, str):
             if len(self._elsewhere) >= _KNOWN_PLACES:
@@ -397,6 +409,7 @@ class GatewayProcess:
         self._tasks: list[asyncio.Task[None]] = []
         self._using_engine = asyncio.Lock()
         self._unreachable = False
+        self._unable = ""
         self._ending = False
         self.unreported = Unreported()
         limits = TenantLimits(
@@ -407,7 +420,11 @@ class GatewayProcess:
             settings.max_event_streams,
         )
         self.episodes = GatewayEpisodes(
-            self._server, self.unreported, limits, settings.call_deadline_seconds
+            self._server,
+            self.unreported,
+            limits,
+            settings.call_deadline_seconds,
+            check=lambda: self.chat,
         )
         self.board = StateBoard(EventLog(time.time), time.monotonic)
         self._gate = EngineGate(self.board, settings.call_deadline_seconds)
@@ -436,7 +453,12 @@ class GatewayProcess:
 
     @property
     def chat(self) -> CompletionService | None:
-        """As `ServedRun.chat`."""
+        """As `ServedRun.chat`.
+
+        :raises NotRollingError: this gateway cannot answer calls; others may.
+        """
+        if self._unable:
+            raise NotRollingError(self._unable, retry_after=_UNABLE_SECONDS)
         return self._chat
 
     # --- From its start to its end ----------------------------------------------------------------
@@ -483,9 +505,10 @@ class GatewayProcess:
         )
 
     async def protocol(self, _: Request) -> Response:
-        """Answer a health check: fail while there is no server."""
+        """Answer a health check: fail without a server, or without the tokenizer of its run."""
         info = ProtocolInfo(versions=list(SUPPORTED_VERSIONS), server_version=__version__)
-        status = 200 if self._server.link is not None else 503
+        able = self._server.link is not None and not self._unable
+        status = 200 if able else 503
         return JSONResponse(info.model_dump(), status_code=status)
 
     async def add_call(self, call: Call) -> None:
@@ -531,8 +554,13 @@ class GatewayProcess:
             self._lost()
             return
         if state.model is not None and state.model != self._served:
-            self._chat = await self._make_chat(state.model)
-            self._served = state.model
+            self._served = self._chat = None
+            try:
+                self._chat = await self._make_chat(state.model)
+            except AjetError as error:
+                self._log_unable(error)
+                raise
+            self._served, self._unable = state.model, ""
         elif state.model is None:
             self._served = self._chat = None
         self._state = state
@@ -541,10 +569,22 @@ class GatewayProcess:
         await self._use_engine()
         self.board.touch()
 
+    def _log_unable(self, error: AjetError) -> None:
+        if error.message != self._unable:
+            _log.error("this gateway cannot answer calls: %s", error.message)
+        self._unable = error.message
+        # Calls that wait get the error.
+        self.board.touch()
+
     async def _make_chat(self, served: ServedModel) -> CompletionService:
         directory = Path(served.model.path)
         words = "words" in self._settings.fast_paths
         renderer = await asyncio.to_thread(make_renderer, served.model, directory, words=words)
+        if renderer.digest != served.tokenizer:
+            raise ModelDirectoryError(
+                f"the tokenizer in {directory} is not that of the server: copy the files of the "
+                "model, without its weights, from the server"
+            )
         return CompletionService(
             renderer,
             self._gate,

@@ -65,12 +65,16 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What makes a `CompletionService`; its parameters."""
+    """What makes a `CompletionService`; its parameters.
+
+    :param tokenizer: as `CompletionService.tokenizer`; a gateway must have the same files.
+    """
 
     model: ModelConfig
     info: EngineInfo
     capabilities: EngineCapabilities
     exact: bool
+    tokenizer: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,6 +285,39 @@ async def environment(server: ServerProcess) -> dict[str, str]:
     }
 
 
+async def test_a_gateway_without_the_tokenizer_of_the_server_says_so(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    async with swarm(tmp_path / "run", model_dir, count=1) as it:
+        grant = await it.claim()
+        said = await it.chat(grant, "hello")
+        # As on a machine with another model at the same path, after the run has begun.
+        with (model_dir / "chat_template.jinja").open("a") as template:
+            template.write("{# another #}")
+        link = (await environment(it.server))["AJET_SERVER__GATEWAYS_LISTEN"]
+        async with gateway_process(link) as other, httpx.AsyncClient() as http:
+            while b"cannot answer calls" not in other.output:
+                await asyncio.sleep(0.01)
+            assert b"is not that of the server" in other.output
+            assert (await http.get(f"{other.url}/v1/protocol")).status_code == 503
+            # It may not share the URL of another gateway either.
+            async with gateway_process(link, AJET_GATEWAY__URL=it.gateways[0].url) as double:
+                while b"give each its own" not in double.output:
+                    await asyncio.sleep(0.01)
+            fresh = await it.claim()
+            refused = await http.post(
+                f"{other.url}/v1/chat/completions",
+                json={"messages": [{"role": "user", "content": "hello"}]},
+                headers={"authorization": f"Bearer {fresh['api_key']}"},
+            )
+            assert refused.status_code == 503
+            assert "is not that of the server" in refused.text
+            assert refused.headers["x-should-retry"] == "true"
+            # It has not taken the episode.
+            await it.chat(fresh, "hello")
+        await it.chat(grant, "hello", said, "and now?")
+
+
 async def test_no_gateway_is_a_finding(model_dir: Path, tmp_path: Path) -> None:
     async with swarm(tmp_path / "run", model_dir, count=0) as it:
         while True:

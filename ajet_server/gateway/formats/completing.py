@@ -115,6 +115,11 @@ class CompletionService:
         # Parts of rendering hold the interpreter's lock, and the event loop must not starve.
         self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
 
+    @property
+    def tokenizer(self) -> str:
+        """As `ChatRenderer.digest`."""
+        return self._renderer.digest
+
     async def begin(
         self,
         session: Session,

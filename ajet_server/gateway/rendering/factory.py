@@ -15,6 +15,7 @@ from ajet_server.gateway.rendering.tokenizer import (
     load_template_tokenizer,
     load_tokenizer,
     read_json,
+    tokenizer_digest,
 )
 
 AUTO = "auto"
@@ -62,7 +63,9 @@ def make_renderer(model: ModelConfig, directory: Path, *, words: bool = True) ->
             )
     else:
         tokenizer = load_tokenizer(directory, public_name, words=words)
-    return build_renderer(name, tokenizer, extra_stop_ids=_generation_stop_ids(directory, name))
+    renderer = build_renderer(name, tokenizer, extra_stop_ids=_generation_stop_ids(directory, name))
+    renderer.digest = tokenizer_digest(directory)
+    return renderer
 
 
 def build_renderer(

@@ -79,6 +79,7 @@ class ChatRenderer:
     :ivar quick_characters: requests with more characters take too long to render on the event loop.
     :ivar token_json: tokens as JSON.
     :ivar reads_calls: whether the parser tells tool calls apart from text.
+    :ivar digest: of the tokenizer's files (`tokenizer_digest`), "" if it was not made from files.
     :ivar stable_prefix: which part of a parsed answer further tokens can only extend; None if
         unknown.
     """
@@ -94,6 +95,7 @@ class ChatRenderer:
         extra_stop_ids: Sequence[int] = (),
     ) -> None:
         self.name = name
+        self.digest = ""
         self.call_family = name if calls is None else calls.family
         self._renderer = renderer
         self._keeping = keeping or renderer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,6 +17,10 @@ from ajet_server.gateway.rendering.long_texts import LongTexts
 
 _SHORT_TEXT = 32
 _OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
+
+# Files of tokenizers and chat templates, of whatever format.
+_TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens")
+_TOKENIZER_SUFFIXES = {".model", ".jinja", ".tiktoken"}
 
 
 class GatewayTokenizer(Protocol):
@@ -121,6 +126,22 @@ class FastTokenizer:
         """Return the vocabulary's spelling of a token, None if there is no such id."""
         token: str | None = self._backend.id_to_token(ids)
         return token
+
+
+def tokenizer_digest(directory: Path) -> str:
+    """Return a digest of the files in a model directory that decide which tokens a text becomes.
+
+    :raises ModelDirectoryError: they cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(directory.iterdir()):
+            if path.name.startswith(_TOKENIZER_FILES) or path.suffix in _TOKENIZER_SUFFIXES:
+                digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+                digest.update(path.read_bytes())
+    except OSError as error:
+        raise ModelDirectoryError(f"cannot read {directory}: {error}") from error
+    return digest.hexdigest()
 
 
 def load_tokenizer(
