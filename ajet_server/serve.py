@@ -271,6 +271,8 @@ def serve_gateway(settings: Settings) -> None:
     """
     _log_as("", settings.server.log_level)
     logging.getLogger("uvicorn.error").addFilter(_without_warnings)
+    # It would log every request that is forwarded.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     _check_files(settings.server)
     reach = reach_of(settings)
     listener = bind(settings.server)

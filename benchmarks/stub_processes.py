@@ -7,18 +7,19 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, cast
 
 from ajet_installation.settings import Settings
-from ajet_server.serve import serve
+from ajet_server.serve import serve, serve_gateway
 from ajet_testing.plugins import scripted_plugins
 
 
@@ -60,6 +61,41 @@ def gateway(run_dir: Path, model_dir: Path, processes: int = 1) -> Iterator[Chil
 
 
 @contextmanager
+def gateways_of(run_dir: Path, model_dir: Path, count: int) -> Iterator[tuple[Child, list[Child]]]:
+    """Run a swarm server as `gateway` does, with gateways as on other machines."""
+    link, *ports = _unused_ports(1 + count)
+    secret = {"AJET_SERVER__GATEWAY_TOKEN": "gateway-token-of-a-benchmark"}
+    server = {
+        **os.environ,
+        **secret,
+        "AJET_SERVER__GATEWAYS_LISTEN": f"127.0.0.1:{link}",
+        "AJET_SERVER__PUBLIC_URL": f"http://127.0.0.1:{ports[0]}",
+    }
+    command = [__file__, "gateway", str(run_dir), str(model_dir), "1"]
+    with ExitStack() as running:
+        serving = running.enter_context(child(command, server))
+        gateways = []
+        for port in ports:
+            env = {
+                **os.environ,
+                **secret,
+                "AJET_GATEWAY__SERVER": f"127.0.0.1:{link}",
+                "AJET_GATEWAY__URL": f"http://127.0.0.1:{port}",
+                "AJET_SERVER__PORT": str(port),
+            }
+            gateways.append(running.enter_context(child([__file__, "remote"], env)))
+        yield serving, gateways
+
+
+def _unused_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+@contextmanager
 def bare_recorder(reply: Path) -> Iterator[Child]:
     """Run a server that parses requests, keeps them in memory and answers with a file's content."""
     with child([__file__, "bare", str(reply)]) as process:
@@ -80,7 +116,7 @@ def child(command: Sequence[str], env: Mapping[str, str] | None = None) -> Itera
         said = []
         for line in process.stderr:
             said.append(line)
-            if found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
+            if found := re.search(r"listen(?:ing|s) on (?:http://)?127\.0\.0\.1:(\d+)", line):
                 break
         else:
             raise RuntimeError(f"{command[0]} did not start:\n{''.join(said)}")
@@ -151,7 +187,9 @@ async def _serve_bare(body: bytes) -> None:
 
 if __name__ == "__main__":
     kind, *rest = sys.argv[1:]
-    if kind == "gateway":
+    if kind == "remote":
+        serve_gateway(Settings())
+    elif kind == "gateway":
         _serve_gateway(Path(rest[0]), Path(rest[1]), int(rest[2]))
     else:
         from ajet_installation.event_loop import loop_factory

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import Callable
+from enum import Enum
 
 import httpx
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,6 +41,10 @@ _OF_CONNECTION = frozenset(
         b"expect",
     }
 )
+
+
+class _Exchange(Enum):
+    ANSWERED, ELSEWHERE, BROKEN = range(3)
 
 
 class Forwarding:
@@ -95,33 +101,41 @@ class Forwarding:
                 (FORWARDED.encode(), b"1"),
             ],
         )
-        return await until_disconnect(request, self._exchange(sent, scope, request.receive, send))
+        try:
+            how = await until_disconnect(request, self._exchange(sent, send))
+        except HTTPException:
+            # The agent has closed the connection.
+            return True
+        if how is _Exchange.BROKEN:
+            await _refuse(scope, request.receive, send, "the gateway that had this call has ended")
+        elif how is _Exchange.ANSWERED:
+            # Once this is sent, the agent may close the connection.
+            await send({"type": "http.response.body"})
+        return how is not _Exchange.ELSEWHERE
 
-    async def _exchange(
-        self, sent: httpx.Request, scope: Scope, receive: Receive, send: Send
-    ) -> bool:
+    async def _exchange(self, sent: httpx.Request, send: Send) -> _Exchange:
+        """Send a request, and its answer back but for its end."""
         assert self._http is not None
         begun = False
         try:
             answer = await self._http.send(sent, stream=True)
             async with contextlib.aclosing(answer):
                 if answer.status_code == MISDIRECTED:
-                    return False
+                    return _Exchange.ELSEWHERE
                 kept = [(n.lower(), v) for n, v in answer.headers.raw if _is_kept(n)]
                 start = {"type": "http.response.start", "status": answer.status_code}
                 await send({**start, "headers": kept})
                 begun = True
                 async for part in answer.aiter_raw():
                     await send({"type": "http.response.body", "body": part, "more_body": True})
-                await send({"type": "http.response.body"})
         except (httpx.ConnectError, httpx.ConnectTimeout):
-            return False
+            return _Exchange.ELSEWHERE
         except httpx.TransportError:
             if begun:
                 # The agent's connection breaks, as it would without a gateway between.
                 raise
-            await _refuse(scope, receive, send, "the gateway that had this call has ended")
-        return True
+            return _Exchange.BROKEN
+        return _Exchange.ANSWERED
 
 
 def _client() -> httpx.AsyncClient:

@@ -242,6 +242,8 @@ async def end_a_gateway(
             assert it.gateways[0].process.returncode == 0
         status = await call(it.http, "GET", "/v1/status")
         assert status["counters"]["gateway_processes"] == 1
+    for gateway in it.gateways:
+        assert b"Exception" not in gateway.output, gateway.output.decode()
     store = make_store(stored, scripted_plugins(), run_dir)
     await store.open(read_only=True)
     by_episode = await store.calls([grant["episode_id"] for grant in grants])
