@@ -26,7 +26,7 @@ def plugin_faults(
     owner: str,
     what: str,
     kind: type[AjetError] = PluginError,
-    passed: type[Exception] | tuple[()] = AjetError,
+    passed: type[Exception] | tuple[type[Exception], ...] = AjetError,
 ) -> Iterator[None]:
     """Raise what a plugin raises within the context as an error that names the plugin.
 

@@ -211,7 +211,7 @@ class RunLoop:
                         self._seals.forget()
                         self._deaths = 0
                     if self._deaths > self._parts.settings.worker_restarts:
-                        raise self._too_many_deaths(error, booted) from error
+                        await self._too_many_deaths(error, booted)
                 except StoreError as error:
                     # The step in progress is not in the store, so its weights are given up.
                     await self.supervisor.retire()
@@ -223,21 +223,32 @@ class RunLoop:
         finally:
             await self.supervisor.close()
 
-    def _too_many_deaths(self, last: AjetError, booted: bool) -> AjetError:
-        """Return the error that ends the run when workers die repeatedly.
+    async def _too_many_deaths(self, last: AjetError, booted: bool) -> None:
+        """Pause the run, or end it, when workers fail repeatedly.
 
-        :param last: the last death.
+        :param last: the last failure.
         :param booted: whether any workers have booted since the run was started.
+        :raises WorkerError: the run ends.
         """
         if not booted:
-            return WorkerBootError(
+            raise WorkerBootError(
                 f"workers died {self._deaths} times in a row before the run was ready "
                 f"(setting server.worker_restarts). Last reason: {last.message}"
-            )
-        return WorkerError(
+            ) from last
+        final = WorkerError(
             f"workers died {self._deaths} times without finishing a step. Last reason: "
             f"{last.message}"
         )
+        if isinstance(last, WorkerDiedError):
+            raise final from last
+        # An error of a component, which its next version may not have: clients wait for that.
+        await self._pause_without_workers(
+            f"workers failed {self._deaths} times without finishing a step. Last reason: "
+            f"{last.message}. Resuming the run tries again"
+        )
+        if self.rollouts.stop_requested:
+            raise final from last
+        self._deaths = 0
 
     async def _boot(self) -> None:
         run, parts = self.run, self._parts
@@ -393,7 +404,8 @@ class RunLoop:
                 if culprits:
                     record = await self._refused.leave_out(record, culprits, error.refusal)
             except _REPLACED as error:
-                await self._count_death(record, error)
+                if not (timing.trained or isinstance(error, EngineError)):
+                    await self._count_death(record, error)
                 raise
             except AjetError:
                 raise

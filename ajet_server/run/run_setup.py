@@ -300,6 +300,7 @@ def component_plan(
         target=spec.target,
         settings_target=spec.settings,
         settings=settings,
+        owner=plugins.describe(spec),
     )
 
 
