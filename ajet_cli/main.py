@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ajet_cli.state import CliState, config_option
-from ajet_core.errors import AjetError, UnknownComponentError
+from ajet_core.errors import AjetError, PluginError, UnknownComponentError
 from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with, install_hint
 
 BUILT_IN: dict[str, tuple[str, str]] = {
@@ -101,9 +101,12 @@ class AjetGroup(click.Group):
             formatter.write_text(f"Plugin commands are not shown: {problem}")
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a subcommand; an `AjetError` becomes one message and exit status 2."""
+        """Run a subcommand; an `AjetError` becomes one message and exit status 2.
+
+        So does any exception of another distribution's subcommand, with the name of its plugin.
+        """
         try:
-            return super().invoke(ctx)
+            return self._invoke(ctx)
         except AjetError as error:
             if _state(ctx).debug:
                 traceback.print_exception(error)
@@ -111,6 +114,30 @@ class AjetGroup(click.Group):
             ctx.exit(_FAILED)
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
+
+    def _invoke(self, ctx: click.Context) -> Any:
+        """Run a subcommand.
+
+        :raises PluginError: it belongs to another distribution, and raised an exception.
+        """
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except (AjetError, BrokenPipeError):
+            raise
+        except Exception as error:
+            name = ctx.invoked_subcommand or ""
+            if name in BUILT_IN:
+                raise
+            manager = _state(ctx).plugins
+            spec = manager.command(name)
+            if manager.owner(spec) == CORE_DISTRIBUTION:
+                raise
+            raise PluginError(
+                f"{manager.describe(spec)} failed: {type(error).__name__}: {error} (ajet --debug "
+                f"{name} shows the traceback)"
+            ) from error
 
     def _plugin_commands(self, ctx: click.Context) -> tuple[dict[str, str], dict[str, str], str]:
         """Return summaries of this distribution's commands and of others, and the error if any."""

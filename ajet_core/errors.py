@@ -53,6 +53,7 @@ Processes and the network send an error as its ``type``, ``message``, ``param`` 
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -442,14 +443,9 @@ class ServerUnreachableError(AjetError, ConnectionError):
     status = 503
 
 
-def _by_type() -> dict[str, type[AjetError]]:
-    by_type: dict[str, type[AjetError]] = {}
-    queue: list[type[AjetError]] = [AjetError]
-    while queue:
-        cls = queue.pop()
-        by_type[cls.type] = cls
-        queue.extend(cls.__subclasses__())
-    return by_type
+def _by_type(cls: type[AjetError] = AjetError) -> dict[str, type[AjetError]]:
+    below = [_by_type(kind) for kind in cls.__subclasses__()]
+    return dict(ChainMap({cls.type: cls}, *below))
 
 
 def error_from_payload(payload: Mapping[str, Any]) -> AjetError:

@@ -1,17 +1,22 @@
-"""Adapters of plugins, behind calls whose exceptions name the plugin."""
+"""Adapters and judges of plugins, behind calls whose exceptions name the plugin."""
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
+from agentjet.client import EpisodeOutcome, SwarmOutcome
 from ajet_core.errors import AjetError, PluginError
-from ajet_core.interfaces import AgentAdapter, ComponentSettings
+from ajet_core.interfaces import AgentAdapter, ComponentSettings, Judge
 from ajet_core.plugin import AgentSpec, PluginManager
 from ajet_core.plugin.discovery import describe, way_out
+from ajet_core.plugin.targets import plugin_faults
 
 _log = logging.getLogger("ajet.agents")
 
@@ -141,6 +146,75 @@ class IsolatedAdapter(AgentAdapter):
             warned, self._warned = self._warned, True
         if not warned:
             _log.warning("%s: current_agent %s; the calls have no agent's name", self._owner, what)
+
+
+class IsolatedJudge(Judge):
+    """A judge of a plugin: what it raises, or a reward that is none, names the plugin.
+
+    An `AjetError` is raised as it is, and a `TypeError`, which refuses the program's result, keeps
+    its class.
+
+    :param judge: the plugin's judge.
+    :param owner: the judge in messages, as `PluginManager.describe` returns it.
+    """
+
+    def __init__(self, judge: Judge, owner: str) -> None:
+        super().__init__(getattr(judge, "settings", ComponentSettings()))
+        self._judge = judge
+        self._owner = owner
+
+    @classmethod
+    def of(cls, judge: Judge, owner: str) -> IsolatedJudge:
+        """Create one that is async if the judge is."""
+        is_async = inspect.iscoroutinefunction(type(judge).__call__)
+        return (IsolatedAsyncJudge if is_async else cls)(judge, owner)
+
+    def __call__(self, task: Any, result: Any) -> Any:
+        """Judge a result.
+
+        :raises PluginError: the judge raised, or what it returned is not a reward.
+        """
+        with self._named():
+            reward = self._judge(task, result)
+            return self._awaited(reward) if inspect.isawaitable(reward) else _checked(reward)
+
+    async def _awaited(self, reward: Awaitable[Any]) -> Any:
+        with self._named():
+            return _checked(await reward)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            with plugin_faults(self._owner, "failed", passed=(AjetError, TypeError)):
+                yield
+        except TypeError as error:
+            raise TypeError(f"{self._owner}: {error}") from error
+
+
+class IsolatedAsyncJudge(IsolatedJudge):
+    """A judge whose rewards must be awaited, which `trainable` sees from its class."""
+
+    async def __call__(self, task: Any, result: Any) -> Any:
+        """Judge a result, as `IsolatedJudge` does."""
+        with self._named():
+            return _checked(await self._judge(task, result))
+
+
+def _checked(reward: Any) -> Any:
+    """Return a reward.
+
+    :raises ValueError: it is not a reward, or not finite.
+    """
+    rewards = reward.parts if isinstance(reward, SwarmOutcome) else reward
+    for part in rewards.values() if isinstance(rewards, Mapping) else [rewards]:
+        try:
+            value = EpisodeOutcome.of(part).reward
+        except TypeError:
+            kind = type(part).__name__
+            raise ValueError(f"it returned a {kind} instead of a reward") from None
+        if not math.isfinite(value):
+            raise ValueError(f"the reward is {value}")
+    return reward
 
 
 def _fault(owner: str, advice: str, method: str, error: Exception) -> PluginError:

@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from agentjet.agents.isolation import IsolatedJudge
 from agentjet.agents.tasks import TaskId, task_of
 from agentjet.client import Task
 from ajet_core.interfaces import Judge
 from ajet_core.plugin import PluginManager
+from ajet_core.plugin.targets import plugin_faults
 
 
 def read_tasks(
@@ -32,7 +34,7 @@ def read_tasks(
     :param plugins: the plugin manager to use; None uses that of this process.
     :return: tasks with the items as payloads, in the order of the dataset.
     :raises UnknownComponentError: no installed plugin has it; the message lists the existing ones.
-    :raises PluginError: its plugin cannot be used, or several plugins register the name.
+    :raises PluginError: its plugin cannot be used or raised, or several plugins register the name.
     :raises ConfigError: its settings are invalid.
     :raises UnreadableFileError: the dataset cannot be read.
     """
@@ -43,13 +45,17 @@ def read_tasks(
     manager = plugins or local_manager()
     spec = manager.reader(reader)
     dataset_reader = manager.create(spec, component_settings(manager, spec, settings))
-    return [task_of(item, task_id) for item in dataset_reader.read(os.fspath(source))]
+    with plugin_faults(manager.describe(spec), "failed in read"):
+        items = list(dataset_reader.read(os.fspath(source)))
+    return [task_of(item, task_id) for item in items]
 
 
 def load_judge(
     name: str, settings: Mapping[str, Any] | None = None, plugins: PluginManager | None = None
 ) -> Judge:
     """Load the judge registered as `name`; ``trainable(reward=NAME)`` does it as well.
+
+    What the judge raises names its plugin.
 
     ```python
     @trainable(reward=load_judge("exact", {"answer": "solution"}))
@@ -67,4 +73,5 @@ def load_judge(
 
     manager = plugins or local_manager()
     spec = manager.judge(name)
-    return manager.create(spec, component_settings(manager, spec, settings))
+    judge = manager.create(spec, component_settings(manager, spec, settings))
+    return IsolatedJudge.of(judge, manager.describe(spec))

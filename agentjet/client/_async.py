@@ -46,6 +46,7 @@ from ajet_core.errors import (
     DeadlineError,
     EpisodeClosedError,
     EpisodeNotFoundError,
+    RequestError,
     ServerUnreachableError,
     StateError,
     error_from_payload,
@@ -111,14 +112,19 @@ class AsyncScopedEpisode(PendingEpisode):
     ) -> EpisodeStatus:
         """Report the outcome now; see `AsyncSwarmClient.end_episode`."""
         self.closed = True
-        return await self.client.end_episode(
-            self,
-            reward,
-            components=components,
-            call_rewards=call_rewards,
-            agent_rewards=agent_rewards,
-            metadata=metadata,
-        )
+        try:
+            return await self.client.end_episode(
+                self,
+                reward,
+                components=components,
+                call_rewards=call_rewards,
+                agent_rewards=agent_rewards,
+                metadata=metadata,
+            )
+        except RequestError:
+            # The outcome cannot be reported, so the episode is still open.
+            self.closed = False
+            raise
 
 
 class AsyncSwarmClient:
@@ -424,32 +430,30 @@ class AsyncSwarmClient:
     ) -> AsyncIterator[AsyncScopedEpisode]:
         """An episode for the length of an ``async with`` block; parameters as `begin_episode`.
 
-        Set ``ep.reward`` or call ``await ep.end(reward)`` inside the block. If the block raises,
-        the episode is aborted with the exception as its reason; without a reward, it is aborted
-        too.
+        Set ``ep.reward`` or call ``await ep.end(reward)`` inside the block. If the block raises, or
+        the reward is refused (it is not finite or too large), the episode is aborted with the
+        exception as its reason; without a reward, it is aborted too.
         """
         terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout)
         claimed = await self._claim(Task(task_id, group=group, tag=tag), terms)
         scoped = AsyncScopedEpisode(**vars(claimed), client=self)
         try:
             yield scoped
+            if scoped.reward is not None and not scoped.closed:
+                await scoped.end(
+                    scoped.reward,
+                    components=scoped.components,
+                    call_rewards=scoped.call_rewards,
+                    agent_rewards=scoped.agent_rewards,
+                    metadata=scoped.metadata,
+                )
         except BaseException as error:
             if not scoped.closed:
                 scoped.closed = True
                 await self._abort_after(scoped, error)
             raise
-        if scoped.closed:
-            return
-        if scoped.reward is None:
+        if not scoped.closed:
             await self.abort_episode(scoped, NO_REWARD)
-        else:
-            await scoped.end(
-                scoped.reward,
-                components=scoped.components,
-                call_rewards=scoped.call_rewards,
-                agent_rewards=scoped.agent_rewards,
-                metadata=scoped.metadata,
-            )
 
     async def _abort_after(self, episode: Episode, error: BaseException) -> None:
         """Abort because of `error`. If that fails too, only add a note to `error`."""

@@ -49,6 +49,7 @@ from ajet_core.errors import (
     ConfigError,
     EpisodeClosedError,
     EpisodeError,
+    RequestError,
     StateError,
 )
 from ajet_core.protocol import (
@@ -95,7 +96,12 @@ class AsyncScopedSwarmEpisode(SwarmEpisode):
     async def end(self, rewards: Rewards) -> dict[str, EpisodeStatus]:
         """Report the outcome now; see `AsyncSwarm.end_episode`."""
         self.closed = True
-        return await self.swarm.end_episode(self, rewards)
+        try:
+            return await self.swarm.end_episode(self, rewards)
+        except (RequestError, TypeError):
+            # The outcome cannot be reported, so the episode is still open.
+            self.closed = False
+            raise
 
 
 class AsyncSwarm:
@@ -416,24 +422,23 @@ class AsyncSwarm:
     ) -> AsyncIterator[AsyncScopedSwarmEpisode]:
         """A joint episode for the length of a ``with`` block; parameters as `begin_episode`.
 
-        Set ``ep.rewards`` or call ``ep.end(rewards)`` inside the block. If the block raises, the
-        episode is aborted with the exception as its reason; without rewards, it is aborted too.
+        Set ``ep.rewards`` or call ``ep.end(rewards)`` inside the block. If the block raises, or the
+        rewards are refused, the episode is aborted with the exception as its reason; without
+        rewards, it is aborted too.
         """
         terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout)
         claimed = await self._claim(Task(task_id, group=group, tag=tag), terms)
         scoped = AsyncScopedSwarmEpisode(**vars(claimed), swarm=self)
         try:
             yield scoped
+            if scoped.rewards is not None and not scoped.closed:
+                await scoped.end(scoped.rewards)
         except BaseException as error:
             if not scoped.closed:
                 await self._abort_after(scoped, error, abort_cause(error))
             raise
-        if scoped.closed:
-            return
-        if scoped.rewards is None:
+        if not scoped.closed:
             await self.abort_episode(scoped, NO_REWARD)
-        else:
-            await scoped.end(scoped.rewards)
 
     async def run_episodes_until_all_complete(
         self,

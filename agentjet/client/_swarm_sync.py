@@ -49,6 +49,7 @@ from ajet_core.errors import (
     ConfigError,
     EpisodeClosedError,
     EpisodeError,
+    RequestError,
     StateError,
 )
 from ajet_core.protocol import (
@@ -95,7 +96,12 @@ class ScopedSwarmEpisode(SwarmEpisode):
     def end(self, rewards: Rewards) -> dict[str, EpisodeStatus]:
         """Report the outcome now; see `Swarm.end_episode`."""
         self.closed = True
-        return self.swarm.end_episode(self, rewards)
+        try:
+            return self.swarm.end_episode(self, rewards)
+        except (RequestError, TypeError):
+            # The outcome cannot be reported, so the episode is still open.
+            self.closed = False
+            raise
 
 
 class Swarm:
@@ -411,24 +417,23 @@ class Swarm:
     ) -> Iterator[ScopedSwarmEpisode]:
         """A joint episode for the length of a ``with`` block; parameters as `begin_episode`.
 
-        Set ``ep.rewards`` or call ``ep.end(rewards)`` inside the block. If the block raises, the
-        episode is aborted with the exception as its reason; without rewards, it is aborted too.
+        Set ``ep.rewards`` or call ``ep.end(rewards)`` inside the block. If the block raises, or the
+        rewards are refused, the episode is aborted with the exception as its reason; without
+        rewards, it is aborted too.
         """
         terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout)
         claimed = self._claim(Task(task_id, group=group, tag=tag), terms)
         scoped = ScopedSwarmEpisode(**vars(claimed), swarm=self)
         try:
             yield scoped
+            if scoped.rewards is not None and not scoped.closed:
+                scoped.end(scoped.rewards)
         except BaseException as error:
             if not scoped.closed:
                 self._abort_after(scoped, error, abort_cause(error))
             raise
-        if scoped.closed:
-            return
-        if scoped.rewards is None:
+        if not scoped.closed:
             self.abort_episode(scoped, NO_REWARD)
-        else:
-            scoped.end(scoped.rewards)
 
     def run_episodes_until_all_complete(
         self,

@@ -46,6 +46,7 @@ from ajet_core.errors import (
     DeadlineError,
     EpisodeClosedError,
     EpisodeNotFoundError,
+    RequestError,
     ServerUnreachableError,
     StateError,
     error_from_payload,
@@ -111,14 +112,19 @@ class ScopedEpisode(PendingEpisode):
     ) -> EpisodeStatus:
         """Report the outcome now; see `SwarmClient.end_episode`."""
         self.closed = True
-        return self.client.end_episode(
-            self,
-            reward,
-            components=components,
-            call_rewards=call_rewards,
-            agent_rewards=agent_rewards,
-            metadata=metadata,
-        )
+        try:
+            return self.client.end_episode(
+                self,
+                reward,
+                components=components,
+                call_rewards=call_rewards,
+                agent_rewards=agent_rewards,
+                metadata=metadata,
+            )
+        except RequestError:
+            # The outcome cannot be reported, so the episode is still open.
+            self.closed = False
+            raise
 
 
 class SwarmClient:
@@ -422,32 +428,30 @@ class SwarmClient:
     ) -> Iterator[ScopedEpisode]:
         """An episode for the length of a ``with`` block; parameters as `begin_episode`.
 
-        Set ``ep.reward`` or call ``ep.end(reward)`` inside the block. If the block raises,
-        the episode is aborted with the exception as its reason; without a reward, it is aborted
-        too.
+        Set ``ep.reward`` or call ``ep.end(reward)`` inside the block. If the block raises, or
+        the reward is refused (it is not finite or too large), the episode is aborted with the
+        exception as its reason; without a reward, it is aborted too.
         """
         terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout)
         claimed = self._claim(Task(task_id, group=group, tag=tag), terms)
         scoped = ScopedEpisode(**vars(claimed), client=self)
         try:
             yield scoped
+            if scoped.reward is not None and not scoped.closed:
+                scoped.end(
+                    scoped.reward,
+                    components=scoped.components,
+                    call_rewards=scoped.call_rewards,
+                    agent_rewards=scoped.agent_rewards,
+                    metadata=scoped.metadata,
+                )
         except BaseException as error:
             if not scoped.closed:
                 scoped.closed = True
                 self._abort_after(scoped, error)
             raise
-        if scoped.closed:
-            return
-        if scoped.reward is None:
+        if not scoped.closed:
             self.abort_episode(scoped, NO_REWARD)
-        else:
-            scoped.end(
-                scoped.reward,
-                components=scoped.components,
-                call_rewards=scoped.call_rewards,
-                agent_rewards=scoped.agent_rewards,
-                metadata=scoped.metadata,
-            )
 
     def _abort_after(self, episode: Episode, error: BaseException) -> None:
         """Abort because of `error`. If that fails too, only add a note to `error`."""

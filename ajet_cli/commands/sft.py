@@ -33,6 +33,7 @@ from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import ConfigError, RequestError
 from ajet_core.files import lock_file, read_json
 from ajet_core.interfaces import SampleStore, WorkerContext
+from ajet_core.plugin.targets import plugin_faults
 from ajet_core.protocol import RunConfig
 from ajet_installation.component_settings import component_settings
 from ajet_installation.interpreters import find_trainer
@@ -246,7 +247,9 @@ def _read(cli: CliState, path: Path, reader: str | None, config: RunConfig) -> l
         known = ", ".join(sorted(cli.plugins.names("reader")))
         raise RequestError(f"{path}: no reader {name!r} is installed; choose --reader of {known}")
     spec = cli.plugins.reader(name)
-    rows = cli.plugins.create(spec, component_settings(cli.plugins, spec)).read(str(path))
+    dataset_reader = cli.plugins.create(spec, component_settings(cli.plugins, spec))
+    with plugin_faults(cli.plugins.describe(spec), "failed in read"):
+        rows = list(dataset_reader.read(str(path)))
     renderer = make_renderer(config.model, Path(config.model.path))
     examples: list[Example] = list(read_conversations(rows, renderer))
     if not examples:

@@ -22,6 +22,7 @@ from ajet_core.plugin import PluginManager
 from ajet_core.protocol import RunConfig
 from ajet_core.timeline import Call
 from ajet_server.batches.training_data import TrainingData, training_data
+from ajet_server.observe.checked_components import CheckedEstimator
 from ajet_server.observe.run_merger import make_merger
 from ajet_server.run.run_setup import stored_config
 from ajet_server.store.checkpoints import Checkpoint, CheckpointFolder
@@ -76,7 +77,9 @@ class Preparation:
         return cls(
             config,
             make_merger(config.merger, plugins, context),
-            plugins.create(spec, settings, config.algorithm),
+            CheckedEstimator(
+                plugins.create(spec, settings, config.algorithm), plugins.describe(spec)
+            ),
         )
 
     def data(self, step: RecordedStep, trainer: TrainerInfo) -> TrainingData:

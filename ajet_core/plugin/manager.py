@@ -17,7 +17,6 @@ import click
 
 from ajet_core import __version__
 from ajet_core.errors import (
-    AjetError,
     PluginConflictError,
     PluginError,
     PluginLoadError,
@@ -156,15 +155,8 @@ class PluginManager:
         :raises PluginError: as `load_target`, or its constructor raised another exception.
         """
         target: Callable[..., T] = self.load_target(spec)
-        try:
+        with targets.plugin_faults(self.describe(spec), "cannot be created"):
             return target(*arguments)
-        except AjetError:
-            raise
-        # Library code may also call `sys.exit`.
-        except (Exception, SystemExit) as error:
-            raise PluginError(
-                f"{self.describe(spec)} cannot be created: {type(error).__name__}: {error}"
-            ) from error
 
     def describe(self, spec: ComponentSpec) -> str:
         """Return a component's name for messages, with its plugin, distribution and version."""

@@ -1,9 +1,10 @@
-"""Import of component classes and validation of their settings."""
+"""Import of component classes, validation of their settings, and the naming of broken plugins."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
@@ -12,12 +13,35 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import ValidationError
 
-from ajet_core.errors import ConfigError, PluginLoadError
+from ajet_core.errors import AjetError, ConfigError, PluginError, PluginLoadError
 from ajet_core.interfaces import ComponentSettings
 from ajet_core.plugin.components import ComponentSpec
 from ajet_core.plugin.kinds import kind_of
 
 CORE_DISTRIBUTION = "agentjet"
+
+
+@contextmanager
+def plugin_faults(
+    owner: str,
+    what: str,
+    kind: type[AjetError] = PluginError,
+    passed: type[Exception] | tuple[type[Exception], ...] = AjetError,
+) -> Iterator[None]:
+    """Raise what a plugin raises within the context as an error that names the plugin.
+
+    :param owner: the component, as `PluginManager.describe` returns it.
+    :param what: what went wrong, such as "failed in read".
+    :param kind: the class of the error.
+    :param passed: the exceptions that its interface allows, which are not changed.
+    """
+    try:
+        yield
+    except passed:
+        raise
+    # Library code may also call `sys.exit`.
+    except (Exception, SystemExit) as error:
+        raise kind(f"{owner} {what}: {type(error).__name__}: {error}") from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -68,14 +92,11 @@ def import_target(target: str, what: str, hint: str) -> Any:
     module_name, _, name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise PluginLoadError(
-            f"cannot import {what} from {target}: {error}; install what it needs: {hint}"
-        ) from error
     # Backends may raise any error while they are imported (drivers, binary mismatches).
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        way_out = f"; install what it needs: {hint}" if isinstance(error, ImportError) else ""
         raise PluginLoadError(
-            f"cannot import {what} from {target}: {type(error).__name__}: {error}"
+            f"cannot import {what} from {target}: {type(error).__name__}: {error}{way_out}"
         ) from error
     try:
         return getattr(module, name)

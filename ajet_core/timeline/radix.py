@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 Sampled = tuple[int, int]
 """(call, start): the run's first token is token `start` of the call's sampled tokens."""
@@ -37,10 +38,7 @@ class Run:
         while run is not None:
             parts.append(run.ids)
             run = run.parent
-        ids: list[int] = []
-        for part in reversed(parts):
-            ids += part
-        return ids
+        return list(chain.from_iterable(reversed(parts)))
 
 
 @dataclass(frozen=True, slots=True)

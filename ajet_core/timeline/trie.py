@@ -99,7 +99,7 @@ class TokenTrie:
             TokenNode(
                 run.parent,
                 run.ids,
-                tuple(sorted((Sampling(rank[c], s) for c, s in run.sampled), key=_by_call)),
+                tuple(Sampling(*one) for one in sorted((rank[c], s) for c, s in run.sampled)),
             )
             for run in flat
         ]
@@ -157,7 +157,3 @@ class TokenTrie:
                 return end
             return self._radix.place(end, known)
         return self._radix.root
-
-
-def _by_call(sampling: Sampling) -> tuple[int, int]:
-    return sampling.call, sampling.start

@@ -14,17 +14,20 @@ from ajet_core.interfaces import Merger, RunRecord, WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import ComponentChoice, RunConfig
 from ajet_core.timeline import Call, TokenTree
+from ajet_server.observe.checked_components import CheckedMerger
 
 
-def make_merger(chosen: ComponentChoice, plugins: PluginManager, context: WorkerContext) -> Merger:
-    """Create the merger that a run's configuration chooses.
+def make_merger(
+    chosen: ComponentChoice, plugins: PluginManager, context: WorkerContext
+) -> CheckedMerger:
+    """Create the merger that a run's configuration chooses; its errors name its plugin.
 
     :raises ConfigError: no merger has this name, or its settings are wrong.
     :raises PluginError: its plugin cannot be used.
     """
     spec = plugins.merger(chosen.name)
     settings = plugins.validate_settings(spec, chosen.settings)
-    return plugins.create(spec, settings, context)
+    return CheckedMerger(plugins.create(spec, settings, context), plugins.describe(spec))
 
 
 class _Merging(BaseModel):
@@ -67,15 +70,7 @@ class RunMerger:
 
         :raises PluginError: the merger failed.
         """
-        try:
-            return self.merger.merge(episode_id, calls)
-        except AjetError:
-            raise
-        except Exception as error:
-            raise PluginError(
-                f"the run's merger {self.name!r} failed on episode {episode_id}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+        return self.merger.merge(episode_id, calls)
 
 
 def _stored(run: RunRecord) -> _Merging:

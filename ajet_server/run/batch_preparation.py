@@ -12,7 +12,13 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ajet_core.errors import DamagedRecordError, StepRefusedError, WeightsLostError, WorkerError
+from ajet_core.errors import (
+    DamagedRecordError,
+    PluginError,
+    StepRefusedError,
+    WeightsLostError,
+    WorkerError,
+)
 from ajet_core.interfaces import BatchRecord, EpisodeRecord, StepReport, TrainerInfo
 from ajet_core.protocol import StepSummary
 from ajet_core.timeline import Call, TrainBatch
@@ -35,12 +41,23 @@ class UnprocessableError(Exception):
     :ivar refusal: the reason to store with the episodes.
     :ivar episode_ids: the episodes to leave out so that the rest can be trained; empty if all of
         them worked when they were tried again.
+    :ivar by_plugin: whether the merger or the advantage estimator failed.
+    :ivar alone: whether it fails on each of these episodes alone, and not on the others.
     """
 
-    def __init__(self, refusal: StepRefusedError, episode_ids: Iterable[str]) -> None:
+    def __init__(
+        self,
+        refusal: StepRefusedError,
+        episode_ids: Iterable[str],
+        *,
+        by_plugin: bool = False,
+        alone: bool = False,
+    ) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
         self.episode_ids = frozenset(episode_ids)
+        self.by_plugin = by_plugin
+        self.alone = alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +103,11 @@ async def prepare_batch(
     except Exception as error:
         _log.error("cannot process batch %s", record.batch_id, exc_info=error)
         culprits = await find_culprits(episodes, _client, works)
-        raise _unprocessable(error, [e.record.episode_id for e in culprits]) from error
+        ids = [culprit.record.episode_id for culprit in culprits]
+        by_plugin = isinstance(error, PluginError)
+        some = by_plugin and len(ids) < len(episodes)
+        alone = some and not [culprit for culprit in culprits if await works([culprit])]
+        raise UnprocessableError(_refusal(error), ids, by_plugin=by_plugin, alone=alone) from error
 
 
 async def untrainable_episodes(
@@ -102,6 +123,8 @@ async def untrainable_episodes(
     :return: their ids: all if nothing can be trained, none if no rehearsal is refused.
     :raises WeightsLostError: the trainer must be restored from a checkpoint.
     :raises WorkerError: the trainer's worker must be replaced.
+    :raises PluginError: the merger or the estimator fails on a part, which says nothing about the
+        trainer.
     """
     episodes = await _load(store, record)
 
@@ -109,7 +132,7 @@ async def untrainable_episodes(
         try:
             prepared = await asyncio.to_thread(_prepare, run, record, some, trainer)
             await rehearse(prepared.data.batch)
-        except (WeightsLostError, WorkerError):
+        except (WeightsLostError, WorkerError, PluginError):
             raise
         except Exception:  # noqa: BLE001 - as above
             return False
@@ -145,14 +168,15 @@ async def _load_each(store: RunStore, record: BatchRecord) -> list[_StoredEpisod
         except DamagedRecordError as error:
             unreadable[episode_id] = error
     if unreadable:
-        raise _unprocessable(next(iter(unreadable.values())), list(unreadable))
+        raise UnprocessableError(_refusal(next(iter(unreadable.values()))), unreadable)
     return loaded
 
 
-def _unprocessable(error: Exception, episode_ids: Sequence[str]) -> UnprocessableError:
-    said = f"{type(error).__name__}: {error}"
-    refusal = StepRefusedError(f"the server cannot process it: {said[:_REASON_CHARACTERS]}")
-    return UnprocessableError(refusal, episode_ids)
+def _refusal(error: Exception) -> StepRefusedError:
+    if isinstance(error, PluginError):
+        return StepRefusedError(error.message[:_REASON_CHARACTERS])
+    reason = f"{type(error).__name__}: {error}"
+    return StepRefusedError(f"the server cannot process it: {reason[:_REASON_CHARACTERS]}")
 
 
 def _prepare(
@@ -171,8 +195,7 @@ def _prepare(
     if not run.uses_rewards:
         # Supervised training learns from tokens, whatever they were sampled from.
         data.findings.pop("sampled_otherwise", None)
-    batch = data.batch
-    for call in batch.calls:
+    for call in data.batch.calls:
         if not math.isfinite(call.advantage):
             raise ValueError(f"the advantage of call {call.call_id} is {call.advantage}")
     summary = StepSummary(

@@ -13,6 +13,7 @@ from typing import Any
 from ajet_core.errors import (
     AjetError,
     EngineError,
+    PluginError,
     StepRefusedError,
     StoreError,
     WeightsLostError,
@@ -210,7 +211,7 @@ class RunLoop:
                         self._seals.forget()
                         self._deaths = 0
                     if self._deaths > self._parts.settings.worker_restarts:
-                        raise self._too_many_deaths(error, booted) from error
+                        await self._too_many_deaths(error, booted)
                 except StoreError as error:
                     # The step in progress is not in the store, so its weights are given up.
                     await self.supervisor.retire()
@@ -222,21 +223,32 @@ class RunLoop:
         finally:
             await self.supervisor.close()
 
-    def _too_many_deaths(self, last: AjetError, booted: bool) -> AjetError:
-        """Return the error that ends the run when workers die repeatedly.
+    async def _too_many_deaths(self, last: AjetError, booted: bool) -> None:
+        """Pause the run, or end it, when workers fail repeatedly.
 
-        :param last: the last death.
+        :param last: the last failure.
         :param booted: whether any workers have booted since the run was started.
+        :raises WorkerError: the run ends.
         """
         if not booted:
-            return WorkerBootError(
+            raise WorkerBootError(
                 f"workers died {self._deaths} times in a row before the run was ready "
                 f"(setting server.worker_restarts). Last reason: {last.message}"
-            )
-        return WorkerError(
+            ) from last
+        final = WorkerError(
             f"workers died {self._deaths} times without finishing a step. Last reason: "
             f"{last.message}"
         )
+        if isinstance(last, WorkerDiedError):
+            raise final from last
+        # An error of a component, which its next version may not have: clients wait for that.
+        await self._pause_without_workers(
+            f"workers failed {self._deaths} times without finishing a step. Last reason: "
+            f"{last.message}. Resuming the run tries again"
+        )
+        if self.rollouts.stop_requested:
+            raise final from last
+        self._deaths = 0
 
     async def _boot(self) -> None:
         run, parts = self.run, self._parts
@@ -374,17 +386,26 @@ class RunLoop:
                 stepped = await self._enter(stepped, record)
                 break
             except BatchHeld as held:
-                await self._hold(record, held.reason)
+                await self._hold(held.reason)
+                self.health.accept([record.batch_id])
                 return record
             except UnprocessableError as error:
                 culprits = error.episode_ids
+                if (culprits or tried_again) and await self._is_fault_of_plugin(record, error):
+                    await self._hold(
+                        f"{error.refusal.message}. This is an error of the plugin: batch "
+                        f"{record.batch_id} is kept. Upgrade the plugin, start the server again, "
+                        "and run `ajet resume` to train the batch"
+                    )
+                    return record
                 if len(culprits) == len(record.episode_ids) or (tried_again and not culprits):
                     return await self._refused.refuse(record, error.refusal)
                 tried_again = True
                 if culprits:
                     record = await self._refused.leave_out(record, culprits, error.refusal)
             except _REPLACED as error:
-                await self._count_death(record, error)
+                if not (timing.trained or isinstance(error, EngineError)):
+                    await self._count_death(record, error)
                 raise
             except AjetError:
                 raise
@@ -424,6 +445,18 @@ class RunLoop:
             # If no rehearsal identifies the episodes, refuse the whole batch.
             raise UnprocessableError(error, culprits or record.episode_ids) from error
 
+    async def _is_fault_of_plugin(self, record: BatchRecord, error: UnprocessableError) -> bool:
+        """Return whether a plugin that failed on a batch may fail on other batches as well."""
+        if not error.by_plugin:
+            return False
+        blamed = error.episode_ids or record.episode_ids
+        whole = len(blamed) == len(record.episode_ids)
+        # Episodes of others can be processed, so one client's episodes pause nothing.
+        others = not whole or self.last_step is not None
+        if others and await self._refused.are_one_clients(blamed):
+            return False
+        return whole or not error.alone
+
     async def _untrainable(self, record: BatchRecord) -> Iterable[str]:
         """Return the episodes for which the trainer refuses a batch, as far as they are known."""
         run, workers = self.run, self.supervisor.workers
@@ -437,9 +470,13 @@ class RunLoop:
             )
 
         async with trainer_alone(run, workers):
-            return await untrainable_episodes(
-                run, self._store, record, workers.trainer_info, rehearse
-            )
+            try:
+                return await untrainable_episodes(
+                    run, self._store, record, workers.trainer_info, rehearse
+                )
+            except PluginError as error:
+                _log.error("cannot find the episodes that cannot be trained: %s", error.message)
+                return ()
 
     async def _passes(self, record: BatchRecord, *, rolls_on: bool) -> bool:
         """Run the preflight of a batch; False if the run was paused because of it."""
@@ -488,12 +525,11 @@ class RunLoop:
         )
         self._board.set(ServerState.BOOTING)
 
-    async def _hold(self, record: BatchRecord, reason: str) -> None:
+    async def _hold(self, reason: str) -> None:
         """Pause before a batch is trained, with a checkpoint of the weights before it."""
         if self.step > self._checkpointed:
             await self._try_checkpoint()
         await self.rollouts.pause_itself(reason)
-        self.health.accept([record.batch_id])
 
     async def _count_death(self, record: BatchRecord, error: AjetError) -> None:
         """Count the loss of a worker against its batch.

@@ -34,6 +34,7 @@ from ajet_installation.interpreters import choose_interpreters, find_engine, fin
 from ajet_installation.settings import Settings
 from ajet_server.gateway.rendering.factory import make_renderer
 from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_server.observe.checked_components import CheckedEstimator
 from ajet_server.observe.run_merger import make_merger
 from ajet_server.run.channels import IN_PROCESS, choose_channel
 from ajet_server.run.engine_servers import checked_url, read_servers
@@ -153,7 +154,10 @@ def resolve_run(
             config.model, directory, words="words" in settings.server.fast_paths
         ),
         merger=merger,
-        estimator=plugins.create(estimator, estimator_settings, config.algorithm),
+        estimator=CheckedEstimator(
+            plugins.create(estimator, estimator_settings, config.algorithm),
+            plugins.describe(estimator),
+        ),
         python=python,
         reloads=trainer.capabilities.reloads,
         rehearses=trainer.capabilities.rehearses,
@@ -296,6 +300,7 @@ def component_plan(
         target=spec.target,
         settings_target=spec.settings,
         settings=settings,
+        owner=plugins.describe(spec),
     )
 
 

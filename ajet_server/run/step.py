@@ -33,10 +33,13 @@ class StepClock:
 
     :ivar rolling_since: clock time at which the batch started to fill.
     :ivar engine: the engine's counters at that time.
+    :ivar trained: whether the trainer has trained the batch, so that the batch causes no failure
+        after that.
     """
 
     rolling_since: float
     engine: EngineStats
+    trained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ async def train_step(
     try:
         async with engine_asleep(run, workers):
             report = await _trained(workers, data.batch)
-            trained = clock()
+            trained, timing.trained = clock(), True
             if not rolls_on:
                 board.set(ServerState.WEIGHT_SYNCING)
             update = await workers.trainer.publish(run.channel, record.step)

@@ -93,7 +93,8 @@ class Callee:
         # A component may raise anything, and the caller is in another process: report it there.
         except Exception as error:  # noqa: BLE001
             text = "".join(traceback.format_exception(error)[-12:])
-            failure = self._failed(method)(f"{method} failed:\n{text}").to_payload()
+            reason = f"{method} failed: {type(error).__name__}: {error}\n{text}"
+            failure = self._failed(method)(reason).to_payload()
             answer = frames.pack([frames.ERROR, call_id, failure])
         self._flush_chunks()
         self._writer.write(answer)

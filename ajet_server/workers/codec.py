@@ -28,12 +28,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ComponentPlan:
-    """A component for a worker to create: import targets and plain settings."""
+    """A component for a worker to create: import targets and plain settings.
+
+    :param owner: the component in messages, as `PluginManager.describe` returns it.
+    """
 
     name: str
     target: str
     settings_target: str
     settings: dict[str, Any]
+    owner: str = ""
+
+    def __str__(self) -> str:
+        return self.owner or f"{self.name!r} ({self.target})"
 
 
 @dataclass(frozen=True, slots=True)

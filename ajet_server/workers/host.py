@@ -10,16 +10,17 @@ import asyncio
 import contextlib
 import gc
 import importlib
+import logging
 import socket
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar
+from types import GenericAlias, NoneType, UnionType
+from typing import Any, TypeVar, get_origin
 
 from ajet_core import __version__
-from ajet_core.errors import AjetError, WorkerBootError, WorkerError
+from ajet_core.errors import AjetError, EngineError, WorkerBootError, WorkerError
 from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
@@ -29,6 +30,7 @@ from ajet_core.interfaces import (
     WeightUpdate,
     WorkerContext,
 )
+from ajet_core.plugin.targets import plugin_faults
 from ajet_server.workers import frames, methods
 from ajet_server.workers.callee import Callee, CallInProgress, Handler
 from ajet_server.workers.codec import (
@@ -47,6 +49,8 @@ from ajet_server.workers.rendezvous import accepted
 P = TypeVar("P")
 R = TypeVar("R")
 
+_log = logging.getLogger("ajet.worker")
+
 _CLOSE_SECONDS = 2.0
 # A new worker would start in about this time.
 _IDLE_SECONDS = 5.0
@@ -64,18 +68,34 @@ def _import(target: str) -> Any:
         ) from error
 
 
+@contextlib.contextmanager
+def _faults(plan: ComponentPlan, what: str, kind: type[AjetError]) -> Iterator[None]:
+    """Raise what a component raises as `kind`, with its plugin; log the traceback here."""
+    try:
+        with plugin_faults(str(plan), what, kind):
+            yield
+    except kind as error:
+        if error.__cause__ is not None:
+            _log.error("%s", error.message, exc_info=error.__cause__)
+        raise
+
+
+def _checked(kind: type[R] | UnionType, result: R) -> R:
+    """Return a component's result.
+
+    :raises TypeError: it has another type.
+    """
+    expected = get_origin(kind) if isinstance(kind, GenericAlias) else kind
+    if not isinstance(result, expected or object):
+        raise TypeError(f"it returned a {type(result).__name__} instead of {kind}")
+    return result
+
+
 def _make(plan: ComponentPlan, context: WorkerContext) -> Any:
     settings_type: type[ComponentSettings] = _import(plan.settings_target)
     target = _import(plan.target)
-    try:
+    with _faults(plan, "cannot be created", WorkerBootError):
         return target(settings_type.model_validate(plan.settings), context)
-    except AjetError:
-        raise
-    # A plugin may raise anything.
-    except Exception as error:
-        raise WorkerBootError(
-            f"{plan.name!r} ({plan.target}) cannot be created: {type(error).__name__}: {error}"
-        ) from error
 
 
 def _check_version(of_server: object) -> None:
@@ -88,7 +108,11 @@ def _check_version(of_server: object) -> None:
 
 def _plain_result(method: Method[P, R], result: R) -> Any:
     # A component may return a value although the method has no result.
-    return None if method.result is NoneType else to_plain(result)
+    return None if method.result is NoneType else to_plain(_checked(method.result, result))
+
+
+def _failed_in(method: str) -> str:
+    return f"failed in {method.rpartition('.')[2]}"
 
 
 def _failed(method: str) -> type[AjetError]:
@@ -121,6 +145,8 @@ class WorkerHost:
         self._asleep = False
         self._engine: Engine | None = None
         self._trainer: Trainer | None = None
+        self._engine_plan: ComponentPlan
+        self._trainer_plan: ComponentPlan
         self._weights: DeltaEnd
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._handlers: dict[str, Handler] = dict(
@@ -179,16 +205,27 @@ class WorkerHost:
         await self.cancel_calls()
         for accepting in list(self._callers.values()):
             accepting.cancel()
-        # Do not wait for a step in progress: it would keep the worker's memory allocated.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                if self._engine is not None:
-                    await self._engine.close()
-                if self._trainer is not None:
-                    await self._in_thread(lambda trainer: trainer.close())
+        # Whatever fails, the rest is closed.
+        if self._engine is not None:
+            await self._close(self._engine_plan, self._engine.close)
+        if self._trainer is not None:
+            await self._close(self._trainer_plan, lambda: self._in_thread(lambda t: t.close()))
         self._trainer_thread.shutdown(wait=False)
         if self._server is not None:
             self._server.close()
+
+    async def _close(self, plan: ComponentPlan, close: Callable[[], Awaitable[None]]) -> None:
+        # Do not wait for a step in progress: it would keep the worker's memory allocated.
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                with _faults(plan, "failed in close", WorkerError):
+                    await close()
+        except TimeoutError:
+            _log.warning("%s has not closed after %g s", plan, _CLOSE_SECONDS)
+        except AjetError as error:
+            # Other exceptions are in the log already.
+            if error.__cause__ is None:
+                _log.error("%s failed in close: %s", plan, error.message)
 
     async def _listen(self, path: str) -> None:
         """Let other processes of this user connect to `path` to call `ServingEngine.generate`."""
@@ -247,14 +284,22 @@ class WorkerHost:
     def _on_engine(
         self, method: Method[P, R], answer: Callable[[Engine, P], Awaitable[R]]
     ) -> tuple[str, Handler]:
-        return self._on_loop(method, lambda params: answer(self._need_engine(), params))
+        async def handle(_: CallInProgress, plain: Any) -> Any:
+            engine, params = self._need_engine(), from_plain(method.params, plain)
+            # Unlike failures of the trainer, those of the engine say nothing about the batch.
+            with _faults(self._engine_plan, _failed_in(method.name), EngineError):
+                return _plain_result(method, await answer(engine, params))
+
+        return method.name, handle
 
     def _on_trainer(
         self, method: Method[P, R], answer: Callable[[Trainer, P], R]
     ) -> tuple[str, Handler]:
         # Batches may have millions of tokens: convert them in the trainer's thread too.
         def work(trainer: Trainer, plain: Any) -> Any:
-            return _plain_result(method, answer(trainer, from_plain(method.params, plain)))
+            params = from_plain(method.params, plain)
+            with _faults(self._trainer_plan, _failed_in(method.name), WorkerError):
+                return _plain_result(method, answer(trainer, params))
 
         async def handle(_: CallInProgress, plain: Any) -> Any:
             return await self._in_thread(lambda trainer: work(trainer, plain))
@@ -285,18 +330,27 @@ class WorkerHost:
         engine_info: EngineInfo | None = None
         # Start the trainer first: an engine in the same process then takes over its weights.
         if plan.trainer is not None:
-            self._trainer = _make(plan.trainer, context)
-            trainer_info = await self._in_thread(lambda t: t.start(plan.model, plan.algorithm))
+            self._trainer_plan, self._trainer = plan.trainer, _make(plan.trainer, context)
+            trainer_info = await self._boot_trainer(
+                "start", lambda t: _checked(TrainerInfo, t.start(plan.model, plan.algorithm))
+            )
             if plan.checkpoint is not None:
                 directory = Path(plan.checkpoint)
-                await self._in_thread(lambda t: t.load(directory))
+                await self._boot_trainer("load", lambda t: t.load(directory))
         if (channel := plan.channel) is not None:
             version = plan.policy_version
-            await self._in_thread(lambda t: self._weights.publish(t, channel, version))
+            await self._boot_trainer(
+                "publish", lambda t: self._weights.publish(t, channel, version)
+            )
         if plan.engine is not None:
-            self._engine = _make(plan.engine, context)
-            engine_info = await self._need_engine().start(plan.model)
+            self._engine_plan, self._engine = plan.engine, _make(plan.engine, context)
+            with _faults(plan.engine, "failed in start", WorkerBootError):
+                engine_info = _checked(EngineInfo, await self._need_engine().start(plan.model))
         return BootReport(engine_info, trainer_info)
+
+    async def _boot_trainer(self, method: str, work: Callable[[Trainer], R]) -> R:
+        with _faults(self._trainer_plan, f"failed in {method}", WorkerBootError):
+            return await self._in_thread(work)
 
     async def _adopt(self, plan: BootPlan) -> BootReport | None:
         """Reuse the present components at the plan's checkpoint; None if that is not possible."""
@@ -338,15 +392,16 @@ class WorkerHost:
         """Do nothing: the response shows that the worker is alive."""
 
     async def _generate(self, call: CallInProgress, params: Any) -> None:
-        request = unpack_request(params)
-        chunks = self._need_engine().generate(request)
-        try:
-            async for chunk in chunks:
-                call.send_chunk(pack_chunk(chunk))
-        finally:
-            # Closing the generator tells the engine that a cancelled call's slot is free.
-            if isinstance(chunks, AsyncGenerator):
-                await chunks.aclose()
+        request, engine = unpack_request(params), self._need_engine()
+        with _faults(self._engine_plan, _failed_in(methods.GENERATE), WorkerError):
+            chunks = engine.generate(request)
+            try:
+                async for chunk in chunks:
+                    call.send_chunk(pack_chunk(chunk))
+            finally:
+                # Closing the generator tells the engine that a cancelled call's slot is free.
+                if isinstance(chunks, AsyncGenerator):
+                    await chunks.aclose()
 
     async def _sleep(self, engine: Engine, _: None) -> None:
         # Set the flag even if sleeping is interrupted or fails halfway.

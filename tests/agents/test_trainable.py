@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 
 from agentjet.agents import agent_name, trainable
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, EpisodeOutcome, Swarm, SwarmClient, Task
-from ajet_core.errors import ConfigError, RoutingError
+from ajet_core.errors import ConfigError, RequestError, RoutingError
 from ajet_core.interfaces import EpisodeRecord
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import REPLIES
@@ -100,6 +100,20 @@ async def test_what_is_no_reward_is_refused(
     with pytest.raises(TypeError, match="return the reward as a number"):
         await solve("no reward")
     assert last(swarm).state == "aborted"
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+async def test_a_reward_that_is_not_finite_aborts_the_episode(
+    swarm: ScriptedSwarm, client: AsyncSwarmClient, reward: float
+) -> None:
+    @trainable(client, reward=lambda task, result: reward)
+    async def solve(task: str) -> str:
+        return await ask()
+
+    with pytest.raises(RequestError, match="reward: Input should be a finite number"):
+        await solve("not finite")
+    assert last(swarm).state == "aborted"
+    assert "reward: Input should be a finite number" in (last(swarm).reason or "")
 
 
 async def test_an_episode_without_a_model_call_is_refused(

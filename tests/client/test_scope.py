@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet_core.errors import ServerUnreachableError
+from ajet_core.errors import RequestError, ServerUnreachableError
 from tests.support.clients import GRANT, KEY, Face, MakeFace, Script, episode_status
 
 END = "POST /v1/episodes/ep-1/end"
@@ -128,3 +128,33 @@ async def test_a_failed_end_is_raised(make: MakeFace) -> None:
 
     with pytest.raises(ServerUnreachableError):
         await within(make(script), body)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "on the episode"])
+async def test_a_reward_that_is_not_finite_aborts_with_the_reason(
+    make: MakeFace, script: Script, inside: bool
+) -> None:
+    async def body(episode: Any) -> None:
+        if inside:
+            ending = episode.end(float("nan"))
+            await ending if inspect.isawaitable(ending) else ending
+        episode.reward = float("nan")
+
+    with pytest.raises(RequestError, match="reward: Input should be a finite number"):
+        await within(make(script), body)
+    assert script.routes() == ["POST /v1/episodes", ABORT]
+    assert "reward: Input should be a finite number" in script.bodies()[1]["reason"]
+
+
+async def test_a_reward_that_the_server_refuses_aborts_with_the_reason(
+    make: MakeFace, script: Script
+) -> None:
+    refusal = RequestError("reward is 1e+09, but must be from -1e+06 to 1e+06", param="reward")
+    script.answers[END] = [(400, {"error": refusal.to_payload()})]
+
+    async def body(episode: Any) -> None:
+        episode.reward = 1e9
+
+    with pytest.raises(RequestError, match="must be from"):
+        await within(make(script), body)
+    assert script.routes() == ["POST /v1/episodes", END, ABORT]

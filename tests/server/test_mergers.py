@@ -17,6 +17,7 @@ from ajet_core.errors import DamagedRecordError, PluginError
 from ajet_core.interfaces import Merger, RunRecord, WorkerContext
 from ajet_core.protocol import EpisodeTimelines
 from ajet_core.timeline import Call, TokenTree
+from ajet_server.observe.checked_components import CheckedMerger
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import merge_episode
 from ajet_testing.plugins import scripted_plugins
@@ -162,11 +163,12 @@ def test_a_merger_that_fails_is_named_with_the_episode(tmp_path: Path) -> None:
         def merge(self, episode_id: str, calls: Sequence[Call]) -> TokenTree:
             raise RuntimeError("out of ideas")
 
-    merger = RunMerger("failing", Failing(BranchesSettings(), WorkerContext(tmp_path)))
+    failing = Failing(BranchesSettings(), WorkerContext(tmp_path))
+    merger = RunMerger("failing", CheckedMerger(failing, "merger 'failing' of plugin 'a'"))
     with pytest.raises(PluginError) as caught:
         merge_episode("e1", [], merger)
     assert caught.value.message == (
-        "the run's merger 'failing' failed on episode e1: RuntimeError: out of ideas"
+        "merger 'failing' of plugin 'a' failed on episode e1: RuntimeError: out of ideas"
     )
 
 
