@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 SERVER = {
-    "ajet_server/batches/batch_facts.py": ("batch_facts", "_rewards", "_answers"),
+    "ajet_server/batches/batch_facts.py": ("batch_facts", "lost_facts", "_rewards", "_answers"),
     "ajet_server/batches/staleness.py": ("metrics",),
     "ajet_server/batches/training_data.py": ("metrics", "_limited", "_count", "training_data"),
     "ajet_server/run/step.py": ("train_step",),

@@ -73,7 +73,10 @@ def plugin() -> None:
 @plugin.command()
 @click.argument("kind", type=KindType())
 @click.argument("name")
-@click.option("--directory", type=_DIRECTORY, help="Directory to create.  [default: ajet-NAME]")
+@click.option("--distribution", help="Name of the distribution.  [default: ajet-NAME]")
+@click.option(
+    "--directory", type=_DIRECTORY, help="Directory to create.  [default: that of the distribution]"
+)
 @click.option("--description", help="One line that says what the plugin does.")
 @click.option("--author", help="Name of the author.  [default: that of git]")
 @click.option("--email", help="E-mail address of the author.  [default: that of git]")
@@ -109,7 +112,7 @@ def new(
     short = _checked(state, kind, name)
     given = read_answers(answers) if answers is not None else {}
     given |= {key: value for key, value in options.items() if value is not None}
-    target = directory or Path(f"ajet-{short}")
+    target = directory or Path(_checked_distribution(given.get("distribution", f"ajet-{short}")))
     create_project(target, {**given, "kind": kind, "name": short}, ask=ask)
     click.echo(
         f"{target} is ready. To try it:\n"
@@ -172,8 +175,7 @@ def _checked(state: CliState, kind: str, name: str) -> str:
             f"{name!r} is not a valid name: use letters, digits and single hyphens, and begin with "
             "a letter"
         )
-    own = f"{CORE_DISTRIBUTION}-{short}"
-    if short.replace("-", "_") in PACKAGES or extras_with(own):
+    if extras_with(f"{CORE_DISTRIBUTION}-{short}"):
         raise ConfigError(f"agentjet has a package of the name {short!r}: choose another one")
     taken = kind == "command" and short in RESERVED_COMMANDS
     if kind in BY_NAME and short in state.plugins.names(kind):
@@ -182,3 +184,18 @@ def _checked(state: CliState, kind: str, name: str) -> str:
     if taken:
         raise ConfigError(f"agentjet has a {kind} {short!r} already: choose another name")
     return short
+
+
+def _checked_distribution(distribution: str) -> str:
+    """Return the name of a distribution.
+
+    :raises ConfigError: agentjet has a package or distribution of this name.
+    """
+    name = canonicalize_name(distribution)
+    package = name.removeprefix("ajet-").replace("-", "_")
+    own = name == CORE_DISTRIBUTION or name.startswith(f"{CORE_DISTRIBUTION}-")
+    if own or (name.startswith("ajet-") and package in PACKAGES):
+        raise ConfigError(
+            f"agentjet has a package of the name {name!r}: choose another --distribution"
+        )
+    return distribution

@@ -193,7 +193,7 @@ def read_answers(path: Path) -> dict[str, Any]:
         answers = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    questions = {"description", "author", "email", "license", "python"}
+    questions = {"distribution", "description", "author", "email", "license", "python"}
     if unknown := sorted(answers.keys() - questions):
         raise ConfigError(
             f"{path}: {unknown[0]!r} is not a question; these are: {', '.join(sorted(questions))}"

@@ -42,9 +42,22 @@ def batch_facts(
         "no_signal": float(not any(call.advantage for call in credited)),
         **_rewards(records, calls),
         "advantage_bias": _bias([(call.advantage, len(call.logprobs)) for call in credited]),
-        "calls_cut_off": float(sum(call.finish_reason == "length" for call in calls)),
+        "calls_cut_off": float(_cut_off(calls)),
         **_answers(calls),
     }
+
+
+def lost_facts(calls: Sequence[Call]) -> dict[str, float]:
+    """Count the calls of episodes that were aborted while the batch was filled.
+
+    An agent that gets no whole answer often fails, so these may have most of the answers that were
+    cut off.
+    """
+    return {"calls_lost": float(len(calls)), "calls_lost_cut_off": float(_cut_off(calls))}
+
+
+def _cut_off(calls: Sequence[Call]) -> int:
+    return sum(call.finish_reason == "length" for call in calls)
 
 
 def tag_facts(

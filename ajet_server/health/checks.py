@@ -122,9 +122,17 @@ def equal_rewards(history: History, limits: FailureConfig) -> Reading | str:
 
 
 def cut_off(history: History, limits: FailureConfig) -> Reading | str:
-    """Measure the share of responses that were cut off."""
+    """Measure the share of responses that were cut off, also those of aborted episodes."""
     assert limits.max_cut_off is not None
-    shares = series.ratios(history, "calls_cut_off", "calls")
+    answers = [
+        {
+            "cut_off": metrics["calls_cut_off"] + metrics.get("calls_lost_cut_off", 0.0),
+            "all": metrics["calls"] + metrics.get("calls_lost", 0.0),
+        }
+        for metrics in history
+        if "calls_cut_off" in metrics and "calls" in metrics
+    ]
+    shares = series.ratios(answers, "cut_off", "all")
     if not shares:
         return "no step has measured it"
     cause = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ajet_core.errors import (
@@ -22,6 +22,7 @@ from ajet_core.errors import (
 from ajet_core.interfaces import BatchRecord, EpisodeRecord, StepReport, TrainerInfo
 from ajet_core.protocol import StepSummary
 from ajet_core.timeline import Call, TrainBatch
+from ajet_server.batches.batch_facts import lost_facts
 from ajet_server.batches.culprits import find_culprits
 from ajet_server.batches.training_data import TrainingData, training_data
 from ajet_server.run.run_setup import ResolvedRun
@@ -86,9 +87,10 @@ async def prepare_batch(
     :raises StoreError: the store cannot be read.
     """
     episodes = await _load(store, record)
+    lost = lost_facts(await _lost_calls(store, record))
 
     def prepare(some: Sequence[_StoredEpisode]) -> PreparedBatch:
-        return _prepare(run, record, some, trainer)
+        return _prepare(run, record, some, trainer, lost)
 
     async def works(some: Sequence[_StoredEpisode]) -> bool:
         try:
@@ -130,7 +132,7 @@ async def untrainable_episodes(
 
     async def works(some: Sequence[_StoredEpisode]) -> bool:
         try:
-            prepared = await asyncio.to_thread(_prepare, run, record, some, trainer)
+            prepared = await asyncio.to_thread(_prepare, run, record, some, trainer, {})
             await rehearse(prepared.data.batch)
         except (WeightsLostError, WorkerError, PluginError):
             raise
@@ -154,6 +156,16 @@ async def _load(store: RunStore, record: BatchRecord) -> list[_StoredEpisode]:
         _log.error("cannot read batch %s: %s", record.batch_id, error.message)
         return await _load_each(store, record)
     return [_StoredEpisode(episode, calls[episode.episode_id]) for episode in episodes if episode]
+
+
+async def _lost_calls(store: RunStore, record: BatchRecord) -> list[Call]:
+    """Load the calls of aborted episodes, which are only counted: none if they cannot be read."""
+    try:
+        calls = await store.calls(record.aborted_ids)
+    except DamagedRecordError as error:
+        _log.warning("cannot read aborted episodes of %s: %s", record.batch_id, error.message)
+        return []
+    return [call for of_episode in calls.values() for call in of_episode]
 
 
 async def _load_each(store: RunStore, record: BatchRecord) -> list[_StoredEpisode]:
@@ -180,7 +192,11 @@ def _refusal(error: Exception) -> StepRefusedError:
 
 
 def _prepare(
-    run: ResolvedRun, record: BatchRecord, episodes: Sequence[_StoredEpisode], trainer: TrainerInfo
+    run: ResolvedRun,
+    record: BatchRecord,
+    episodes: Sequence[_StoredEpisode],
+    trainer: TrainerInfo,
+    lost: Mapping[str, float],
 ) -> PreparedBatch:
     data = training_data(
         record.batch_id,
@@ -201,7 +217,7 @@ def _prepare(
     summary = StepSummary(
         step=record.step,
         policy_version=record.step,
-        metrics=data.metrics(),
+        metrics={**data.metrics(), **lost},
         plan=data.plan.chosen,
         forks=data.forks.sentences(),
         findings=list(data.findings.values()),

@@ -32,7 +32,16 @@ from ajet_cli.plugin_projects.rendering import (
 from ajet_core.errors import ConfigError
 from ajet_core.plugin import spec
 from ajet_core.plugin.kinds import BY_NAME
-from tests.cli.plugin_projects import ajet, build_wheel, commit, git, install, new_project, run
+from tests.cli.plugin_projects import (
+    AUTHOR,
+    ajet,
+    build_wheel,
+    commit,
+    git,
+    install,
+    new_project,
+    run,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = "0.0.1"
@@ -103,6 +112,33 @@ def test_options_and_answers_are_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_distribution_can_have_a_name_of_its_own(tmp_path: Path) -> None:
+    arguments = ("--distribution", "acme-rows", "--description", "It writes rows.", *AUTHOR)
+    done = ajet("plugin", "new", "logger", "rows", *arguments)
+    assert done.exit_code == 0, done.output
+    assert "acme-rows is ready" in done.output
+    project = tomllib.loads(Path("acme-rows/pyproject.toml").read_text())["project"]
+    assert (project["name"], project["description"]) == ("acme-rows", "It writes rows.")
+    assert project["entry-points"]["agentjet"] == {"rows": "acme_rows.hooks"}
+    assert Path("acme-rows/src/acme_rows/__init__.py").read_text() == '"""It writes rows."""\n'
+    assert "\nIt writes rows.\n" in Path("acme-rows/README.md").read_text()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_the_types_of_new_plugins_are_right(tmp_path: Path) -> None:
+    projects = [new_project(kind, f"our-{kind}") for kind in KINDS]
+    for project in projects:
+        settings = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["mypy"]
+        module = project.name.replace("-", "_")
+        assert settings == {"strict": True, "packages": [module], "mypy_path": "src"}
+    # One check of all takes as long as that of one, which reads agentjet.
+    sources = [project / "src" / project.name.replace("-", "_") for project in projects]
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache")
+    run(tmp_path, *mypy, *sources)
+
+
+@pytest.mark.processes
 def test_what_no_option_gives_is_asked_in_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "ajet_cli.main", "plugin", "new", "store", "mine", "--ask"]
@@ -110,6 +146,7 @@ def test_what_no_option_gives_is_asked_in_a_terminal(tmp_path: Path) -> None:
     os.close(theirs)
     screen = ""
     for question, answer in (
+        ("Name of the distribution", ""),
         ("One line that says", " of mine"),
         ("E-mail address", ""),
         ("License", "\x1b[B"),
@@ -140,6 +177,7 @@ def test_what_no_option_gives_is_asked_in_a_terminal(tmp_path: Path) -> None:
         ("--description", 'with "marks"'),
         ("--author", "back\\slash"),
         ("--email", "no address"),
+        ("--distribution", "Not_Normal"),
     ],
 )
 def test_an_answer_that_is_not_valid_is_refused(option: str, value: str) -> None:
@@ -160,8 +198,10 @@ def test_an_answer_that_is_not_valid_is_refused(option: str, value: str) -> None
         (("store", "sqlite"), "agentjet has a store 'sqlite' already"),
         (("command", "plugin"), "agentjet has a command 'plugin' already"),
         (("command", "serve"), "agentjet has a command 'serve' already"),
-        (("store", "server"), "agentjet has a package of the name 'server'"),
+        (("store", "server"), "agentjet has a package of the name 'ajet-server'"),
         (("command", "demo"), "agentjet has a package of the name 'demo'"),
+        (("store", "mine", "--distribution", "agentjet-mine"), "name 'agentjet-mine'"),
+        (("store", "mine", "--distribution", "ajet-core"), "name 'ajet-core'"),
         (("store", "mine", "--ask"), "--ask needs a terminal"),
         (("store", "mine", "--answers", "none.toml"), "cannot read none.toml"),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import struct
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,25 @@ def a_thread_outlives_the_logger() -> None:
 def a_file_is_written_to_the_working_directory() -> None:
     def log(original: Any, self: Any, step: int, metrics: Metrics) -> None:
         Path("stray.txt").touch()
+        original(self, step, metrics)
+
+    around(JsonlLogger, "log", log)
+
+
+@lines
+def a_file_is_written_beside_the_run_directory() -> None:
+    def log(original: Any, self: Any, step: int, metrics: Metrics) -> None:
+        (self.context.run_dir.parent / "stray.txt").write_text("a line")
+        original(self, step, metrics)
+
+    around(JsonlLogger, "log", log)
+
+
+@lines
+def a_database_is_written_beside_the_run_directory() -> None:
+    def log(original: Any, self: Any, step: int, metrics: Metrics) -> None:
+        with closing(sqlite3.connect(self.context.run_dir.parent / "stray.db")) as database:
+            database.execute("create table if not exists steps (step)")
         original(self, step, metrics)
 
     around(JsonlLogger, "log", log)

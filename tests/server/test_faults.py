@@ -567,3 +567,16 @@ async def test_a_model_that_cannot_be_saved_is_not_exported_as_it_was_before(
     assert "the disk is on holiday" in error_of(answer)["message"]
     await until_state(server, ServerState.OFFLINE)
     assert not list((server.run_dir / "export").glob("*"))
+
+
+async def test_answers_of_aborted_episodes_that_were_cut_off_are_counted(server: Running) -> None:
+    await server.roll()
+    for task, most in (("a", 1), ("b", 1), ("b", 100)):
+        grant = await server.claim(task)
+        assert (await server.chat(grant, max_tokens=most)).status_code == 200
+        await abort(server, grant, reason="no whole answer")
+    await server.batch()
+    (step,) = await server.service.store.steps()
+    counted = {name: step.metrics[name] for name in ("calls", "calls_cut_off")}
+    assert counted == {"calls": 4, "calls_cut_off": 0}
+    assert (step.metrics["calls_lost"], step.metrics["calls_lost_cut_off"]) == (3, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.console import Console
 from test_report import METRICS, console, shown, summary
 
 from ajet_core.errors import ConfigError, WorkerError
-from ajet_core.protocol import Event
+from ajet_core.protocol import Event, ServerState
 from ajet_demo import orchestrate, training
 from ajet_demo.command import demo
 from ajet_demo.display import Display
@@ -44,6 +45,47 @@ def test_a_childs_lines_are_read(tmp_path: Path) -> None:
     assert list(started.lines) == ["one\n", "two\n"]
     assert started.wait() == 0
     started.end()
+
+
+def test_a_child_ends_with_its_parent_that_is_killed(tmp_path: Path) -> None:
+    """The child holds a named pipe open, which ends when the child is gone."""
+    pipe = tmp_path / "alive"
+    os.mkfifo(pipe)
+    code = (
+        "import signal\n"
+        "from ajet_demo.lifeline import end_with_parent\n"
+        f"alive = open({str(pipe)!r}, 'w')\n"
+        "end_with_parent()\n"
+        "print('ready', file=alive, flush=True)\n"
+        "signal.pause()\n"
+    )
+    parent = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from ajet_demo.processes import Child\n"
+        f"here = Path({str(tmp_path)!r})\n"
+        f"Child('c', ['-c', {code!r}], log=here / 'log', cwd=here, environment=os.environ)\n"
+        "signal.pause()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent])
+    try:
+        with pipe.open(encoding="utf-8") as alive:
+            assert alive.readline() == "ready\n"
+            process.kill()
+            assert alive.read() == ""
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_demos_server_ends_with_the_demo(tmp_path: Path) -> None:
+    with DemoServer(tmp_path) as server:
+        assert server.client.status().state is ServerState.OFFLINE
+        # As when the demo is killed.
+        standard_input = server.child._process.stdin
+        assert standard_input is not None
+        standard_input.close()
+        assert server.child.wait() == 0
 
 
 def test_a_crash_shows_the_last_lines_of_this_start_alone(tmp_path: Path) -> None:

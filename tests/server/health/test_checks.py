@@ -71,6 +71,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("zero_signal", {"no_signal": [1] * 5}, "5 batches in a row have no signal"),
     ("equal_rewards", {"tasks_equal": [7.5, 7.5, 7.5]}, "94 % of the tasks"),
     ("cut_off", {"calls_cut_off": [200]}, "67 % of the answers were cut off"),
+    (
+        "cut_off",
+        {"calls_lost": [300], "calls_lost_cut_off": [297]},
+        "50 % of the answers were cut off",
+    ),
     ("malformed", {"calls_malformed": [240]}, "80 % of the answers contain a tool call"),
     ("stale", {"episodes_stale": [64]}, "50 % of the episodes are not trained on"),
     ("trimmed", {"tokens_dropped": [1200], "tokens_stale": [600]}, "30 % of the sampled tokens"),

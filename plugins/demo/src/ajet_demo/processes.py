@@ -20,7 +20,8 @@ class Child:
     """A child process whose standard error (and output, if it is not read) goes to a log file.
 
     It has a separate process group: Ctrl-C only reaches the parent, which ends its children in the
-    right order.
+    right order. Its standard input is a pipe that ends with this process, so that it can end too
+    (`ajet_demo.lifeline`).
 
     :param name: name in errors.
     :param arguments: arguments for this Python interpreter.
@@ -43,7 +44,7 @@ class Child:
             self._log_start = file.tell()
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if read else file,
                 stderr=file,
                 cwd=cwd,
@@ -104,8 +105,9 @@ class Child:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def child_environment(**extra: str) -> dict[str, str]:

@@ -85,7 +85,7 @@ class DemoServer:
             "server",
             [
                 "-m",
-                "ajet_cli.main",
+                "ajet_demo.lifeline",
                 "serve",
                 "--host",
                 "127.0.0.1",

@@ -1,0 +1,1 @@
+"""A trainer for agentjet that writes what would be trained, and trains nothing."""
