@@ -13,9 +13,10 @@ from typing import Generic, TypeVar
 
 from ajet_core.errors import StoreError
 
-__all__ = ["MAX_WAITING_WRITES", "GroupCommitter"]
+__all__ = ["MAX_WAITING_WRITES", "GroupCommitter", "copy_error"]
 
 W = TypeVar("W")
+E = TypeVar("E", bound=Exception)
 
 # The most writes in a transaction; further writers wait in order.
 MAX_WAITING_WRITES = 1024
@@ -120,7 +121,7 @@ class GroupCommitter(Generic[W]):
             errors = self._commit([one.write for one in waiting])
         # Whatever fails, the thread continues.
         except Exception as error:  # noqa: BLE001
-            return [_copy(error) for _ in waiting]
+            return [copy_error(error) for _ in waiting]
         self.transactions += 1
         return errors
 
@@ -135,7 +136,7 @@ class GroupCommitter(Generic[W]):
                 one.answer.set_result(None)
 
 
-def _copy(error: Exception) -> Exception:
+def copy_error(error: E) -> E:
     """Copy an error, because raising one object in several tasks mixes their tracebacks."""
     copied = copy.copy(error)
     copied.__cause__ = error.__cause__

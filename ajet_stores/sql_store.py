@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ajet_core.errors import DamagedRecordError, StoreError
+from ajet_core.errors import DamagedRecordError, StoreError, StoreUnavailableError
 from ajet_core.interfaces import (
     ALL_EPISODES,
     BatchRecord,
@@ -28,7 +28,7 @@ from ajet_core.interfaces.context import SettingsT_co
 from ajet_core.timeline import Call
 from ajet_stores import codec, sql_reading
 from ajet_stores.codec import LargeCall
-from ajet_stores.group_commit import GroupCommitter
+from ajet_stores.group_commit import GroupCommitter, copy_error
 from ajet_stores.sql_reading import Execute
 
 __all__ = ["SqlStore", "Write"]
@@ -68,9 +68,38 @@ class _Writing:
             task.exception()
 
 
+class _Reading:
+    """The thread that reads.
+
+    Reads that were waiting when one of them found the store unavailable fail with it. So they do
+    not each wait in turn for a database that does not answer.
+    """
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, "store-reader")
+        # The number of reads that found the store unavailable, and the error of the last one.
+        self._failures = 0
+        self._failure = StoreUnavailableError("")
+
+    async def run(self, read: Callable[[], T]) -> T:
+        """Return the result of `read`, which is called in the thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.thread, self._call, read, self._failures)
+
+    def _call(self, read: Callable[[], T], failures: int) -> T:
+        if self._failures != failures:
+            raise copy_error(self._failure)
+        try:
+            return read()
+        except StoreUnavailableError as error:
+            self._failure = error
+            self._failures += 1
+            raise
+
+
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    reader: ThreadPoolExecutor
+    reading: _Reading
     writing: _Writing | None
 
 
@@ -137,7 +166,7 @@ class SqlStore(SampleStore[SettingsT_co]):
             raise StoreError(f"{self.place} is already open")
         await asyncio.to_thread(self.connect, read_only=read_only)
         writing = None if read_only else _Writing(GroupCommitter(self.commit))
-        self._opened = _Opened(ThreadPoolExecutor(1, "store-reader"), writing)
+        self._opened = _Opened(_Reading(), writing)
 
     async def close(self) -> None:
         """Commit all requested writes, and close; no effect on a store that is not open."""
@@ -147,7 +176,7 @@ class SqlStore(SampleStore[SettingsT_co]):
                 if opened.writing.packing:
                     await asyncio.wait(opened.writing.packing.values())
                 await opened.writing.committer.close()
-            await asyncio.to_thread(opened.reader.shutdown)
+            await asyncio.to_thread(opened.reading.thread.shutdown)
             await asyncio.to_thread(self.disconnect)
 
     async def append(self, *records: Record) -> None:
@@ -221,9 +250,7 @@ class SqlStore(SampleStore[SettingsT_co]):
         return await self._read(sql_reading.call_totals)
 
     async def _read(self, query: Callable[[Execute], T]) -> T:
-        opened = self._need_open()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(opened.reader, self._decoded, query)
+        return await self._need_open().reading.run(lambda: self._decoded(query))
 
     def _decoded(self, query: Callable[[Execute], T]) -> T:
         try:

@@ -201,8 +201,10 @@ class Admission:
     # --- Admitted episodes ------------------------------------------------------------------------
 
     def restored(self, record: EpisodeRecord) -> None:
-        """Record an episode that was open when the server started."""
+        """Record an episode that the store has as open, without asking whether it has a slot."""
         self._tenants.reopen(record)
+        if (builder := self._builder_of(record)) is not None:
+            builder.opened(record)
 
     def silent(self, records: Iterable[EpisodeRecord]) -> None:
         """Give the slots of episodes whose clients miss heartbeats to other claims.

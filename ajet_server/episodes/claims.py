@@ -70,6 +70,8 @@ class ClaimDesk:
         claim = hash_secret(request.claim_id)
         if (begun := self._beginning.get(claim)) is not None:
             return _own(await asyncio.shield(begun), client_id)
+        if (adopted := await self._store.adopt(claim)) is not None:
+            self._episodes.adopt(adopted)
         record = await self._store.claimed(claim)
         if record is None:
             return None

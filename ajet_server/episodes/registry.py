@@ -159,6 +159,12 @@ class EpisodeRegistry:
         self.emit(record, "claimed")
         return episode
 
+    def adopt(self, record: EpisodeRecord) -> None:
+        """Open an episode that the store has although `begin_episode` failed to write it."""
+        self._admission.restored(record)
+        self._add(self.open.opened(record, Session(record.episode_id, ConversationIndex(), 0)))
+        self.emit(record, "claimed")
+
     def renew(self, episode_id: str) -> OpenEpisode | None:
         """Renew the lease of an open episode and return it; None if it is not open."""
         episode = self.open.get(episode_id)

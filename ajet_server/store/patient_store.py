@@ -166,19 +166,25 @@ class PatientStore(SampleStore):
     async def episodes(self, query: EpisodeQuery = ALL_EPISODES) -> AsyncIterator[EpisodeRecord]:
         """Yield episodes, as `SampleStore.episodes` does.
 
-        An iteration that fails after its first episode is not repeated.
+        An iteration that fails is begun again, without the episodes that it has yielded.
         """
-        begun: list[AsyncIterator[EpisodeRecord]] = []
+        begun: AsyncIterator[EpisodeRecord] | None = None
+        yielded: set[str] = set()
 
-        async def first() -> EpisodeRecord | None:
-            begun[:] = [aiter(self._store.episodes(query))]
-            return await anext(begun[0], None)
+        async def following() -> EpisodeRecord | None:
+            nonlocal begun
+            reading = begun or aiter(self._store.episodes(query))
+            # An iterator that has failed cannot be continued.
+            begun = None
+            async for episode in reading:
+                if episode.episode_id not in yielded:
+                    begun = reading
+                    return episode
+            return None
 
-        episode = await self._call("episodes", first)
-        while episode is not None:
+        while (episode := await self._call("episodes", following)) is not None:
+            yielded.add(episode.episode_id)
             yield episode
-            following = anext(begun[0], None)
-            episode = await self._call("episodes", lambda: following, again=False)  # noqa: B023
 
     async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
         """Return calls, as `SampleStore.calls` does."""
@@ -202,13 +208,8 @@ class PatientStore(SampleStore):
         """Return totals, as `SampleStore.call_totals` does."""
         return await self._call("call_totals", self._store.call_totals)
 
-    async def _call(
-        self, what: str, operation: Callable[[], Awaitable[T]], *, again: bool = True
-    ) -> T:
-        """Return the result of an operation, repeated while the store is unavailable.
-
-        :param again: whether it may be repeated.
-        """
+    async def _call(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of an operation, repeated while the store is unavailable."""
         began = self._clock()
         number = next(self._numbers)
         self._pending[number] = (began, what)
@@ -220,8 +221,8 @@ class PatientStore(SampleStore):
                 except StoreUnavailableError as error:
                     self._failed(what, error)
                     since, *_ = self._failing[_writes(what)]
-                    again &= self._clock() + pause - since <= self._retry_seconds
-                    if not again or self._closing or isinstance(error, StoreFullError):
+                    over = self._clock() + pause - since > self._retry_seconds
+                    if over or self._closing or isinstance(error, StoreFullError):
                         error.retry_after = error.retry_after or _RETRY_AFTER
                         raise
                 except AjetError as error:

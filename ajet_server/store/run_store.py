@@ -164,6 +164,8 @@ class RunStore:
         )
         # Episodes with a write that failed, but may have been carried out.
         self._doubtful: set[str] = set()
+        # New episodes of which this is true, by claim hash.
+        self._in_doubt: dict[str, list[EpisodeRecord]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._batching = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
@@ -258,6 +260,19 @@ class RunStore:
         """Return the episode of a claim by its hash; None for "" and for an unknown hash."""
         episode_id = self._claims.get(claim_hash)
         return None if episode_id is None else await self._store.get_episode(episode_id)
+
+    async def adopt(self, claim_hash: str) -> EpisodeRecord | None:
+        """Add the episode of a claim whose write failed, if it was carried out nevertheless.
+
+        :return: the episode, None if there is none, or if it was added before.
+        """
+        for episode in list(self._in_doubt.get(claim_hash, ())):
+            stored = await self._store.get_episode(episode.episode_id)
+            # Another call of this may have added it meanwhile.
+            if stored is not None and self._in_doubt.pop(claim_hash, None) is not None:
+                self._enter(stored)
+                return stored
+        return None
 
     async def joint_parts(self, joint_ids: Iterable[str]) -> dict[str, EpisodeRecord]:
         """Return the parts of joint episodes by joint id, without unknown ones."""
@@ -463,9 +478,11 @@ class RunStore:
         except BaseException:
             if claim:
                 del self._claims[claim]
+                self._in_doubt.setdefault(claim, []).append(episode)
             if joint is not None:
                 del self._joint[joint.joint_id]
             raise
+        self._in_doubt.pop(claim, None)
         self._enter(episode)
 
     async def _write_outcome(self, outcome: EpisodeRecord, states: set[str]) -> EpisodeRecord:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ajet_core.errors import StoreError, StoreFullError, StoreUnavailableError
 from ajet_core.interfaces import (
     BatchRecord,
+    EpisodeQuery,
     Record,
     RunRecord,
     StepRecord,
@@ -208,20 +209,64 @@ async def test_an_operation_that_hangs_is_reported(
     assert store.trouble is None
 
 
-async def test_an_iteration_is_repeated_before_its_first_episode_only(
-    store: PatientStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    failing=st.lists(st.integers(0, 6), max_size=8),
+    newest_first=st.booleans(),
+    ended_at=st.integers(0, 6),
+)
+def test_an_iteration_continues_after_the_last_episode_whatever_fails(
+    failing: list[int],
+    newest_first: bool,
+    ended_at: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    await store.append(make_episode("a"), make_episode("b"))
+    """Each attempt fails after as many episodes as `failing` says, until the last one."""
+    fail_at = iter(failing)
     plain = FailingStore.episodes
-    fail_at = iter([0, 1])
 
     async def episodes(self: FailingStore, *args: object) -> AsyncIterator[object]:
-        at, number = next(fail_at), 0
+        at, number = next(fail_at, None), 0
         async for episode in plain(self, *args):  # type: ignore[arg-type]
             if number == at:
                 raise StoreUnavailableError("away")
             number += 1
             yield episode
+        if number == at:
+            raise StoreUnavailableError("away")
+
+    async def go() -> None:
+        store = patient(tmp_path_factory.mktemp("run"), Clock())
+        await store.open()
+        names = list("abcdef")
+        await store.append(*map(make_episode, names))
+        seen = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FailingStore, "episodes", episodes)
+            query = EpisodeQuery(state="open", newest_first=newest_first)
+            async for episode in store.episodes(query):
+                seen.append(episode.episode_id)
+                if len(seen) == ended_at:
+                    # An episode that was read leaves the filter.
+                    await store.append(ended(seen[-1]))
+        assert seen == (names[::-1] if newest_first else names)
+        await store.close()
+
+    asyncio.run(go())
+
+
+async def test_an_iteration_fails_after_a_long_outage(
+    store: PatientStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.append(make_episode("a"), make_episode("b"))
+    plain = FailingStore.episodes
+
+    async def episodes(self: FailingStore, *args: object) -> AsyncIterator[object]:
+        async for episode in plain(self, *args):  # type: ignore[arg-type]
+            yield episode
+            raise StoreUnavailableError("away")
 
     monkeypatch.setattr(FailingStore, "episodes", episodes)
     seen = []
@@ -233,4 +278,4 @@ async def test_an_iteration_is_repeated_before_its_first_episode_only(
     with pytest.raises(StoreUnavailableError):
         await read()
     assert seen == ["a"]
-    assert clock.sleeps == [0.1]
+    assert 28 < clock() <= 30

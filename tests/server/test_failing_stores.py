@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -16,7 +17,7 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol import ServerState
 from ajet_core.timeline import Call
-from ajet_testing.servers import CONTROL, Running, ServerFactory, error_of
+from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_of
 from tests.support.failing_store import STORE, FailingStore, plugins_with_failing_store
 from tests.support.runs import abort, finish_batch, status, until_state
 
@@ -94,6 +95,60 @@ async def test_an_end_that_failed_but_was_carried_out_stands(
         assert (said["state"], said["reward"]) == ("ended", 1.0)
         counters = (await status(server))["counters"]
         assert (counters["episodes_ended"], counters["episodes_aborted"]) == (1, 0)
+
+
+async def test_a_claim_whose_answer_was_lost_in_a_long_outage_is_the_episode_that_was_recorded(
+    failing: ServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"task_id": "a", "claim_id": "c" * 32}
+    async with failing.running(store={**STORE, "retry_seconds": 0.05}) as server:
+        await server.roll()
+
+        def away(_: Sequence[Record] = ()) -> None:
+            raise StoreUnavailableError("the database is away")
+
+        for when in ("after", "read"):
+            monkeypatch.setitem(FailingStore.faults, when, away)
+        for _ in range(2):
+            answer = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
+            assert error_of(answer)["type"] == "store_unavailable"
+        assert len(server.service.episodes.open) == 0
+        for when in ("after", "read"):
+            monkeypatch.delitem(FailingStore.faults, when)
+        grants = await asyncio.gather(*(server.claim("a", claim_id="c" * 32) for _ in range(3)))
+        assert grants[0] == grants[1] == grants[2]
+        (stored,) = await server.service.store.episodes()
+        assert stored.episode_id == grants[0]["episode_id"]
+        assert len(server.service.episodes.open) == 1
+        # It holds one of the two slots of its task, and is trained like any other.
+        other = await server.claim("a")
+        third = {"task_id": "a", "wait_seconds": 0.0}
+        full = await server.http.post("/v1/episodes", headers=CLIENT, json=third)
+        assert full.status_code == 503
+        for number, grant in enumerate([grants[0], other]):
+            assert (await server.chat(grant)).status_code == 200
+            assert (await server.end(grant, float(number))).status_code == 200
+        await asyncio.gather(server.episode("b", 0.0), server.episode("b", 1.0))
+        await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+        await trained_once(server, batches=1)
+        assert (await status(server))["counters"]["episodes"] == 4
+
+
+async def test_a_claim_that_was_not_recorded_in_a_long_outage_is_a_new_episode(
+    failing: ServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"task_id": "a", "claim_id": "c" * 32}
+    async with failing.running(store={**STORE, "retry_seconds": 0.05}) as server:
+        await server.roll()
+        failure = fails(EpisodeRecord, 10**6, StoreUnavailableError)
+        monkeypatch.setitem(FailingStore.faults, "before", failure)
+        answer = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
+        assert error_of(answer)["type"] == "store_unavailable"
+        monkeypatch.delitem(FailingStore.faults, "before")
+        grant = await server.claim("a", claim_id="c" * 32)
+        assert grant == await server.claim("a", claim_id="c" * 32)
+        (stored,) = await server.service.store.episodes()
+        assert stored.episode_id == grant["episode_id"]
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError, StoreFullError, StoreError])

@@ -15,7 +15,7 @@ from typing import Self
 
 # Debian keeps the programs of each version in a directory of its own.
 _DEBIAN = Path("/usr/lib/postgresql")
-_NOT_ROOT = "postgres"
+NOT_ROOT = "postgres"
 
 
 def programs() -> Path | None:
@@ -36,7 +36,7 @@ class PostgresServer:
         where = programs()
         assert where is not None, "the tests that need PostgreSQL are skipped without it"
         self._bin = where
-        self._user = _NOT_ROOT if os.geteuid() == 0 else None
+        self._user = NOT_ROOT if os.geteuid() == 0 else None
         # The path of a socket is limited to some hundred characters.
         self.directory = Path(tempfile.mkdtemp(prefix="ajet-pg-", dir="/tmp"))
         if self._user is not None:

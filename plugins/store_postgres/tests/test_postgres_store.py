@@ -6,8 +6,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from ajet_store_postgres.connecting import application_name
 from ajet_store_postgres.settings import PostgresStoreSettings
-from ajet_store_postgres.store import PostgresStore, application_name
+from ajet_store_postgres.store import PostgresStore
 from postgres_server import PostgresServer
 
 from ajet_core.interfaces import SampleStore, WorkerContext

@@ -119,12 +119,42 @@ INSERT INTO totals VALUES ('calls', 0), ('tokens_raw', 0), ('tokens_sampled', 0)
 INSERT INTO store VALUES (1, 0);
 """
 
-MIGRATIONS: list[LiteralString] = [_FIRST]
+# Each claim and each joint episode has one episode; the first version did not enforce this.
+_OWNED: LiteralString = """
+UPDATE episodes AS older SET claim_hash = '' WHERE claim_hash != '' AND EXISTS (
+    SELECT FROM episodes AS newer WHERE newer.claim_hash = older.claim_hash AND newer.id > older.id
+);
+UPDATE episodes AS older
+SET joint_id = NULL, joint_role = NULL, joint_arbiter = NULL, joint_arbiter_run = NULL
+WHERE EXISTS (
+    SELECT FROM episodes AS newer WHERE newer.joint_id = older.joint_id AND newer.id > older.id
+);
+CREATE UNIQUE INDEX episodes_by_joint ON episodes (joint_id) WHERE joint_id IS NOT NULL;
+CREATE UNIQUE INDEX episodes_by_claim ON episodes (claim_hash) WHERE claim_hash != '';
+ALTER TABLE store ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+CREATE FUNCTION require_owner(expected TEXT) RETURNS VOID LANGUAGE plpgsql AS $$
+DECLARE
+    present TEXT;
+BEGIN
+    SELECT owner INTO present FROM store FOR SHARE;
+    IF present != expected THEN
+        RAISE EXCEPTION '%', present USING ERRCODE = 'AJ001';
+    END IF;
+END
+$$;
+"""
+
+MIGRATIONS: list[LiteralString] = [_FIRST, _OWNED]
 """For each version of the schema, the statements that make it from the version before."""
 
+NOT_OWNER = "AJ001"
+"""The SQLSTATE of the error of `require_owner`."""
 
-def prepare(connection: Connection, schema: str) -> None:
+
+def prepare(connection: Connection, schema: str, owner: str) -> None:
     """Create the schema of a run, or bring it to the present version, in one transaction.
+
+    From then on, `owner` alone may write to it: this waits for a transaction of the owner before.
 
     :param connection: not in a transaction; its search path is `schema`.
     :raises StoreError: a newer version of agentjet made it, or it holds something else.
@@ -142,6 +172,17 @@ def prepare(connection: Connection, schema: str) -> None:
             connection.execute(statements)
         if version < len(MIGRATIONS):
             connection.execute("UPDATE store SET version = %s", (len(MIGRATIONS),))
+        connection.execute("UPDATE store SET owner = %s", (owner,))
+
+
+def require_owner(connection: Connection, owner: str) -> None:
+    """Check that no other owner has prepared the schema since.
+
+    In a transaction, this also makes the next owner wait until it ends.
+
+    :raises psycopg.Error: with the SQLSTATE `NOT_OWNER` and the present owner as its message.
+    """
+    connection.execute("SELECT require_owner(%s)", (owner,))
 
 
 def check(connection: Connection, schema: str) -> None:

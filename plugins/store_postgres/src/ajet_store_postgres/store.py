@@ -6,42 +6,38 @@ import json
 import os
 import re
 import secrets
-import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import conninfo
 
 from ajet_core.errors import StoreError, StoreFullError, StoreUnavailableError
 from ajet_core.files import read_json, write_whole
 from ajet_core.interfaces import WorkerContext
-from ajet_store_postgres.schema import Connection, check, prepare
+from ajet_store_postgres.connecting import (
+    application_name,
+    close,
+    connect,
+    deadline,
+    refuse_shared_sessions,
+)
+from ajet_store_postgres.schema import NOT_OWNER, Connection, check, prepare, require_owner
 from ajet_store_postgres.settings import PostgresStoreSettings
 from ajet_store_postgres.writing import PostgresWriter
 from ajet_stores.codec import Row
 from ajet_stores.sql_reading import Execute
 from ajet_stores.sql_store import SqlStore, Write
 
-__all__ = ["PostgresStore", "application_name"]
+__all__ = ["PostgresStore"]
 
 T = TypeVar("T")
 
 _NOTE = "postgres.json"
 """The file in a run directory with the name of the run's schema."""
 
-# A connection to a machine that is gone is lost after 20 seconds.
-_KEEPALIVE = {
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 2,
-    "tcp_user_timeout": 20_000,
-}
-# The seconds for which a server may answer later than its limit of a statement.
-_GRACE = 5
 # Besides `OperationalError`: a connection that is lost, or leads to a server that became a standby.
 _UNAVAILABLE = (
     psycopg.OperationalError,
@@ -54,7 +50,9 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
     """Stores all records of a run in a schema of a PostgreSQL database.
 
     It writes and reads by one connection each, and replaces a lost one at the next operation. While
-    it is open for writing it holds an advisory lock, so that a run has one writer.
+    it is open for writing it holds an advisory lock, so that a run has one writer. It also notes
+    itself as the schema's owner, which each of its transactions checks: if another server has been
+    the writer since, this one knows too little of the run to continue.
     """
 
     def __init__(self, settings: PostgresStoreSettings, context: WorkerContext) -> None:
@@ -87,10 +85,12 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
         self._schema = self.settings.schema_name or self._noted_schema()
         try:
             with self._errors():
+                refuse_shared_sessions(self.settings, read_only=read_only)
                 if read_only:
                     self._reading = self._new_connection()
                     check(self._reading, self._schema)
                 else:
+                    self._writer.owner = f"{application_name()}, {secrets.token_hex(4)}"
                     self._writing = self._new_writer(prepare)
                     self._reading = self._new_connection()
             if not read_only and not self.settings.schema_name:
@@ -101,8 +101,8 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
 
     def disconnect(self) -> None:
         """Close both connections."""
-        _close(self._writing)
-        _close(self._reading)
+        close(self._writing)
+        close(self._reading)
         self._writing = self._reading = None
 
     def commit(self, writes: Sequence[Write]) -> Sequence[Exception | None]:
@@ -111,11 +111,12 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
             with self._errors():
                 if self._writing is None or self._writing.closed:
                     # A database without the run, such as a wrong standby, must not get a new one.
-                    self._writing = self._new_writer(check)
-                with self._deadline(self._writing):
+                    self._writing = self._new_writer(_check_owned)
+                with deadline(self._writing, self.settings):
                     return self._writer.commit(self._writing, writes)
-        except StoreUnavailableError:
-            _close(self._writing)
+        except StoreError:
+            # The lock must not stay with a server that cannot write.
+            close(self._writing)
             self._writing = None
             raise
 
@@ -125,31 +126,33 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
             with self._errors():
                 if self._reading is None or self._reading.closed:
                     self._reading = self._new_connection()
-                with self._deadline(self._reading):
+                with deadline(self._reading, self.settings):
                     return _on_snapshot(self._reading, query)
         except StoreUnavailableError:
-            _close(self._reading)
+            close(self._reading)
             self._reading = None
             raise
 
-    def _new_writer(self, make_ready: Callable[[Connection, str], None]) -> Connection:
+    def _new_writer(self, make_ready: Callable[[Connection, str, str], None]) -> Connection:
         """Connect for writing, with the lock of the schema.
 
-        :param make_ready: creates or checks the schema once it is locked.
+        :param make_ready: creates or checks the schema for its owner once it is locked.
         """
         self._writer.forget()
         connection = self._new_connection()
         try:
-            connection.execute("SET synchronous_commit = on")
-            (row,) = connection.execute(
-                "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (f"ajet {self._schema}",)
-            )
-            if not row[0]:
-                raise StoreUnavailableError(
-                    f"{self.place} is used by another server{self._holder(connection)}: stop it, "
-                    "or use another schema"
+            with deadline(connection, self.settings):
+                connection.execute("SET synchronous_commit = on")
+                name = f"ajet {self._schema}"
+                (row,) = connection.execute(
+                    "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", (name,)
                 )
-            make_ready(connection, self._schema)
+                if not row[0]:
+                    raise StoreUnavailableError(
+                        f"{self.place} is used by another server{self._holder(connection)}: stop "
+                        "it, or use another schema"
+                    )
+                make_ready(connection, self._schema, self._writer.owner)
         except BaseException:
             connection.close()
             raise
@@ -166,60 +169,7 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
         return "" if row is None else f" ({row[0]})"
 
     def _new_connection(self) -> Connection:
-        try:
-            given = conninfo.conninfo_to_dict(self.settings.dsn)
-        except psycopg.ProgrammingError:
-            # The message of libpq may contain a password.
-            raise StoreError(
-                "store.settings.dsn is not a connection string or URL of libpq: check its quotes, "
-                "and encode special characters of a URL"
-            ) from None
-        chosen: dict[str, Any] = {
-            "connect_timeout": self.settings.connect_seconds,
-            "application_name": application_name(),
-            "target_session_attrs": "any" if self._read_only else "read-write",
-            **_KEEPALIVE,
-            **given,
-        }
-        connection = psycopg.connect(**chosen, autocommit=True)
-        # After a statement of a pipeline has failed, psycopg would use prepared statements that the
-        # server does not have.
-        connection.prepare_threshold = None
-        try:
-            # The server, too, must notice that this machine is gone: it holds the lock until then.
-            for name, value in _KEEPALIVE.items():
-                setting = sql.Identifier(f"tcp_{name.removeprefix('tcp_')}")
-                connection.execute(sql.SQL("SET {} = {}").format(setting, sql.Literal(value)))
-            milliseconds = self.settings.statement_seconds * 1000
-            connection.execute(
-                sql.SQL("SET search_path TO {}").format(sql.Identifier(self._schema))
-            )
-            connection.execute(
-                sql.SQL("SET statement_timeout = {}").format(sql.Literal(milliseconds))
-            )
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    @contextmanager
-    def _deadline(self, connection: Connection) -> Iterator[None]:
-        """Cut the connection off if the server does not answer.
-
-        PostgreSQL's own limit of a statement does not apply to a commit that waits for a standby,
-        nor to a server that hangs. Such a commit is not cancelled: it would succeed without the
-        standby.
-        """
-        timer = threading.Timer(
-            self.settings.statement_seconds + _GRACE, _cut_off, [connection.fileno()]
-        )
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
+        return connect(self.settings, self._schema, read_only=self._read_only)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -236,6 +186,11 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
                 f"{self.place} cannot be reached: {_first_line(error)}"
             ) from error
         except psycopg.Error as error:
+            if error.sqlstate == NOT_OWNER:
+                raise StoreError(
+                    f"{self.place} has been used by another server since ({_first_line(error)}), "
+                    "so this one must not write to it: stop one of them, and restart the other"
+                ) from error
             raise StoreError(f"{self.place} failed: {_first_line(error)}") from error
 
     @property
@@ -271,6 +226,11 @@ class PostgresStore(SqlStore[PostgresStoreSettings]):
             raise StoreError(f"cannot write {self._note}: {error}") from error
 
 
+def _check_owned(connection: Connection, schema: str, owner: str) -> None:
+    check(connection, schema)
+    require_owner(connection, owner)
+
+
 def _on_snapshot(connection: Connection, query: Callable[[Execute], T]) -> T:
     def execute(statement: str, parameters: Sequence[object] = ()) -> Iterator[Row]:
         # The statements are constants of `ajet_stores`.
@@ -280,24 +240,6 @@ def _on_snapshot(connection: Connection, query: Callable[[Execute], T]) -> T:
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         return query(execute)
-
-
-def _close(connection: Connection | None) -> None:
-    """Close a connection that may be broken."""
-    if connection is not None:
-        with suppress(psycopg.Error):
-            connection.close()
-
-
-def _cut_off(descriptor: int) -> None:
-    """Shut a socket down, which fails the operation that waits for it."""
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
-        duplicate.shutdown(socket.SHUT_RDWR)
-
-
-def application_name() -> str:
-    """Return the name of this process in ``pg_stat_activity``."""
-    return f"ajet {socket.gethostname()} {os.getpid()}"
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -19,7 +19,7 @@ from ajet_core.interfaces import (
     StepRecord,
 )
 from ajet_core.timeline import Call
-from ajet_store_postgres.schema import Connection
+from ajet_store_postgres.schema import Connection, require_owner
 from ajet_stores import codec
 from ajet_stores.sql_store import Write
 
@@ -99,9 +99,12 @@ class PostgresWriter:
 
     All statements of a group are sent at once (pipeline mode of libpq). If one fails, the group is
     written again, one write after the other, to find out which.
+
+    :ivar owner: the owner of the schema as which it writes.
     """
 
     def __init__(self) -> None:
+        self.owner = ""
         # The ids of the latest calls that are stored, so that others can be based on them.
         self._known: dict[str, None] = {}
 
@@ -112,7 +115,8 @@ class PostgresWriter:
     def commit(self, connection: Connection, writes: Sequence[Write]) -> list[Exception | None]:
         """Commit writes in one transaction, as `SqlStore.commit` does.
 
-        :raises psycopg.Error: the transaction failed.
+        :raises psycopg.Error: the transaction failed, for example because the schema has another
+            owner.
         """
         try:
             self._at_once(connection, writes)
@@ -133,6 +137,7 @@ class PostgresWriter:
         try:
             with connection.pipeline() as pipeline:
                 connection.execute("BEGIN")
+                require_owner(connection, self.owner)
                 cursors = [(s, connection.execute(s.text, s.row)) for s in statements]
                 if any(s.missing for s in statements):
                     # The answers must be here before the transaction is committed.
@@ -152,6 +157,7 @@ class PostgresWriter:
         errors: list[Exception | None] = []
         try:
             connection.execute("BEGIN")
+            require_owner(connection, self.owner)
             for write in writes:
                 connection.execute("SAVEPOINT one_write")
                 of_write = dict(new)
