@@ -98,7 +98,11 @@ class GuardedProtocol(HttpToolsProtocol):
         :return: whether a connection was closed.
         """
         for other in islice(self.connections, _LOOKED_AT):
-            if other is not self and isinstance(other, GuardedProtocol) and other.cycle is None:
+            if other is self or not isinstance(other, GuardedProtocol):
+                continue
+            # uvicorn's type hides that it is None before the first request.
+            cycle: object = other.cycle
+            if cycle is None:
                 self.connections.discard(other)
                 other.transport.abort()
                 return True

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from ajet_core.errors import AjetError, BusyError, NotFoundError, RequestError
 from ajet_core.protocol import ErrorBody, ErrorDetail
-from ajet_server.gateway.formats.table import dialect_of, is_llm_path
+from ajet_server.gateway.formats.table import dialect_of, doubled_version, is_llm_path
 
 # The status that nginx logs for a client that closed the connection.
 CLIENT_CLOSED_REQUEST = 499
@@ -54,7 +54,9 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     described: AjetError
     if error.status_code in (404, 405):
-        described = NotFoundError(f"{request.method} {request.url.path}: {error.detail}")
+        advice = doubled_version(request.url.path)
+        reason = f"{error.detail}: {advice}" if advice else error.detail
+        described = NotFoundError(f"{request.method} {request.url.path}: {reason}")
     else:
         described = RequestError(error.detail)
     answer = error_response(described, request.url.path)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -20,9 +21,15 @@ from ajet_server.gateway.formats.completing import evaluated, speaker
 from ajet_server.gateway.formats.dialect import Dialect
 from ajet_server.gateway.formats.retries import SameRequest
 from ajet_server.gateway.formats.table import (
+    CONTENT,
+    CONTENT_METHODS,
+    COUNT_METHOD,
     DIALECTS,
+    GOOGLE_PREFIX,
+    KEY_PARAMETER,
     KEY_PREFIX,
     MESSAGES,
+    is_google_path,
     model_object,
     models_list,
 )
@@ -34,8 +41,10 @@ from ajet_server.security.api_keys import bearer
 MODELS_PATH = "/v1/models"
 COUNT_PATH = "/v1/messages/count_tokens"
 EMBEDDINGS_PATH = "/v1/embeddings"
+GOOGLE_MODELS_PATH = f"{GOOGLE_PREFIX}models"
 AGENT_HEADER = "x-ajet-agent"
 _KEY_IN_PATH = f"{KEY_PREFIX}{{episode_key}}"
+_METHODS = tuple(f":{method}" for method in (*CONTENT_METHODS, COUNT_METHOD))
 _MAX_AGENT_NAME = 256
 # Bytes; larger bodies take milliseconds to read.
 _LARGE_BODY = 2**17
@@ -48,20 +57,26 @@ def add_routes(router: APIRouter, service: ModelService) -> None:
     deviations to accept. `OPENAPI_PATHS` describes them.
     """
 
+    def described() -> dict[str, Any]:
+        chat = service.run.chat
+        context = None if chat is None else chat.info.max_context
+        return model_object(service.run.model_name or "default", int(service.started_at), context)
+
     async def models(request: Request) -> Response:
         await service.episodes.authenticate(episode_key(request))
-        name = service.run.model_name or "default"
-        return JSONResponse(models_list(name, int(service.started_at)))
+        return JSONResponse(models_list(described()))
 
     async def model(request: Request) -> Response:
-        await service.episodes.authenticate(episode_key(request))
-        name = service.run.model_name or "default"
         asked = request.path_params["model"]
-        if asked != name:
+        if asked.endswith(_METHODS):
+            raise HTTPException(405, "Method Not Allowed")
+        await service.episodes.authenticate(episode_key(request))
+        only = described()
+        if asked != only["id"]:
             raise NotFoundError(
-                f"model {asked[:80]!r} does not exist; this server has only {name!r}"
+                f"model {asked[:80]!r} does not exist; this server has only {only['id']!r}"
             )
-        return JSONResponse(model_object(name, int(service.started_at)))
+        return JSONResponse(only)
 
     async def count_tokens(request: Request) -> Response:
         episode = await service.episodes.authenticate(episode_key(request))
@@ -69,6 +84,13 @@ def add_routes(router: APIRouter, service: ModelService) -> None:
         completions = await completion_service(service)
         counted = await until_disconnect(request, completions.count(episode.session, asked))
         return JSONResponse({"input_tokens": counted})
+
+    async def count_contents(request: Request) -> Response:
+        episode = await service.episodes.authenticate(episode_key(request))
+        asked = CONTENT.read_to_count(await request.body(), episode.session)
+        completions = await completion_service(service)
+        counted = await until_disconnect(request, completions.count(episode.session, asked))
+        return JSONResponse({"totalTokens": counted})
 
     async def embeddings(request: Request) -> Response:
         await service.episodes.authenticate(episode_key(request))
@@ -81,12 +103,20 @@ def add_routes(router: APIRouter, service: ModelService) -> None:
         for prefix in ("", _KEY_IN_PATH):
             call = CallRoute(service, dialect, reading)
             router.routes.append(Route(prefix + path, call, methods=["POST"]))
+    for method, dialect in CONTENT_METHODS.items():
+        for path in _content_paths(method):
+            call = CallRoute(service, dialect, reading)
+            router.routes.append(Route(path, call, methods=["POST"]))
+    for path in _content_paths(COUNT_METHOD):
+        router.routes.append(Route(path, count_contents, methods=["POST"]))
     for prefix in ("", _KEY_IN_PATH):
         for path, method, answer in (
             (MODELS_PATH, "GET", models),
             (MODELS_PATH + "/{model:path}", "GET", model),
             (COUNT_PATH, "POST", count_tokens),
             (EMBEDDINGS_PATH, "POST", embeddings),
+            (GOOGLE_MODELS_PATH, "GET", models),
+            (GOOGLE_MODELS_PATH + "/{model:path}", "GET", model),
         ):
             router.routes.append(Route(prefix + path, answer, methods=[method]))
 
@@ -102,9 +132,22 @@ def refuse_calls(router: APIRouter, base_url: str) -> None:
 
 
 def episode_key(request: Request) -> str:
-    """Return the episode's key from the path or a header of a request."""
-    in_path = request.path_params.get("episode_key")
-    return str(in_path) if in_path else bearer(request.headers)
+    """Return the episode's key from the path, a header or the query of a request."""
+    if in_path := request.path_params.get("episode_key"):
+        return str(in_path)
+    key = bearer(request.headers)
+    if not key and is_google_path(request.url.path):
+        key = request.query_params.get(KEY_PARAMETER, "")
+    return key
+
+
+def _content_paths(method: str) -> list[str]:
+    """Return the paths of one of Google's methods."""
+    return [
+        f"{prefix}{version}models/{{model:path}}:{method}"
+        for version in (GOOGLE_PREFIX, "/v1/")
+        for prefix in ("", _KEY_IN_PATH)
+    ]
 
 
 def _agent_name(request: Request) -> str:
@@ -136,31 +179,42 @@ class CallRoute:
         service = self._service
         episode = await service.episodes.authenticate(episode_key(request))
         async with service.episodes.counted(episode):
+            dialect = self._dialect.chosen(request.query_params)
             body = await request.body()
             if len(body) > _LARGE_BODY:
                 async with self._reading:
-                    asked = self._dialect.read(body, episode.session)
+                    asked = dialect.read(body, episode.session)
                     # The next large body is read in a later iteration of the event loop.
                     await asyncio.sleep(0)
             else:
-                asked = self._dialect.read(body, episode.session)
+                asked = dialect.read(body, episode.session)
             if episode.record.kind == "eval":
                 sampling = service.run.evaluation_sampling
                 asked = replace(asked, request=evaluated(asked.request, sampling))
             agent = _agent_name(request) or speaker(asked.request.messages, service.run.agents)
             same = SameRequest.read(request.headers, scope["path"], agent, body)
-            call = ModelCall(service, episode, request, self._dialect, asked, agent, same)
+            call = ModelCall(service, episode, request, dialect, asked, agent, same)
             response = await call.answer()
             await response(scope, receive, send)
 
 
-def _operation(summary: str, *, body: bool) -> dict[str, Any]:
+_MODEL_PARAMETER = {
+    "name": "model",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1},
+    "description": "Any name: the server has one model.",
+}
+
+
+def _operation(summary: str, *, body: bool, names_model: bool = False) -> dict[str, Any]:
     """Return an OpenAPI operation; the dialect's own specification has the details."""
     anything: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     failed = {"description": "An error in the dialect's format.", "content": anything}
     return {
         "summary": summary,
         "tags": ["agents"],
+        **({"parameters": [_MODEL_PARAMETER]} if names_model else {}),
         **({"requestBody": {"required": True, "content": anything}} if body else {}),
         "responses": {
             "200": {"description": "See the dialect's own specification.", "content": anything},
@@ -185,5 +239,19 @@ OPENAPI_PATHS: dict[str, dict[str, Any]] = {
     COUNT_PATH: {
         "post": _operation("Count the input tokens of an Anthropic messages request", body=True)
     },
+    **{
+        f"{GOOGLE_MODELS_PATH}/{{model}}:{method}": {
+            "post": _operation(dialect.summary, body=True, names_model=True)
+        }
+        for method, dialect in CONTENT_METHODS.items()
+    },
+    f"{GOOGLE_MODELS_PATH}/{{model}}:{COUNT_METHOD}": {
+        "post": _operation(
+            "Count the input tokens of a Google generateContent request",
+            body=True,
+            names_model=True,
+        )
+    },
     MODELS_PATH: {"get": _operation("List the served model", body=False)},
+    GOOGLE_MODELS_PATH: {"get": _operation("List the served model for Google's SDK", body=False)},
 }

@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from ajet_core.errors import AjetError, ContextLengthError, DeadlineError, EpisodeClosedError
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import CompletionService
-from ajet_server.gateway.formats.dialect import COMMENT, Dialect, DialectRequest, StreamWriter
+from ajet_server.gateway.formats.dialect import Dialect, DialectRequest, StreamWriter
 from ajet_server.gateway.formats.exchange import Exchange
 from ajet_server.gateway.formats.retries import SameRequest, SharedAnswer
 from ajet_server.http.disconnect import until_disconnect, when_unread
@@ -84,10 +84,12 @@ class ModelCall:
             body = self._asked.too_long(error, self._model_name, time.time())
             if body is None:
                 raise
-            return Response(body, media_type="text/event-stream", headers=self._stream_headers())
+            return Response(
+                body, media_type=self._dialect.stream_type, headers=self._stream_headers()
+            )
         return StreamingResponse(
             self._body(first, chunks),
-            media_type="text/event-stream",
+            media_type=self._dialect.stream_type,
             headers=self._stream_headers(),
         )
 
@@ -204,11 +206,11 @@ class ModelCall:
 
     async def _body(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
         """Yield `first` and the rest. The status is already sent, so errors become events."""
-        position = int(first != COMMENT)
+        position = int(first != self._dialect.heartbeat)
         try:
             yield first
             async for chunk in rest:
-                position += int(chunk != COMMENT)
+                position += int(chunk != self._dialect.heartbeat)
                 yield chunk
         except AjetError as error:
             yield self._dialect.error_event(error, position)

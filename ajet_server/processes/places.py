@@ -7,9 +7,14 @@ from collections.abc import Iterable
 from urllib.parse import unquote
 
 import httptools
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 
-from ajet_server.gateway.formats.table import KEY_PREFIX, is_llm_path
+from ajet_server.gateway.formats.table import (
+    KEY_PARAMETER,
+    KEY_PREFIX,
+    is_google_path,
+    is_llm_path,
+)
 from ajet_server.security.api_keys import bearer, episode_of
 
 SERVER = 0
@@ -28,11 +33,15 @@ def place_of_request(url: bytes, headers: Iterable[tuple[bytes, bytes]], gateway
     :param headers: with names in lower case.
     """
     # As uvicorn does, also for a URL with a host or a fragment.
-    path = unquote((httptools.parse_url(url).path or b"").decode("ascii"))
+    parsed = httptools.parse_url(url)
+    path = unquote((parsed.path or b"").decode("ascii"))
     if not is_llm_path(path):
         return SERVER
     if path.startswith(KEY_PREFIX):
         key = path.removeprefix(KEY_PREFIX).partition("/")[0]
     else:
         key = bearer(Headers(raw=list(headers)))
+        if not key and is_google_path(path):
+            query = QueryParams((parsed.query or b"").decode("latin-1"))
+            key = query.get(KEY_PARAMETER, "")
     return place_of_episode(episode_of(key), gateways)

@@ -34,6 +34,10 @@ _BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/messages"): {"messages": [{"role": "user", "content": "x"}]},
     ("POST", "/v1/messages/count_tokens"): {"messages": [{"role": "user", "content": "x"}]},
     ("POST", "/v1/responses"): {"input": "x"},
+    **{
+        ("POST", f"/v1beta/models/{{model}}:{method}"): {"contents": [{"parts": [{"text": "x"}]}]}
+        for method in ("generateContent", "streamGenerateContent", "countTokens")
+    },
 }
 
 
@@ -60,7 +64,12 @@ class Route:
 
     def url(self, **values: str) -> str:
         """Its path, with ids that exist nowhere unless others are given."""
-        known = {"episode_id": UNKNOWN_EPISODE, "token_id": UNKNOWN_TOKEN, **values}
+        known = {
+            "episode_id": UNKNOWN_EPISODE,
+            "token_id": UNKNOWN_TOKEN,
+            "model": "any",
+            **values,
+        }
         return self.path.format_map(known)
 
     def body(self, server: Running) -> dict[str, Any] | None:

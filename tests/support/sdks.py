@@ -12,6 +12,7 @@ from ajet_testing.servers import Running
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
+    from google.genai import Client
 
 
 SPOKEN = "I looked around."
@@ -41,6 +42,13 @@ class Agent:
 
         base = self.grant["base_url"].removesuffix("/v1")
         return AsyncAnthropic(base_url=base, api_key=self.grant["api_key"])
+
+    @property
+    def google(self) -> Client:
+        from google.genai import Client
+
+        base = self.grant["base_url"].removesuffix("/v1")
+        return Client(api_key=self.grant["api_key"], http_options={"base_url": base})
 
     async def calls(self) -> list[Call]:
         """What is recorded."""

@@ -161,7 +161,8 @@ def _choice(choice: dict[str, Any]) -> ToolChoice | None:
     if not isinstance(name, str) or (kind == "tool" and not name):
         wrong("tool_choice.name", "a non-empty string")
     single = choice.get("disable_parallel_tool_use") is True
-    return ToolChoice(forced=kind != "auto", name=name, single=single)
+    names = (name,) if name else ()
+    return ToolChoice(forced=kind != "auto", names=names, single=single or bool(name))
 
 
 def _answer_format(body: _MessagesBody) -> AnswerFormat | None:

@@ -36,13 +36,13 @@ class ToolChoice:
     """Whether the model must call tools.
 
     :param forced: whether the model must call a tool.
-    :param name: the tool that the model must call; "" lets the model choose.
+    :param names: the tools that the model may choose from; () for all.
     :param single: whether the model must call at most one tool.
     :param param: name of the request parameter that requires this.
     """
 
     forced: bool = False
-    name: str = ""
+    names: tuple[str, ...] = ()
     single: bool = False
     param: str = "tool_choice"
 
@@ -138,16 +138,22 @@ class Constraints:
                 "know the model's tool call format",
                 param=param,
             )
-        named = [tool for tool in tools if choice.name in ("", tool["function"]["name"])]
-        if not named:
-            raise UnsupportedError(
-                f"{choice.param}: no tool is named {choice.name[:80]!r}", param=choice.param
-            )
+        offered = [tool["function"]["name"] for tool in tools]
+        for name in choice.names:
+            if name not in offered:
+                raise UnsupportedError(
+                    f"{choice.param}: no tool is named {name[:80]!r}", param=choice.param
+                )
+        named = [
+            tool
+            for tool, name in zip(tools, offered, strict=True)
+            if not choice.names or name in choice.names
+        ]
         bodies = " | ".join(f"body{i}" for i in range(len(named)))
         rules = [f"call: {self._terminals(form.begin)} ({bodies}) "]
         rules[0] += self._terminals(form.end)
         rules += [f"body{i}: %json {_body(tool, form)}" for i, tool in enumerate(named)]
-        more = "" if choice.single or choice.name else f" ({self._terminals(form.between)} call)*"
+        more = "" if choice.single else f" ({self._terminals(form.between)} call)*"
         return f"call{more}", rules
 
     def _call_format(self) -> _CallFormat | None:

@@ -75,6 +75,8 @@ class DeltaStream:
         ):
             return ()
         begun: BegunCall | None = None
+        if parsed.malformed and self.request.whole_calls:
+            return ()
         if parsed.malformed:
             generation = self.generation
             begun = begun_call(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -63,10 +63,19 @@ class Dialect(ABC):
 
     :cvar summary: summary for the OpenAPI document.
     :cvar heartbeat: chunk that keeps a stream alive before its answer starts.
+    :cvar stream_type: media type of its streams.
     """
 
     summary: ClassVar[str]
     heartbeat: ClassVar[bytes] = COMMENT
+    stream_type: ClassVar[str] = "text/event-stream"
+
+    def chosen(self, query: Mapping[str, str]) -> Dialect:  # noqa: ARG002
+        """Return the dialect of a request with these query parameters, if they make a difference.
+
+        :raises UnsupportedError: a parameter asks for a form that the server does not have.
+        """
+        return self
 
     @abstractmethod
     def read(self, body: bytes, session: Session) -> DialectRequest:
@@ -85,7 +94,7 @@ class Dialect(ABC):
     def error_event(self, error: AjetError, position: int) -> bytes:
         """Return the last event of a stream whose status was sent before the error occurred.
 
-        :param position: number of events sent before.
+        :param position: number of chunks sent before that are no `heartbeat`.
         """
 
 

@@ -116,6 +116,22 @@ class Generation:
             "text_offset": offsets,
         }
 
+    def listed_logprobs(self, start: int = 0) -> dict[str, Any]:
+        """Return Google's ``logprobsResult`` object for the tokens from `start` on."""
+
+        def listed(token_id: int, logprob: float) -> dict[str, Any]:
+            text = self.renderer.decode([token_id])
+            shown = max(logprob, _LOWEST_LOGPROB)
+            return {"token": text, "tokenId": token_id, "logProbability": shown}
+
+        pairs = zip(self.sampled_ids[start:], self.logprobs[start:], strict=True)
+        result: dict[str, Any] = {"chosenCandidates": [listed(*pair) for pair in pairs]}
+        if self.top_logprobs:
+            result["topCandidates"] = [
+                {"candidates": [listed(*pair) for pair in top]} for top in self.top_logprobs[start:]
+            ]
+        return result
+
     def _entries(
         self, ids: Sequence[int], logprobs: Sequence[float], ends: Iterable[bytes]
     ) -> bytes:

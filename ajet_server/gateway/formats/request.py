@@ -83,6 +83,7 @@ class ModelRequest:
     :param logit_bias: pairs of a token id and the number added to its logit.
     :param stop: stop strings; the answer ends before the first of them.
     :param top_logprobs: number of most likely tokens to list at each position, with `logprobs`.
+    :param whole_calls: whether a stream has tool calls only as a whole.
     :param metadata: metadata to store with its calls.
     :param is_evaluation: whether its calls are never trained.
     :param ignored: names of keys in the body that have no effect.
@@ -112,6 +113,7 @@ class ModelRequest:
     logprobs: bool = False
     top_logprobs: int = 0
     return_token_ids: bool = False
+    whole_calls: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     is_evaluation: bool = False
     ignored: tuple[str, ...] = ()

@@ -349,8 +349,8 @@ def _choice(body: ResponsesBody) -> ToolChoice | None:
     single = body.parallel_tool_calls is False
     return ToolChoice(
         forced=choice in ("required", "function"),
-        name=name,
-        single=single,
+        names=(name,) if name else (),
+        single=single or bool(name),
         param="parallel_tool_calls" if single and choice in (None, "auto") else "tool_choice",
     )
 

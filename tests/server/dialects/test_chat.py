@@ -7,7 +7,7 @@ from openai.types import Model
 from ajet_core.errors import ContextLengthError, EngineError, RequestError, UnsupportedError
 from ajet_core.interfaces.engine import EngineCapabilities
 from ajet_server.gateway.formats.chat import read_chat_request
-from ajet_server.gateway.formats.table import models_list
+from ajet_server.gateway.formats.table import model_object, models_list
 from ajet_server.gateway.rendering.prompting import Continuation
 from ajet_server.store.call_metadata import MALFORMED_CALLS
 from ajet_testing.tokenizers import renderer_for
@@ -330,6 +330,7 @@ async def test_another_family():
 
 
 def test_models_list():
-    listed = models_list("tiny", 1700000000)
+    listed = models_list(model_object("tiny", 1700000000, 4096))
     assert listed["object"] == "list"
     assert Model.model_validate(listed["data"][0]).id == "tiny"
+    assert listed["models"][0]["inputTokenLimit"] == 4096

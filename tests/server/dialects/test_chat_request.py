@@ -233,7 +233,7 @@ def test_neutral_values_are_accepted(param, value):
         ({"tool_choice": "required"}, ToolChoice(forced=True)),
         (
             {"tool_choice": {"type": "function", "function": {"name": "move"}}},
-            ToolChoice(forced=True, name="move"),
+            ToolChoice(forced=True, names=("move",), single=True),
         ),
         ({"parallel_tool_calls": False}, ToolChoice(single=True, param="parallel_tool_calls")),
         (

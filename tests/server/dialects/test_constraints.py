@@ -66,7 +66,11 @@ def constraints() -> Constraints:
             [call(UP), call(LOOK), f"{call(UP)}\n{call(LOOK)}"],
             ["Up.", "", f"Up.\n{call(UP)}", call('{"name": "fly", "arguments": {}}'), call("{}")],
         ),
-        (ToolChoice(forced=True, name="move"), [call(UP)], [call(LOOK), f"{call(UP)}\n{call(UP)}"]),
+        (
+            ToolChoice(forced=True, names=("move",), single=True),
+            [call(UP)],
+            [call(LOOK), f"{call(UP)}\n{call(UP)}"],
+        ),
         (
             ToolChoice(forced=True, single=True),
             [call(UP), call(LOOK)],
@@ -131,7 +135,7 @@ def test_who_has_tools_calls_them_or_answers_as_json(checker, constraints) -> No
 
 def test_a_tool_that_is_not_there_cannot_be_forced(constraints) -> None:
     with pytest.raises(UnsupportedError, match="no tool is named 'fly'"):
-        constraints.calls(ToolChoice(forced=True, name="fly"), TOOLS)
+        constraints.calls(ToolChoice(forced=True, names=("fly",)), TOOLS)
 
 
 @pytest.mark.parametrize("family", sorted(SPECIALS))

@@ -1,0 +1,1 @@
+"""Google's ``generateContent``: parse its bodies, and write its JSON and streams."""
