@@ -25,6 +25,8 @@ from ajet_server.gateway.formats.bodies import (
     refuse_unsupported,
     request_error,
     stop_strings,
+    unseen,
+    unseen_names,
     wrong,
 )
 from ajet_server.gateway.formats.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
@@ -32,7 +34,7 @@ from ajet_server.gateway.formats.dialect import Dialect, DialectRequest, StreamW
 from ajet_server.gateway.formats.events import CallDelta, Choice, ChoiceDelta, Delta, Event, Started
 from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.request import ModelRequest, Tools, function_spec
-from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall, as_json
+from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall, ToolSpec, as_json
 
 ID_PREFIX = "msg_"
 _MAX_MESSAGES = 16384
@@ -53,6 +55,12 @@ _CLEAR_THINKING = "clear_thinking_20251015"
 _KEEP_ALL = ("all", {"type": "all"})
 # The types of tools that the client runs itself.
 _OWN_TOOLS = (None, "custom")
+# The types of tools with which the provider would search the deferred tools begin with this.
+_PROVIDERS_SEARCH = "tool_search_tool_"
+_REFERENCE = "tool_reference"
+_READ_IN_RESULTS = ("text", _REFERENCE)
+# Some programs drop thinking that is not signed, which would fork the conversation.
+_SIGNATURE = "agentjet"
 
 
 class _MessagesBody(Body):
@@ -88,8 +96,9 @@ def read_messages_request(body: bytes) -> ModelRequest:
     choice = _choice(parsed.tool_choice or {})
     return ModelRequest(
         id_prefix=ID_PREFIX,
-        messages=tuple(_messages(parsed)),
+        messages=tuple(_messages(parsed, tools)),
         tools=tools.chosen(choice),
+        loaded_tools=_loaded(parsed, tools),
         tool_choice=choice or FREE_CHOICE,
         answer_format=_answer_format(parsed),
         max_tokens=parsed.max_tokens,
@@ -139,16 +148,37 @@ def _refuse_editing(settings: Any) -> None:
 def _without_effect(body: _MessagesBody) -> Iterator[str]:
     """Yield the names of fields that are recognised but have no effect."""
     # Templates cannot express `is_error`: the tool's result has to state the failure.
-    blocks = (block for message in body.messages for block in _listed(message.get("content")))
-    if any(block.get("type") == "tool_result" and block.get("is_error") for block in blocks):
+    results = list(_results(body))
+    if any(block.get("is_error") for block in results):
         yield "tool_result.is_error"
+    contents = (block.get("content") for block in results)
+    yield from unseen_names("tool_result", contents, _READ_IN_RESULTS)
     for name, value in (body.output_config or {}).items():
         if name != "format" and value is not None:
             yield from ignored_names({f"output_config.{name}": value}, {})
 
 
-def _listed(content: Any) -> list[dict[str, Any]]:
-    return content if isinstance(content, list) else []
+def _results(body: _MessagesBody) -> Iterator[dict[str, Any]]:
+    """Yield the results of tools, of a body whose messages were read."""
+    for message in body.messages:
+        content = message.get("content")
+        for block in content if isinstance(content, list) else ():
+            if block.get("type") == "tool_result":
+                yield block
+
+
+def _loaded(body: _MessagesBody, tools: Tools) -> tuple[ToolSpec, ...]:
+    """Return the deferred tools that results of tools refer to."""
+    if not tools.deferred:
+        return ()
+    contents = (result.get("content") for result in _results(body))
+    named = {
+        block.get("tool_name")
+        for content in contents
+        for block in (content if isinstance(content, list) else ())
+        if block.get("type") == _REFERENCE
+    }
+    return tuple(spec for name, spec in tools.deferred.items() if name in named)
 
 
 def _choice(choice: dict[str, Any]) -> ToolChoice | None:
@@ -180,17 +210,32 @@ def _answer_format(body: _MessagesBody) -> AnswerFormat | None:
 
 
 def _tools(bodies: Sequence[Any]) -> Tools:
-    offered, unknown = [], []
+    """Read the tools.
+
+    Those with ``defer_loading`` are shown where a result refers to them, which a search of the
+    client's does. Without one, nothing would, so that they are offered as the others.
+    """
+    offered: list[ToolSpec] = []
+    unknown: list[str] = []
+    deferred: dict[str, ToolSpec] = {}
+    kinds = [str(tool.get("type")) for tool in bodies if isinstance(tool, dict)]
+    defers = not any(kind.startswith(_PROVIDERS_SEARCH) for kind in kinds) and not all(
+        isinstance(tool, dict) and tool.get("defer_loading") is True for tool in bodies
+    )
     for i, tool in enumerate(bodies):
         path = f"tools[{i}]"
         if isinstance(tool, dict) and tool.get("type") not in _OWN_TOOLS:
             unknown.append(path)
+            continue
+        spec = function_spec(tool, path, "input_schema")
+        if defers and tool.get("defer_loading") is True:
+            deferred[spec["function"]["name"]] = spec
         else:
-            offered.append(function_spec(tool, path, "input_schema"))
-    return Tools(tuple(offered), tuple(unknown))
+            offered.append(spec)
+    return Tools(tuple(offered), tuple(unknown), deferred)
 
 
-def _messages(body: _MessagesBody) -> Iterator[ChatMessage]:
+def _messages(body: _MessagesBody, tools: Tools) -> Iterator[ChatMessage]:
     if body.system is not None and (system := _text(body.system, "system")):
         yield ChatMessage("system", system)
     for i, message in enumerate(body.messages):
@@ -199,7 +244,7 @@ def _messages(body: _MessagesBody) -> Iterator[ChatMessage]:
             wrong(path, "an object with role and content")
         match message.get("role"):
             case "user":
-                yield from _user(message.get("content"), f"{path}.content")
+                yield from _user(message.get("content"), f"{path}.content", tools)
             case "assistant":
                 if i == len(body.messages) - 1:
                     raise UnsupportedError(
@@ -214,7 +259,7 @@ def _messages(body: _MessagesBody) -> Iterator[ChatMessage]:
                 wrong(f"{path}.role", '"user" or "assistant"')
 
 
-def _user(content: Any, path: str) -> Iterator[ChatMessage]:
+def _user(content: Any, path: str, tools: Tools) -> Iterator[ChatMessage]:
     """Yield the messages of a user's turn: its texts and tool results, in order."""
     texts: list[str] = []
 
@@ -231,12 +276,8 @@ def _user(content: Any, path: str) -> Iterator[ChatMessage]:
             call_id = block.get("tool_use_id")
             if not (isinstance(call_id, str) and call_id):
                 wrong(f"{where}.tool_use_id", "the id of the tool use that this block answers")
-            result = block.get("content")
-            yield ChatMessage(
-                "tool",
-                "" if result is None else _text(result, f"{where}.content"),
-                tool_call_id=call_id,
-            )
+            result = _result_text(block.get("content"), f"{where}.content", tools)
+            yield ChatMessage("tool", result, tool_call_id=call_id)
         else:
             texts.append(_block_text(block, f"{path}[{i}]"))
     if not blocks:
@@ -294,6 +335,30 @@ def _text(content: Any, path: str) -> str:
     return _BETWEEN_BLOCKS.join(
         _block_text(block, f"{path}[{i}]") for i, block in enumerate(_blocks(content, path))
     )
+
+
+def _result_text(content: Any, path: str, tools: Tools) -> str:
+    """Return the text of a tool's result, with the definitions of the tools that it refers to."""
+    texts: list[str] = []
+    for i, block in enumerate(_blocks(content, path)):
+        kind = block.get("type")
+        if kind == _REFERENCE:
+            texts.append(_definition(block, f"{path}[{i}]", tools))
+        elif kind == "text" or not isinstance(kind, str):
+            texts.append(_block_text(block, f"{path}[{i}]"))
+        else:
+            texts.append(unseen(kind))
+    return _BETWEEN_BLOCKS.join(texts)
+
+
+def _definition(block: dict[str, Any], path: str, tools: Tools) -> str:
+    name = block.get("tool_name")
+    if not (isinstance(name, str) and name):
+        wrong(f"{path}.tool_name", "a non-empty string")
+    if (spec := tools.deferred.get(name)) is not None:
+        return f"Tool {name} can now be called:\n{json_text(spec)}"
+    offered = any(tool["function"]["name"] == name for tool in tools.offered)
+    return f"Tool {name} {'can be called.' if offered else 'is not available.'}"
 
 
 def _block_text(block: dict[str, Any], path: str) -> str:
@@ -391,7 +456,7 @@ class _Blocks:
         """Yield the end of the open block."""
         if self._open:
             if self._kind == "thinking":
-                yield self._more({"type": "signature_delta", "signature": ""})
+                yield self._more({"type": "signature_delta", "signature": _SIGNATURE})
             yield _sse("content_block_stop", index=self._index)
         self._open = False
 
@@ -480,7 +545,8 @@ def _message(exchange: Exchange, content: list[dict[str, Any]]) -> dict[str, Any
 def _answer_blocks(answer: Answer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
-        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        thinking = {"thinking": answer.reasoning, "signature": _SIGNATURE}
+        blocks.append({"type": "thinking", **thinking})
     if answer.content or not answer.tool_calls:
         blocks.append({"type": "text", "text": answer.content})
     blocks += [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
 import pydantic_core
@@ -137,6 +137,23 @@ def ignored_names(extra: Mapping[str, Any], refused: Neutral) -> tuple[str, ...]
     unused = (name for name, value in extra.items() if value is not None and name not in refused)
     plain = ("".join(c for c in name[:_MAX_NAME] if c.isalnum() or c in "_-.") for name in unused)
     return tuple(sorted({name for name in plain if name.isascii() and name}))
+
+
+def unseen(kind: str) -> str:
+    """Return the text that replaces content of a tool's result that the model cannot read."""
+    return f"[{kind[:_MAX_NAME]} not shown: this model reads text only]"
+
+
+def unseen_names(name: str, results: Iterable[Any], read: Collection[str]) -> tuple[str, ...]:
+    """Return the kinds of content of tools' results that `unseen` replaces, each after `name`.
+
+    :param results: contents of the results.
+    :param read: kinds that the model can read.
+    """
+    parts = (part for result in results if isinstance(result, list) for part in result)
+    kinds = {part.get("type") for part in parts if isinstance(part, dict)}
+    unread = {f"{name}.{kind}": "" for kind in kinds if isinstance(kind, str) and kind not in read}
+    return ignored_names(unread, {})
 
 
 def wrong(path: str, expected: str) -> NoReturn:

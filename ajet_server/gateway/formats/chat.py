@@ -34,6 +34,8 @@ from ajet_server.gateway.formats.bodies import (
     refuse_unsupported,
     request_error,
     stop_strings,
+    unseen,
+    unseen_names,
     wrong,
 )
 from ajet_server.gateway.formats.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
@@ -60,7 +62,8 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
 }
 _MAX_TOOL_CALLS = 1024
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Kinds of content parts that the model can read, each with the key of its text."""
 
 
 class FunctionBody(BaseModel):
@@ -162,7 +165,7 @@ def chat_message(body: MessageBody, path: str) -> ChatMessage:
         )
     content = body.content
     if not isinstance(content, str):
-        content = content_text(content, f"{path}.content")
+        content = content_text(content, f"{path}.content", of_tool=role == "tool")
     name = body.name or None
     if role == "assistant":
         calls = tuple(
@@ -179,10 +182,11 @@ def chat_message(body: MessageBody, path: str) -> ChatMessage:
     return ChatMessage(role, content, name=name)
 
 
-def content_text(content: Any, path: str) -> str:
+def content_text(content: Any, path: str, *, of_tool: bool = False) -> str:
     """Return the text of a message's content.
 
     :param content: a string, a list of content parts, or None.
+    :param of_tool: it is a tool's result, in which a text replaces other parts.
     :raises UnsupportedError: a part is not text.
     :raises RequestError: the content is malformed.
     """
@@ -201,13 +205,16 @@ def content_text(content: Any, path: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str):
             wrong(where, 'a content part with a "type"')
-        if kind not in _TEXT_PARTS:
+        if kind not in TEXT_PARTS:
+            if of_tool:
+                texts.append(unseen(kind))
+                continue
             raise UnsupportedError(
                 f"{where}.type: content of type {kind[:40]!r} is not supported: this server "
                 "reads text only",
                 param=f"{where}.type",
             )
-        key = _TEXT_PARTS[kind]
+        key = TEXT_PARTS[kind]
         text = part.get(key)
         if not isinstance(text, str):
             wrong(f"{where}.{key}", "a string")
@@ -348,8 +355,19 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
         logprobs=bool(parsed.logprobs),
         top_logprobs=parsed.top_logprobs or 0,
         return_token_ids=bool(parsed.return_token_ids),
-        ignored=(*ignored_names(extra, _REFUSED), *tools.unknown),
+        ignored=(
+            *ignored_names(extra, _REFUSED),
+            *tools.unknown,
+            *unseen_names("tool", _results(parsed.messages), TEXT_PARTS),
+        ),
     )
+
+
+def _results(messages: Sequence[Any]) -> Iterator[Any]:
+    """Yield the contents of tools' results."""
+    for message in messages:
+        if isinstance(message, dict) and message.get("role") == "tool":
+            yield message.get("content")
 
 
 def _tools(bodies: Sequence[Any]) -> Tools:

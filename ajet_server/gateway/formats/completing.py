@@ -279,7 +279,7 @@ class CompletionService:
 
     def _grammar(self, request: ModelRequest) -> str:
         """Return the grammar of the answer, "" if it is not constrained."""
-        choice, wanted, tools = request.tool_choice, request.answer_format, request.tools
+        choice, wanted, tools = request.tool_choice, request.answer_format, request.callable_tools
         must = tools is not None and not choice.is_free
         if not must and wanted is None:
             return ""
@@ -399,7 +399,7 @@ class CompletionService:
         if exchange.request.prompt is not None:
             return Parsed(self._renderer.decode(generation.text_ids()))
         return self._renderer.parse(
-            generation.visible_ids(), exchange.prompt.ids, exchange.request.tools
+            generation.visible_ids(), exchange.prompt.ids, exchange.request.callable_tools
         )
 
 

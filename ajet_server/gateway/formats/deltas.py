@@ -50,7 +50,7 @@ class DeltaStream:
             text = generation.renderer.decode(generation.text_ids())
             return Delta(content=self._new_content(stable_text(text)))
         parsed = generation.renderer.parse(
-            generation.visible_ids(), generation.request.prompt_ids, self.request.tools
+            generation.visible_ids(), generation.request.prompt_ids, self.request.callable_tools
         )
         reasoning, more = stable_prefix.part(parsed.reasoning), ""
         if len(reasoning) > len(self._reasoning) and reasoning.startswith(self._reasoning):
@@ -67,7 +67,7 @@ class DeltaStream:
 
         A call is complete when the next token belongs to something else.
         """
-        if self.request.tools is None or not stable_prefix.calls or self._torn:
+        if self.request.callable_tools is None or not stable_prefix.calls or self._torn:
             return ()
         if (
             not (parsed.malformed or len(parsed.calls) > len(self._calls))
@@ -83,7 +83,7 @@ class DeltaStream:
                 generation.renderer,
                 generation.visible_ids(),
                 generation.request.prompt_ids,
-                self.request.tools,
+                self.request.callable_tools,
                 parsed,
             )
             if begun is None:
@@ -193,7 +193,7 @@ class DeltaStream:
 
     def _answer(self, parsed: Parsed) -> Answer:
         return make_answer(
-            parsed, tools_offered=self.request.tools is not None, token_hex=self.token_hex
+            parsed, tools_offered=self.request.callable_tools is not None, token_hex=self.token_hex
         )
 
 

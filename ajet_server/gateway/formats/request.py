@@ -19,10 +19,14 @@ class Tools:
     :param offered: tools that are offered to the model, in the form that templates read.
     :param unknown: paths of tools that are not offered, because the client does not run their kind
         itself.
+    :param deferred: by name, tools that the model is shown only where a message refers to them.
+    :param grouped: by the name that the model is shown, the namespace of a tool and its name there.
     """
 
     offered: tuple[ToolSpec, ...] = ()
     unknown: tuple[str, ...] = ()
+    deferred: Mapping[str, ToolSpec] = field(default_factory=dict)
+    grouped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def chosen(self, choice: ToolChoice | None) -> tuple[ToolSpec, ...] | None:
         """Return the tools that the model is shown.
@@ -74,6 +78,8 @@ class ModelRequest:
     :param prompt: text or token ids to continue without a template, instead of messages.
     :param tools: tools that are offered to the model; None if there are none, or if the model must
         not call any.
+    :param loaded_tools: further tools, which messages define.
+    :param grouped_tools: as `Tools.grouped`.
     :param tool_choice: whether the model must call tools.
     :param answer_format: format of the answer, None if it is not constrained.
     :param n: number of choices, each of which is a separate call.
@@ -94,6 +100,8 @@ class ModelRequest:
     has_names: bool = False
     prompt: str | tuple[int, ...] | None = None
     tools: tuple[ToolSpec, ...] | None = None
+    loaded_tools: tuple[ToolSpec, ...] = ()
+    grouped_tools: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     tool_choice: ToolChoice = FREE_CHOICE
     answer_format: AnswerFormat | None = None
     n: int = 1
@@ -117,3 +125,8 @@ class ModelRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     is_evaluation: bool = False
     ignored: tuple[str, ...] = ()
+
+    @property
+    def callable_tools(self) -> tuple[ToolSpec, ...] | None:
+        """All tools that the model may call; None if it must not call any, or there are none."""
+        return None if self.tools is None else self.tools + self.loaded_tools

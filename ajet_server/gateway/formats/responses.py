@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -29,16 +29,17 @@ from ajet_server.gateway.formats.bodies import (
     read_object,
     refuse_unsupported,
     request_error,
+    unseen_names,
     wrong,
 )
-from ajet_server.gateway.formats.chat import content_text
+from ajet_server.gateway.formats.chat import TEXT_PARTS, content_text
 from ajet_server.gateway.formats.constraints import FREE_CHOICE, AnswerFormat, ToolChoice
 from ajet_server.gateway.formats.dialect import Dialect, DialectRequest, StreamWriter, event
 from ajet_server.gateway.formats.events import Choice, ChoiceDelta, Delta, Event, Started
 from ajet_server.gateway.formats.exchange import Exchange, Session
 from ajet_server.gateway.formats.openai_errors import openai_error
 from ajet_server.gateway.formats.request import ModelRequest, Tools, function_spec
-from ajet_server.gateway.rendering.messages import ChatMessage, Role, ToolCall, as_json
+from ajet_server.gateway.rendering.messages import ChatMessage, Role, ToolCall, ToolSpec, as_json
 
 ID_PREFIX = "resp_"
 
@@ -55,9 +56,12 @@ class Items:
     """Collects the items of an input into messages.
 
     Adjacent reasoning, text and calls of the assistant become one message.
+
+    :param grouped: as `Tools.grouped`.
     """
 
     session: Session
+    grouped: Mapping[str, tuple[str, str]]
     _messages: list[ChatMessage] = field(default_factory=list)
     _thoughts: list[str] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
@@ -83,7 +87,7 @@ class Items:
             case "reasoning":
                 self._thoughts += _thoughts(item)
             case "function_call":
-                self._calls.append(_call(item, path))
+                self._calls.append(_call(item, path, self.grouped))
             case "function_call_output":
                 self._answered()
                 self._messages.append(_output(item, path))
@@ -148,10 +152,14 @@ def _thoughts(item: dict[str, Any]) -> list[str]:
     ]
 
 
-def _call(item: dict[str, Any], path: str) -> ToolCall:
+def _call(item: dict[str, Any], path: str, grouped: Mapping[str, tuple[str, str]]) -> ToolCall:
     name, arguments = item.get("name"), item.get("arguments")
     if not (isinstance(name, str) and name):
         wrong(f"{path}.name", "a non-empty string")
+    if isinstance(namespace := item.get("namespace"), str) and namespace:
+        # The request may no longer offer the tool.
+        its = (shown for shown, known in grouped.items() if known == (namespace, name))
+        name = next(its, f"{_prefix(namespace)}{name}")
     if isinstance(arguments, dict):
         try:
             arguments = as_json(arguments)
@@ -168,9 +176,8 @@ def _output(item: dict[str, Any], path: str) -> ChatMessage:
     call_id = item.get("call_id")
     if not (isinstance(call_id, str) and call_id):
         wrong(f"{path}.call_id", "the id of the call that this output belongs to")
-    return ChatMessage(
-        "tool", content_text(item.get("output"), f"{path}.output"), tool_call_id=call_id
-    )
+    text = content_text(item.get("output"), f"{path}.output", of_tool=True)
+    return ChatMessage("tool", text, tool_call_id=call_id)
 
 
 def reasoning_item(exchange: Exchange, text: str, status: str) -> dict[str, Any]:
@@ -200,12 +207,17 @@ def message_item(
 def call_item(  # noqa: PLR0917 - the fields of a call
     exchange: Exchange, index: int, call_id: str, name: str, arguments: str, status: str
 ) -> dict[str, Any]:
-    """Return a function call item."""
+    """Return a function call item.
+
+    :param name: the name that the model was shown.
+    """
+    namespace, name = exchange.request.grouped_tools.get(name, ("", name))
     return {
         "id": f"fc_{_stem(exchange)}-{index}",
         "type": "function_call",
         "call_id": call_id,
         "name": name,
+        **({"namespace": namespace} if namespace else {}),
         "arguments": arguments,
         "status": status,
     }
@@ -276,7 +288,7 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
     choice = _choice(parsed)
     tools = _tools(parsed.tools or ())
     messages = [*_instructions(parsed), *_before(parsed, session)]
-    messages += Items(session).read(parsed.input)
+    messages += Items(session, tools.grouped).read(parsed.input)
     if not messages:
         raise RequestError("input: expected a string or a list of items", param="input")
     logprobs = LOGPROBS in (parsed.include or ())
@@ -284,6 +296,7 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
         id_prefix=ID_PREFIX,
         messages=tuple(messages),
         tools=tools.chosen(choice),
+        grouped_tools=tools.grouped,
         tool_choice=choice or FREE_CHOICE,
         answer_format=_answer_format(parsed.text or {}),
         max_tokens=parsed.max_output_tokens,
@@ -302,6 +315,13 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
 
 def _without_effect(body: ResponsesBody) -> Iterator[str]:
     """Yield the names of fields that are recognised but have no effect."""
+    items = body.input if isinstance(body.input, list) else []
+    results = [
+        item.get("output")
+        for item in items
+        if isinstance(item, dict) and item.get("type") == "function_call_output"
+    ]
+    yield from unseen_names("function_call_output", results, TEXT_PARTS)
     for i, included in enumerate(body.include or ()):
         if included != LOGPROBS:
             yield f"include[{i}]"
@@ -356,14 +376,64 @@ def _choice(body: ResponsesBody) -> ToolChoice | None:
 
 
 def _tools(bodies: Sequence[Any]) -> Tools:
-    offered, unknown = [], []
+    offered: list[ToolSpec] = []
+    unknown: list[str] = []
+    grouped: dict[str, tuple[str, str]] = {}
+    # Names outside of namespaces stay as they are.
+    taken = {tool.get("name") for tool in bodies if isinstance(tool, dict)}
     for i, tool in enumerate(bodies):
         path = f"tools[{i}]"
-        if isinstance(tool, dict) and tool.get("type") != "function":
+        kind = tool.get("type") if isinstance(tool, dict) else "function"
+        if kind == "namespace":
+            for where, namespace, spec in _of_namespace(tool, path):
+                if spec is None:
+                    unknown.append(where)
+                    continue
+                name = spec["function"]["name"]
+                shown = f"{_prefix(namespace)}{name}"
+                while shown in taken:
+                    shown += "_"
+                taken.add(shown)
+                grouped[shown] = (namespace, name)
+                offered.append({**spec, "function": {**spec["function"], "name": shown}})
+        elif kind != "function":
             unknown.append(path)
         else:
             offered.append(function_spec(tool, path))
-    return Tools(tuple(offered), tuple(unknown))
+    return Tools(tuple(offered), tuple(unknown), grouped=grouped)
+
+
+def _of_namespace(
+    namespace: dict[str, Any], path: str
+) -> Iterator[tuple[str, str, ToolSpec | None]]:
+    """Yield the tools of a namespace: their paths, the namespace, and functions.
+
+    The description of the namespace is put before that of its first function. Tools that are not
+    functions are None.
+    """
+    name, tools = namespace.get("name"), namespace.get("tools")
+    if not (isinstance(name, str) and name):
+        wrong(f"{path}.name", "a non-empty string")
+    if not isinstance(tools, list) or len(tools) > _MAX_TOOLS:
+        wrong(f"{path}.tools", f"a list of at most {_MAX_TOOLS} tools")
+    said = namespace.get("description")
+    about = f"Tools {_prefix(name)}*: {said}" if isinstance(said, str) and said else ""
+    for i, tool in enumerate(tools):
+        where = f"{path}.tools[{i}]"
+        if isinstance(tool, dict) and tool.get("type", "function") != "function":
+            yield where, name, None
+            continue
+        spec = function_spec(tool, where)
+        if about:
+            own = spec["function"].get("description", "")
+            spec["function"]["description"] = "\n\n".join(filter(None, (about, own)))
+            about = ""
+        yield where, name, spec
+
+
+def _prefix(namespace: str) -> str:
+    """Return what the names of a namespace's tools begin with."""
+    return namespace if namespace.endswith("__") else f"{namespace}__"
 
 
 def _instructions(body: ResponsesBody) -> Iterator[ChatMessage]:
@@ -420,7 +490,7 @@ class ResponseWriter(StreamWriter):
         """Yield the events from ``response.created`` to ``response.completed``."""
         match happened:
             case Started(_, generation):
-                self._spans = Spans(generation, self.exchange.request.tools)
+                self._spans = Spans(generation, self.exchange.request.callable_tools)
                 yield from self._begun()
             case ChoiceDelta(_, delta):
                 yield from self._grown(delta)
@@ -568,7 +638,7 @@ class ResponsesRequest(DialectRequest):
     def whole(self, exchange: Exchange, choices: Sequence[Choice]) -> bytes:
         """Return a ``response``."""
         (choice,) = choices
-        spans = Spans(choice.generation, exchange.request.tools)
+        spans = Spans(choice.generation, exchange.request.callable_tools)
         items = _items(exchange, choice, spans)
         return object_text(self.complete(exchange, choice, items, spans))
 
