@@ -15,9 +15,11 @@ from ajet_core.interfaces import ComponentSettings, WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ServerState
 from ajet_core.timeline import Call, TokenNode, TokenTree, TokenTrie
 from ajet_server.observe.checked_components import CheckedEstimator, CheckedMerger
+from ajet_testing.scripted_engine import ScriptedEngine
+from ajet_testing.scripted_trainer import ScriptedTrainer
 from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, new_token
 from ajet_testing.suites.advantage_suite import batch_of
-from tests.support.runs import events, loop_of, status, until_state
+from tests.support.runs import events, finish_batch, loop_of, status, until_state
 
 from . import broken
 from .test_unprocessable import POISON, episode, poisoned_batch
@@ -76,6 +78,27 @@ async def test_a_plugin_that_fails_on_every_batch_pauses_the_run_until_it_is_upg
         assert len(batch.episode_ids) == 4
         assert all([await store.scores(episode_id) for episode_id in batch.episode_ids])
         assert await store.batches(after_step=0, refused=True) == []
+
+
+async def test_a_batch_that_a_plugin_cannot_process_can_be_dropped(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broken, "FAULT", of_poison)
+    await server.roll(merger={"name": "broken"})
+    await poisoned_batch(server, [POISON, POISON])
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+    monkeypatch.setattr(broken, "FAULT", always)
+    await finish_batch(server)
+    await until_state(server, ServerState.PAUSED)
+    monkeypatch.setattr(broken, "FAULT", None)
+    answer = await server.http.post("/v1/run/resume", headers=CONTROL, json={"from_step": 1})
+    answer.raise_for_status()
+    await until_state(server, ServerState.ROLLING)
+    await server.service.board.wait_until(lambda: loop_of(server).supervisor.running is not None)
+    assert server.service.coordinator.step == 1
+    await finish_batch(server)
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 2)
+    assert len(await server.service.store.batches(after_step=0)) == 2
 
 
 @pytest.mark.parametrize("run", RUNS, ids=KINDS)
@@ -232,3 +255,59 @@ def test_right_results_pass_unchanged(tmp_path: Path) -> None:
     assert merger.merge("e1", calls[1]) == trie.tree()
     estimator = CheckedEstimator(broken.BrokenEstimator(ComponentSettings(), AlgorithmConfig()), "")
     assert estimator.estimate(episodes, calls) == [[0.5] * 2, [1.0] * 3]
+
+
+def fails_in(
+    monkeypatch: pytest.MonkeyPatch, component: type, method: str, version: Callable[..., int]
+) -> None:
+    """Make a method fail for the weights of the first step."""
+    right = getattr(component, method)
+
+    def wrong(self: object, *arguments: Any) -> Any:
+        if version(*arguments) == 1:
+            raise KeyError("layers")
+        return right(self, *arguments)
+
+    monkeypatch.setattr(component, method, wrong)
+
+
+@pytest.mark.parametrize("kind", ["engine", "trainer"])
+async def test_a_bug_after_training_is_not_counted_against_the_batch(
+    kind: str, server: Running
+) -> None:
+    await server.roll(failures={"max_deaths": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "engine":
+            version: Callable[..., int] = lambda update: update.policy_version  # noqa: E731
+            fails_in(patch, ScriptedEngine, "update_weights", version)
+        else:
+            fails_in(patch, ScriptedTrainer, "publish", lambda _, number: number)
+        await finish_batch(server)
+        await server.service.board.wait_until(lambda: bool(loop_of(server).rollouts.paused))
+        paused = (await status(server))["paused"]
+        assert f"{kind} 'scripted' of plugin 'scripted' (distribution scripted 0) failed" in paused
+        assert "KeyError: 'layers'" in paused
+        assert "Traceback" not in paused
+        await until_state(server, ServerState.PAUSED)
+    (await server.http.post("/v1/run/resume", headers=CONTROL)).raise_for_status()
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+    assert events(server, "refused") == []
+    (batch,) = await server.service.store.batches(after_step=0)
+    assert len(batch.episode_ids) == 4
+
+
+async def test_a_bug_of_the_trainer_in_a_step_is_named_in_the_reason_of_the_batch(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(*_: object) -> None:
+        raise KeyError("layers")
+
+    monkeypatch.setattr(ScriptedTrainer, "step", step)
+    await server.roll(failures={"max_deaths": 1})
+    await finish_batch(server)
+    await server.service.board.wait_until(lambda: bool(events(server, "refused")))
+    (refused,) = await server.service.store.batches(after_step=0, refused=True)
+    assert (
+        "the last failure: trainer 'scripted' of plugin 'scripted' (distribution scripted 0) "
+        "failed in step: KeyError: 'layers'" in refused.refused
+    )
