@@ -39,7 +39,7 @@ class AgentAdapter(Generic[SettingsT_co], ABC):
 
     @abstractmethod
     def accepts(self, agent: object) -> bool:
-        """Return whether `agent` belongs to this framework; must not import the framework."""
+        """Return whether `agent`, any object, belongs to this framework; imports nothing."""
 
     @abstractmethod
     def fresh(self, agent: object) -> object:

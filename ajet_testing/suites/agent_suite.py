@@ -7,6 +7,7 @@ import contextlib
 import gc
 import re
 import socket
+import sys
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -365,8 +366,11 @@ class AgentSuite(ConformanceSuite):
         """It accepts its own agents only."""
         assert its in installed_adapters().in_use()
         assert its.accepts(self.worker())
+        # What is asked about objects of other frameworks must cost their programs nothing.
+        imported = set(sys.modules)
         assert not its.accepts(object())
         assert not its.accepts(self.play)
+        assert sorted(set(sys.modules) - imported) == []
 
     async def test_an_agent_is_trained_as_it_is(self, swarm: ScriptedSwarm) -> None:
         """One agent in many concurrent episodes sees only their own tasks."""

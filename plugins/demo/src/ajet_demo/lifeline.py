@@ -1,4 +1,4 @@
-"""``python -m ajet_demo.lifeline``: the command ``ajet`` in a process that ends with its parent.
+"""``python -m ajet_demo.lifeline MODULE``: a program in a process that ends with its parent.
 
 The parent holds the other end of a pipe, which is the standard input here. However the parent ends,
 its end is closed, also if it is killed.
@@ -7,6 +7,7 @@ its end is closed, also if it is killed.
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -24,11 +25,10 @@ def end_with_parent() -> None:
 
 
 def main() -> None:
-    """Run the command with the arguments of this process."""
+    """Run the module that the first argument names, as a program with the other arguments."""
     end_with_parent()
-    from ajet_cli.main import cli
-
-    cli(prog_name="ajet")
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

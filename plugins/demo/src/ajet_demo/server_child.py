@@ -86,6 +86,7 @@ class DemoServer:
             [
                 "-m",
                 "ajet_demo.lifeline",
+                "ajet_cli.main",
                 "serve",
                 "--host",
                 "127.0.0.1",

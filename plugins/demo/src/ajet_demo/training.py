@@ -73,6 +73,7 @@ class Training:
             "client",
             [
                 "-m",
+                "ajet_demo.lifeline",
                 "ajet_demo.client_main",
                 "--url",
                 self._server.client.url,
