@@ -57,7 +57,7 @@ from ajet_server.security.credentials import Token, TokenBook
 from ajet_server.security.tenants import Tenants, shown_group, stored_group
 from ajet_server.security.throttle import ThrottleMeter
 from ajet_server.state import StateBoard
-from ajet_server.store.chosen_store import note_store
+from ajet_server.store.chosen_store import note_store, require_noted_store
 from ajet_server.store.run_store import RunStore
 
 _log = logging.getLogger("ajet.server")
@@ -111,7 +111,12 @@ class SwarmService:
     _writing_tokens: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self) -> None:
-        """Open the store and restore what it holds."""
+        """Open the store and restore what it holds.
+
+        :raises ConfigError: the run directory names another store, which has a run.
+        """
+        run_dir = self.settings.server.run_dir.resolve()
+        await require_noted_store(self.settings.store, self.plugins, run_dir)
         await self.store.open()
         try:
             self.tokens.open()

@@ -9,7 +9,7 @@ import click
 
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
-from ajet_server.store.chosen_store import make_store, note_store, noted_store, store_of_run
+from ajet_server.store.chosen_store import make_store, note_store, noted_otherwise
 from ajet_server.store.copying import Copied, copy_run
 from ajet_server.store.store_reader import StoreReader
 
@@ -33,14 +33,15 @@ def copy(cli: CliState, *, run: Path) -> None:
     interrupted copy is continued by the same command.
     """
     chosen = cli.settings().store
-    if noted_store(run, chosen) == chosen:
+    noted = noted_otherwise(run, chosen)
+    if noted is None:
         raise RequestError(
             f"{run} already uses the store {chosen.name!r} with these settings: set [store] in "
             "ajet.toml to the new store first"
         )
 
     async def write() -> Copied:
-        source = store_of_run(run, chosen, cli.plugins)
+        source = make_store(noted, cli.plugins, run)
         # A store that does not exist must not be created.
         async with StoreReader(source, run):
             pass

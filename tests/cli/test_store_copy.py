@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ajet_cli.main import cli
-from ajet_core.errors import StoreError
+from ajet_core.errors import ConfigError, StoreError
 from ajet_core.interfaces import EpisodeRecord, RunRecord, SampleStore, WorkerContext
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.copying import Copied, copy_run
@@ -165,6 +165,43 @@ async def test_what_cannot_be_copied_is_explained(servers: ServerFactory, tmp_pa
     done = await copy(tmp_path / "nothing", TO_JSONL)
     assert done.exit_code == 2
     assert not list((tmp_path / "nothing").iterdir())
+
+
+async def test_a_server_with_a_store_to_which_nothing_was_copied_is_refused(
+    servers: ServerFactory,
+) -> None:
+    await trained_run(servers)
+    note = servers.run_dir / "store.json"
+    noted = note.read_bytes()
+    for store, named in [
+        ({"name": "jsonl"}, "'jsonl', which has no run"),
+        ({"settings": {"file": "x.sqlite3"}}, r"'sqlite' \(file: x.sqlite3\), which has no run"),
+    ]:
+        with pytest.raises(ConfigError, match=rf"in the store 'sqlite'.*{named}.*ajet store copy"):
+            async with servers.running(store=store):
+                pass
+        assert note.read_bytes() == noted
+    assert not (servers.run_dir / "records.jsonl").exists()
+    assert not (servers.run_dir / "x.sqlite3").exists()
+    # Settings that lead to the same records may change.
+    async with servers.running(store={"settings": {"synchronous": "FULL"}}) as server:
+        await server.service.board.wait_until(lambda: server.service.board.rolling)
+    assert (await copy(servers.run_dir, TO_JSONL)).exit_code == 0
+    async with servers.running(store={"name": "jsonl"}) as server:
+        await server.service.board.wait_until(lambda: server.service.board.rolling)
+        await server.batch()
+    # The store that was left has old records.
+    with pytest.raises(ConfigError, match=r"'jsonl'.*'sqlite', which has other records"):
+        async with servers.running(store={}):
+            pass
+    # A store that cannot be read is named, too; who knows better removes the note.
+    (servers.run_dir / "records.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"'jsonl', which cannot be read \(.*remove the file"):
+        async with servers.running(store={}):
+            pass
+    note.unlink()
+    async with servers.running(store={}) as server:
+        assert len(await server.service.store.steps()) == 2
 
 
 async def test_progress_is_reported(servers: ServerFactory) -> None:

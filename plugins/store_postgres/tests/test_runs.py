@@ -18,6 +18,7 @@ from postgres_server import PostgresServer
 
 from agentjet import AsyncSwarmClient, Task
 from agentjet.client import Episode
+from ajet_core.errors import ConfigError
 from ajet_testing.servers import CONTROL, TOKENS, Running, ServerFactory, write_scripted_model
 
 pytestmark = pytest.mark.postgres
@@ -114,8 +115,7 @@ async def test_a_server_that_is_started_again_goes_on_with_the_records(
         assert (await server.chat(grant)).status_code == 200
         assert (await server.end(grant, 1.0)).status_code == 200
         assert len(await server.service.store.episodes()) == 5
-        # Tools read beside the server; the note in the run directory has no connection string.
-        assert postgres.dsn not in (servers.run_dir / "store.json").read_text()
+        # Tools read beside the server.
         shown = await ajet("inspect", str(servers.run_dir), "--json", config=dsn_of(postgres))
         assert len(json.loads(shown)["episodes"]) == 5
 
@@ -132,6 +132,39 @@ async def test_a_run_moves_from_sqlite_to_postgres_and_goes_on(
         await server.service.board.wait_until(lambda: server.service.board.rolling)
         await server.batch()
         assert [step.step for step in await server.service.store.steps()] == [1, 2]
+
+
+async def test_a_run_moves_between_databases_and_no_server_misses_it(
+    postgres: PostgresServer, own: PostgresServer, servers: ServerFactory
+) -> None:
+    old = {"name": "postgres", "settings": {"dsn": f"{postgres.dsn} password=geheim"}}
+    async with servers.running(store=old) as server:
+        await server.roll(checkpoint_every=1)
+        await server.batch()
+    note = servers.run_dir / "store.json"
+    noted = note.read_text()
+    assert f"host={postgres.directory} dbname=postgres user=ajet" in noted
+    assert "geheim" not in noted
+    # The settings of the new database do not have the password of the old one.
+    with pytest.raises(ConfigError, match=rf"{postgres.directory}.*has no run.*ajet store copy"):
+        async with servers.running(store=settings(own)):
+            pass
+    assert note.read_text() == noted
+    said = await ajet("store", "copy", str(servers.run_dir), config=dsn_of(own))
+    assert "copied 4 episodes with 4 calls, 1 batches and 1 steps" in said
+    said = await ajet("store", "copy", str(servers.run_dir), config=dsn_of(own), fails=True)
+    assert "already uses the store 'postgres'" in said
+    async with servers.running(store=settings(own)) as server:
+        await server.service.board.wait_until(lambda: server.service.board.rolling)
+        await server.batch()
+    with pytest.raises(ConfigError, match=rf"{own.directory}.*which has other records"):
+        async with servers.running(store=settings(postgres)):
+            pass
+    # The database that has the run has another address now.
+    elsewhere = {"name": "postgres", "settings": {"dsn": f"{own.dsn} port=5432"}}
+    async with servers.running(store=elsewhere) as server:
+        assert len(await server.service.store.steps()) == 2
+    assert "port=5432" in note.read_text()
 
 
 def dsn_of(postgres: PostgresServer) -> str:
