@@ -43,6 +43,7 @@ FRAMEWORKS: dict[str, tuple[str, str | None]] = {
     "openai 2 chat": ("openai_chat", "agents_llamaindex"),
     "openai 2 responses": ("openai_responses", "agents_llamaindex"),
     "anthropic": ("anthropic_messages", None),
+    "google-genai": ("google_content", None),
     "langchain": ("langchain", "agents_langchain"),
     "autogen": ("autogen", "agents_autogen"),
     "crewai": ("crewai", "agents_crewai"),

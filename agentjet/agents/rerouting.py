@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs, urlencode
 
 from ajet_core.interfaces import ModelEndpoint
 
@@ -22,12 +23,15 @@ _DIALECTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 """Path endings of model calls, with the keys that their bodies must have and the keys of which they
 must have at least one. Other requests, such as those of tools, are not rerouted."""
 
+_GOOGLE = re.compile(r"(/models/([^/]+):(generateContent|streamGenerateContent|countTokens))$")
+"""Path endings of model calls in Google's dialect, which have the model in the path."""
+
 _STRANGE = re.compile(
-    r"(/models/[^/]+:(generateContent|streamGenerateContent)|/api/chat|/responses/compact|/v1/complete|/v2/chat"
+    r"(/api/chat|/responses/compact|/v1/complete|/v2/chat"
     r"|/model/[^/]+/(converse|converse-stream|invoke|invoke-with-response-stream))$"
 )
-"""Path endings of model calls in dialects that the server does not support: Gemini, Ollama,
-Bedrock, Cohere and others."""
+"""Path endings of model calls in dialects that the server does not support: Ollama, Bedrock, Cohere
+and others."""
 
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)/")
 _KEPT = (
@@ -56,16 +60,30 @@ class HttpModelCall:
 
     :param path: the path after the base URL.
     :param model: the requested model.
+    :param query: the part of the query that belongs to the dialect.
     """
 
     path: str
     model: str
     body: dict[str, Any]
+    query: str = ""
+
+    @property
+    def is_google(self) -> bool:
+        """Whether it is in Google's dialect, which has no model and no sampling in the body."""
+        return _GOOGLE.search(self.path) is not None
+
+    @property
+    def is_count(self) -> bool:
+        """Whether it only counts tokens."""
+        return self.path.endswith(_COUNTING)
 
     @property
     def system_prompt(self) -> str:
         """The system prompt, in whichever dialect; "" if there is none."""
         said = [self.body.get("system"), self.body.get("instructions")]
+        instruction = self.body.get("systemInstruction")
+        said.append(instruction.get("parts") if isinstance(instruction, dict) else instruction)
         messages = self.body.get("messages") or self.body.get("input")
         if isinstance(messages, list):
             said += [
@@ -76,6 +94,7 @@ class HttpModelCall:
         return "\n".join(text for content in said for text in _texts(content))
 
 
+_COUNTING = ("/messages/count_tokens", ":countTokens")
 _SYSTEM = frozenset({"system", "developer"})
 
 
@@ -100,13 +119,19 @@ class Rerouted:
 
 def may_be_model_call(method: str, path: str) -> bool:
     """Return whether a request may be a model call, so that its body must be read."""
-    return method == "POST" and path.endswith(tuple(_DIALECTS))
+    return method == "POST" and (
+        path.endswith(tuple(_DIALECTS)) or _GOOGLE.search(path) is not None
+    )
 
 
-def read_model_call(method: str, path: str, content: bytes) -> HttpModelCall | None:
-    """Parse a request as a model call; None if it is not one."""
-    ending = next((ending for ending in _DIALECTS if path.endswith(ending)), None)
-    if method != "POST" or ending is None:
+def read_model_call(
+    method: str, path: str, content: bytes, query: str = ""
+) -> HttpModelCall | None:
+    """Parse a request as a model call; None if it is not one.
+
+    :param query: the request's query, without the question mark.
+    """
+    if not may_be_model_call(method, path):
         return None
     try:
         body = json.loads(content)
@@ -114,6 +139,20 @@ def read_model_call(method: str, path: str, content: bytes) -> HttpModelCall | N
         return None
     if not isinstance(body, dict):
         return None
+    google = _GOOGLE.search(path)
+    return _google_call(google, body, query) if google is not None else _body_call(path, body)
+
+
+def _google_call(path: re.Match[str], body: dict[str, Any], query: str) -> HttpModelCall | None:
+    if not body.keys() & {"contents", "generateContentRequest"}:
+        return None
+    form = parse_qs(query).get("alt")
+    return HttpModelCall(path[1], path[2], body, f"?{urlencode({'alt': form[0]})}" if form else "")
+
+
+def _body_call(path: str, body: dict[str, Any]) -> HttpModelCall | None:
+    """Parse a request of a dialect that has the model in the body."""
+    ending = next(ending for ending in _DIALECTS if path.endswith(ending))
     needed, one_of = _DIALECTS[ending]
     if not body.keys() >= needed or (one_of and not body.keys() & one_of):
         return None
@@ -166,10 +205,30 @@ def reroute(
         kept.append(
             (AGENT_HEADER, " ".join(clean.split())[:_LONGEST_NAME].encode(errors="replace"))
         )
-    if sampling or not call.body.get("model"):
+    if call.is_google:
+        if sampling:
+            config = call.body.get("generationConfig")
+            given = config if isinstance(config, dict) else {}
+            named = {_GOOGLE_NAMES.get(name, name): value for name, value in sampling.items()}
+            changed = {**call.body, "generationConfig": _overridden(given, named)}
+            content = json.dumps(changed).encode()
+    elif sampling or not call.body.get("model"):
         body = {**call.body, "model": call.model}
         content = json.dumps(_overridden(body, sampling)).encode()
-    return Rerouted(endpoint.base_url + call.path, kept, content)
+    return Rerouted(endpoint.base_url + call.path + call.query, kept, content)
+
+
+_GOOGLE_NAMES = {
+    "frequency_penalty": "frequencyPenalty",
+    "max_completion_tokens": "maxOutputTokens",
+    "max_output_tokens": "maxOutputTokens",
+    "max_tokens": "maxOutputTokens",
+    "presence_penalty": "presencePenalty",
+    "stop": "stopSequences",
+    "top_k": "topK",
+    "top_p": "topP",
+}
+"""Google's names of parameters."""
 
 
 def _overridden(body: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from ajet_core.interfaces import ModelEndpoint
 
 STRANGE = (
     "the server does not support its dialect; make the program use chat completions, "
-    "responses, completions or Anthropic messages, or mark the call as intended (with "
-    "passthrough())"
+    "responses, completions, Anthropic messages or Google's generateContent, or mark the call "
+    "as intended (with passthrough())"
 )
 _log = logging.getLogger("ajet.agents")
 

@@ -30,7 +30,6 @@ from ajet_core.errors import RoutingError
 _LIBRARIES = ("httpx", "httpx2")
 _MARK = "__ajet_instrumented__"
 _DONE = "ajet_rerouted"
-_COUNTING = "/messages/count_tokens"
 _FIRST_ERROR = 400
 _lock = threading.Lock()
 
@@ -147,7 +146,8 @@ def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
     except RuntimeError:
         # The body is streamed, which SDKs of models do not do.
         return None
-    call = read_model_call(request.method, request.url.path, content)
+    query = request.url.query.decode("ascii", "replace")
+    call = read_model_call(request.method, request.url.path, content, query)
     if call is None or call.model in route.passthrough:
         return None
     agent = current_agent() or route.agent_of(call.system_prompt)
@@ -170,7 +170,7 @@ def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
         content=changed.content,
         extensions=extensions,
     )
-    return ReroutedRequest(route, replaced, call.path != _COUNTING)
+    return ReroutedRequest(route, replaced, not call.is_count)
 
 
 class RoutedTransports(NamedTuple):

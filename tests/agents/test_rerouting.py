@@ -12,6 +12,7 @@ from agentjet.agents.route import Route
 from ajet_core.interfaces import ModelEndpoint
 
 ENDPOINT = ModelEndpoint("http://swarm:8642/v1", "episode-key")
+CONTENTS: dict[str, Any] = {"contents": []}
 CHAT = {"model": "m", "messages": []}
 
 
@@ -30,6 +31,13 @@ def body(**content: Any) -> bytes:
         ("/v1/responses", {"model": "m", "input": "x"}, "/responses"),
         ("/v1/messages", {**CHAT, "max_tokens": 1}, "/messages"),
         ("/v1/messages/count_tokens", CHAT, "/messages/count_tokens"),
+        ("/v1beta/models/m:generateContent", CONTENTS, "/models/m:generateContent"),
+        (
+            "/v1/projects/p/locations/l/publishers/google/models/m:streamGenerateContent",
+            CONTENTS,
+            "/models/m:streamGenerateContent",
+        ),
+        ("/v1/models/m:countTokens", {"generateContentRequest": {}}, "/models/m:countTokens"),
     ],
 )
 def test_model_calls_of_every_dialect_are_known(
@@ -52,6 +60,8 @@ def test_model_calls_of_every_dialect_are_known(
         ("POST", "/survey/responses", body(answers=[])),
         ("POST", "/survey/responses", body(model="Golf", answers=[])),
         ("POST", "/v1/completions", body(prompt="x")),
+        ("POST", "/v1beta/models/m:generateContent", body(model="m")),
+        ("POST", "/v1beta/models/m:embedContent", body(contents=[])),
     ],
 )
 def test_requests_of_tools_pass_by(method: str, path: str, content: bytes) -> None:
@@ -92,6 +102,23 @@ def test_a_body_that_is_not_overridden_is_sent_byte_by_byte() -> None:
     assert rerouted.content is content
 
 
+def test_googles_calls_keep_their_form_and_have_sampling_in_its_place() -> None:
+    config = {"temperature": 0, "topP": 0.5, "maxOutputTokens": 9}
+    content = body(contents=[], generationConfig=config)
+    path = "/v1beta/models/gemini:streamGenerateContent"
+    call = read_model_call("POST", path, content, "key=real&alt=sse")
+    assert call is not None
+    kept = reroute(call, content, [], ENDPOINT, agent=None, sampling={})
+    assert kept.content is content
+    assert kept.url == "http://swarm:8642/v1/models/gemini:streamGenerateContent?alt=sse"
+    sampling = {"temperature": 1.0, "top_p": None, "max_tokens": 5}
+    changed = reroute(call, content, [], ENDPOINT, agent=None, sampling=sampling)
+    assert json.loads(changed.content) == {
+        "contents": [],
+        "generationConfig": {"temperature": 1.0, "maxOutputTokens": 5},
+    }
+
+
 def test_a_model_that_is_in_the_path_is_put_in_the_body() -> None:
     for content in (body(messages=[]), body(messages=[], model=None)):
         call = read_model_call("POST", "/openai/deployments/gpt/chat/completions", content)
@@ -103,8 +130,7 @@ def test_a_model_that_is_in_the_path_is_put_in_the_body() -> None:
 @pytest.mark.parametrize(
     ("path", "strange"),
     [
-        ("/v1beta/models/gemini-3:generateContent", True),
-        ("/v1beta/models/gemini-3:streamGenerateContent", True),
+        ("/v1beta/models/gemini-3:generateContent", False),
         ("/api/chat", True),
         ("/v1/responses/compact", True),
         ("/model/claude/invoke", True),
@@ -162,6 +188,10 @@ def test_a_name_that_the_request_has_stands() -> None:
         ("/v1/responses", {"input": "x", "instructions": "You plan."}),
         ("/v1/responses", {"input": [{"role": "developer", "content": "You plan."}]}),
         ("/v1/messages", {"messages": [], "system": [{"type": "text", "text": "You plan."}]}),
+        (
+            "/v1/models/m:generateContent",
+            {"contents": [], "systemInstruction": {"parts": [{"text": "You plan."}]}},
+        ),
     ],
 )
 def test_system_prompts_are_found_in_every_dialect(path: str, content: dict[str, Any]) -> None:

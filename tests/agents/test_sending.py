@@ -14,6 +14,7 @@ import httpx2
 import openai
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
+from google import genai
 from openai import AsyncOpenAI, DefaultAioHttpClient, OpenAI
 
 from agentjet.agents import (
@@ -62,8 +63,22 @@ async def test_async_clients_are_rerouted_in_every_dialect(swarm: ScriptedSwarm)
             with agent_name("messages"):
                 await client.messages.create(**ASKED, max_tokens=99)
                 await client.messages.count_tokens(**ASKED)
+        base = NOWHERE.removesuffix("/v1")
+        # It prefers aiohttp, which is not rerouted.
+        async with httpx.AsyncClient() as plain:
+            google = genai.Client(
+                api_key="real", http_options={"base_url": base, "httpx_async_client": plain}
+            ).aio.models
+            terms: Any = {"model": "gemini", "contents": "Which door?"}
+            with agent_name("google"):
+                await google.generate_content(**terms)
+                async for _ in await google.generate_content_stream(**terms):
+                    pass
+                await google.count_tokens(**terms)
 
-    assert await agents_of(swarm, program) == ["chat", "stream", "responses", "text", "messages"]
+    assert await agents_of(swarm, program) == (
+        ["chat", "stream", "responses", "text", "messages", "google", "google"]
+    )
 
 
 def test_sync_clients_are_rerouted_too(swarm: ScriptedSwarm) -> None:

@@ -450,19 +450,19 @@ async def test_a_call_in_a_dialect_that_is_not_spoken_is_left_alone_and_said_so_
 ) -> None:
     asked: list[str] = []
 
-    def gemini(request: httpx.Request) -> httpx.Response:
-        asked.append(request.headers["x-goog-api-key"])
+    def ollama(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers["x-api-key"])
         return httpx.Response(200, json={})
 
     @trainable(client)
     async def solve(task: str) -> float:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(gemini)) as http:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(ollama)) as http:
             for _ in range(2):
-                url = "https://gemini.example/v1beta/models/g:generateContent"
-                await http.post(url, json={}, headers={"x-goog-api-key": "real"})
+                url = "https://ollama.example/api/chat"
+                await http.post(url, json={}, headers={"x-api-key": "real"})
         return 1.0
 
-    with pytest.raises(RoutingError, match=r"gemini\.example/v1beta/models/g:generateContent: "):
+    with pytest.raises(RoutingError, match=r"ollama\.example/api/chat: "):
         await solve("strange")
     assert asked == ["real", "real"]
     assert sum("does not support its dialect" in line for line in caplog.messages) == 1

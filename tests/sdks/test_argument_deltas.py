@@ -65,3 +65,22 @@ async def test_each_sdk_adds_the_pieces_up(writer: Agent) -> None:
         assert json.loads(call.function.arguments) == ARGUMENTS
         assert types.count("tool_calls.function.arguments.delta") > 10
     assert [call.finish_reason for call in await writer.calls()] == ["stop"] * 3
+
+
+@pytest.mark.parametrize("most", [500, 40])
+async def test_googles_sdk_gets_whole_calls_only(writer: Agent, most: int) -> None:
+    """A call that is cut off remains text, as in an answer that is not streamed."""
+    pytest.importorskip("google.genai")
+    tools = [{"function_declarations": [{"name": "write", "parameters_json_schema": SCHEMA}]}]
+    config: Any = {"tools": tools, "max_output_tokens": most}
+    models = writer.google.aio.models
+    terms: Any = {"model": "any", "contents": "x", "config": config}
+    whole = (await models.generate_content(**terms)).candidates[0]
+    chunks = [chunk async for chunk in await models.generate_content_stream(**terms)]
+    parts = [part for chunk in chunks for part in chunk.candidates[0].content.parts]
+    calls = [part.function_call for part in parts if part.function_call]
+    assert [call.args for call in calls] == ([ARGUMENTS] if most == 500 else [])
+    text = "".join(part.text or "" for part in parts)
+    assert text == "".join(part.text or "" for part in whole.content.parts)
+    assert ("<tool_call>" in text) == (most == 40)
+    assert chunks[-1].candidates[0].finish_reason == whole.finish_reason

@@ -65,6 +65,26 @@ async def test_anthropic_raises(agent: Agent, told: str) -> None:
     assert call.finish_reason == "abort"
 
 
+async def test_google_raises(agent: Agent, told: str) -> None:
+    errors = pytest.importorskip("google.genai.errors")
+    with pytest.raises(errors.ServerError, match=told):
+        async for _ in await agent.google.aio.models.generate_content_stream(
+            model="any", contents="x"
+        ):
+            pass
+    # Without alt=sse, the error is the last element of the array.
+    headers = {"x-goog-api-key": agent.grant["api_key"]}
+    body = {"contents": [{"parts": [{"text": "x"}]}]}
+    answer = await agent.server.http.post(
+        "/v1beta/models/m:streamGenerateContent", headers=headers, json=body
+    )
+    assert answer.status_code == 200
+    *before, last = answer.json()
+    assert before
+    assert told in last["error"]["message"]
+    assert [call.finish_reason for call in await agent.calls()] == ["abort"] * 2
+
+
 async def test_the_error_of_a_response_is_the_next_event(agent: Agent, told: str) -> None:
     headers = {"x-api-key": agent.grant["api_key"]}
     answer = await agent.server.http.post(

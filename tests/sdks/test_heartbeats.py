@@ -169,6 +169,26 @@ async def test_each_dialect_has_its_own_heartbeats(agent: Agent, time: Time, hel
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
+async def test_googles_streams_have_chunks_with_an_empty_text(
+    agent: Agent, time: Time, held: Held
+) -> None:
+    path, body = "/v1beta/models/m:streamGenerateContent", {"contents": [{"parts": ["x"]}]}
+    beat = '{"candidates":[{"content":{"role":"model","parts":[{"text":""}]},"index":0}]}'
+    for after in (0, 8):
+        chunks = await told(agent, time, held, after, f"{path}?alt=sse", body, beat)
+        parts = [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
+        assert "".join(part["text"] for part in parts).startswith(SPOKEN)
+    # In an array it is white space.
+    held.begin(0)
+    reader = Reader(agent, time, path, body)
+    await held.there.wait()
+    await reader.beats(lambda line: not line, 3)
+    held.on.set()
+    await reader.data()
+    chunks = json.loads("\n".join(reader.lines))
+    assert chunks[-1]["candidates"][0]["finishReason"] == "STOP"
+
+
 async def test_a_response_begins_while_it_waits(agent: Agent, time: Time, held: Held) -> None:
     # The SDK takes no other event before it.
     held.begin(0)

@@ -168,7 +168,8 @@ _PATHS = [
 
 async def test_an_id_is_an_id_and_no_path(server: Running) -> None:
     for route in WITH_PARAMETERS:
-        for id_ in _PATHS:
+        # The name of a model is no id, and may have slashes.
+        for id_ in () if route.of_agents else _PATHS:
             answer = await server.http.request(
                 route.method,
                 route.url(episode_id=id_, token_id=id_),
@@ -258,7 +259,7 @@ async def test_a_body_over_the_limit_is_a_413_on_every_route(servers: ServerFact
                     content=content,
                 )
                 assert answer.status_code == 413, str(route)
-                assert "too_large" in answer.text
+                assert "too_large" in answer.text.lower()
 
 
 async def test_a_method_that_a_route_does_not_have_is_refused(server: Running) -> None:

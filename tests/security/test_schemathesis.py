@@ -68,7 +68,8 @@ def valid_data_is_accepted(ctx: Any, response: Any, case: schemathesis.Case) -> 
     if response.status_code == 400 and case.meta and case.meta.generation.mode.is_positive:
         error = response.json()["error"]
         if "agents" in operation["tags"]:
-            named = error.get("param") or NAMES_A_FIELD.match(error["message"])
+            violations = [d["fieldViolations"] for d in error.get("details", ())[1:2]]
+            named = error.get("param") or violations or NAMES_A_FIELD.match(error["message"])
             assert named, f"refused without the name of a field: {error}"
         else:
             assert not OF_ONE_FIELD.search(error["message"]), (

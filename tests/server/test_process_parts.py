@@ -109,6 +109,10 @@ def test_requests_go_to_the_process_of_their_episode() -> None:
     assert place_of_request(chat, [(b"x-api-key", key.encode())], 4) == place
     assert place_of_request(f"/e/{key}/v1/messages?beta=true".encode(), [], 4) == place
     assert place_of_request(f"/%65/{key}/v1/messages".encode(), [], 4) == place
+    for version in ("v1", "v1beta"):
+        content = f"/{version}/models/m:generateContent?alt=sse&key={key}".encode()
+        assert place_of_request(content, [], 4) == place
+        assert place_of_request(content, [(b"x-goog-api-key", b"none")], 4) != SERVER
     for odd in (b"http://host/v1/chat/completions", b"/v1/chat/completions#fragment"):
         assert place_of_request(odd, headers, 4) == place
     # Clients' requests go to the server process, whatever key they have.
