@@ -22,7 +22,7 @@ from ajet_core.errors import (
     NotRollingError,
     WorkerDiedError,
 )
-from ajet_core.protocol import EvaluationSampling, ServerState
+from ajet_core.protocol import AgentRule, CallSampling, ServerState
 from ajet_core.timeline import Call
 from ajet_installation.settings import ServerSettings
 from ajet_server.admission.concurrency import CallUse
@@ -300,6 +300,8 @@ class GatewayEpisodes:
             calls[call.call_id] = call
         index = ConversationIndex.restore(calls.values())
         session = Session(record.episode_id, index, opened.next_index)
+        for call in calls.values():
+            session.note(call)
         # The server watches the lease.
         episode = OpenEpisode(record, session, seen_at=now, called_at=now, ends_at=float("inf"))
         self._open[record.episode_id] = episode
@@ -355,12 +357,12 @@ class GatewayProcess:
         return self._state.model_name
 
     @property
-    def agents(self) -> Mapping[str, str]:
+    def agents(self) -> Mapping[str, str | AgentRule]:
         """As `ServedRun.agents`."""
         return self._state.agents
 
     @property
-    def evaluation_sampling(self) -> EvaluationSampling:
+    def evaluation_sampling(self) -> CallSampling:
         """As `ServedRun.evaluation_sampling`."""
         return self._state.evaluation_sampling
 
