@@ -35,6 +35,8 @@ from ajet_core.errors import (
 from ajet_core.protocol import (
     PROTOCOL_HEADER,
     SUPPORTED_VERSIONS,
+    ClaimRequest,
+    EndRequest,
     Event,
     ProtocolInfo,
     negotiate,
@@ -253,7 +255,9 @@ class AsyncConnection:
             headers.pop("authorization", None)
         content = None
         if request.body is not None:
-            content = request.body.model_dump_json(exclude_unset=True).encode()
+            # Servers of an earlier minor version refuse the fields that were added later.
+            brief = isinstance(request.body, ClaimRequest | EndRequest)
+            content = request.body.model_dump_json(exclude_unset=brief).encode()
             headers["content-type"] = "application/json"
         http = self._pool.client()
         with transport_failures():
