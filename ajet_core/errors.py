@@ -23,7 +23,9 @@ AjetError                         internal_error          500
 │   └── ForbiddenError            forbidden               403
 ├── EpisodeError                  episode_error           409
 │   ├── EpisodeNotFoundError      episode_not_found       404
-│   └── EpisodeClosedError        episode_closed          410
+│   ├── EpisodeClosedError        episode_closed          410
+│   └── CallLimitError            call_limit              403
+│       └── TokenLimitError       token_limit             403
 ├── StateError (RuntimeError)     wrong_state             409
 │   ├── NotRollingError           not_rolling             503
 │   ├── BatchStarvedError         batch_starved           409
@@ -64,6 +66,7 @@ __all__ = [
     "BatchStarvedError",
     "BodyTooLargeError",
     "BusyError",
+    "CallLimitError",
     "ChannelError",
     "ConfigError",
     "ContextLengthError",
@@ -92,6 +95,7 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "StoreUnavailableError",
+    "TokenLimitError",
     "TrainerError",
     "UnknownComponentError",
     "UnreadableFileError",
@@ -111,8 +115,7 @@ class AjetError(Exception):
 
     :param message: what happened, to which object, and what to do next.
     :param param: the request field or setting that caused the error, if any.
-    :param retry_after: seconds after which the same request may succeed; None if repeating it
-        cannot help.
+    :param retry_after: seconds after which a repeat may succeed; None if it cannot.
     """
 
     type: ClassVar[str] = "internal_error"
@@ -304,6 +307,20 @@ class EpisodeClosedError(EpisodeError):
 
     type = "episode_closed"
     status = 410
+
+
+class CallLimitError(EpisodeError):
+    """A model call beyond the most calls of its episode."""
+
+    type = "call_limit"
+    # SDKs repeat requests after 409 and 429, and many programs repeat all that fail with 400.
+    status = 403
+
+
+class TokenLimitError(CallLimitError):
+    """A model call of an episode that has sampled its most tokens."""
+
+    type = "token_limit"
 
 
 class StateError(AjetError, RuntimeError):

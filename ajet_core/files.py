@@ -51,8 +51,7 @@ def read_bytes(path: Path, limit: int = _MAX_TEXT_BYTES) -> bytes:
 def read_json(path: Path, limit: int = _MAX_TEXT_BYTES) -> dict[str, Any]:
     """Read the JSON object in a file.
 
-    Nesting is limited to 200 levels and text to valid UTF-8; if a key is repeated, its last value
-    counts.
+    Nesting is limited to 200 levels, text to valid UTF-8; the last value of a repeated key counts.
 
     :raises FileNotFoundError: there is no such file.
     :raises UnreadableFileError: the file cannot be read or does not contain a JSON object.

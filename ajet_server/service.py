@@ -21,6 +21,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import (
     AbortRequest,
+    CallRules,
     ClaimRequest,
     EndRequest,
     EpisodeGrant,
@@ -44,7 +45,7 @@ from ajet_server.episodes.claims import ClaimDesk
 from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.joint import JointDesk
 from ajet_server.episodes.joint_peers import JointPeers
-from ajet_server.episodes.open_episodes import OpenEpisode
+from ajet_server.episodes.open_episodes import OpenEpisode, limit_reached
 from ajet_server.episodes.registry import EpisodeRegistry, not_found_message
 from ajet_server.gateway.silence import Silence
 from ajet_server.observe.events import EventLog
@@ -317,7 +318,8 @@ class SwarmService:
     async def heartbeat(self, episode_id: str) -> EpisodeStatus:
         """Renew the lease of an episode."""
         episode = await self.episodes.heartbeat(episode_id)
-        return self._episode_status(episode.record, episode.session.next_index, episode)
+        counts = (episode.session.next_index, episode.session.tokens)
+        return self._episode_status(episode.record, counts, episode)
 
     async def episode(self, episode_id: str) -> EpisodeStatus:
         """Return the status of an episode."""
@@ -475,16 +477,19 @@ class SwarmService:
             }
         )
 
-    async def _calls(self, episode_id: str) -> int:
-        """Count the calls an episode has made so far; the store counts those of closed ones."""
+    async def _calls(self, episode_id: str) -> tuple[int, int]:
+        """Count the calls of an episode so far, and their tokens; the store has those of closed."""
         _, live = await self.episodes.get(episode_id)
         if live is not None:
-            return live.session.next_index
-        return len((await self.store.calls([episode_id]))[episode_id])
+            return live.session.next_index, live.session.tokens
+        calls = (await self.store.calls([episode_id]))[episode_id]
+        return len(calls), sum(len(call.sampled_ids) for call in calls)
 
     def _episode_status(
-        self, record: EpisodeRecord, calls: int, live: OpenEpisode | None = None
+        self, record: EpisodeRecord, counts: tuple[int, int], live: OpenEpisode | None = None
     ) -> EpisodeStatus:
+        calls, tokens = counts
+        rules = CallRules.model_validate(record.rules)
         return EpisodeStatus(
             episode_id=record.episode_id,
             task_id=record.task_id,
@@ -496,6 +501,8 @@ class SwarmService:
             reason=record.reason,
             cause=record.cause or None,
             calls=calls,
+            tokens=tokens,
+            limit=limit_reached(rules, calls, tokens),
             policy_version=record.claim_version,
             lease_expires_in=self.episodes.open.lease_left(live) if live is not None else None,
         )

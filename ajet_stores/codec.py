@@ -82,7 +82,7 @@ UNDECODABLE = (
 EPISODE_COLUMNS = (
     "episode_id, key_hash, task_id, group_name, kind, tag, client_id, claim_version, "
     "lease_seconds, created_at, state, reward, components, call_rewards, agent_rewards, metadata, "
-    "reason, finished_at, batch_id, claim_hash, cause, heartbeat_seconds, final, mixed, "
+    "reason, finished_at, batch_id, claim_hash, cause, heartbeat_seconds, final, mixed, rules, "
     # The last four columns form one object.
     "joint_id, joint_role, joint_arbiter, joint_arbiter_run"
 )
@@ -90,7 +90,7 @@ OUTCOME_COLUMNS = (
     "state, reward, components, call_rewards, agent_rewards, metadata, reason, finished_at, cause, "
     "final, mixed"
 )
-_EPISODE_JSON_COLUMNS = frozenset({12, 13, 14, 15})
+_EPISODE_JSON_COLUMNS = frozenset({12, 13, 14, 15, 24})
 _BOOLEAN_COLUMNS = [EPISODE_COLUMNS.split(", ").index(name) for name in ("final", "mixed")]
 _TEXT_COLUMNS = [
     EPISODE_COLUMNS.split(", ").index(name) for name in ("task_id", "group_name", "tag", "reason")
@@ -379,6 +379,7 @@ def episode_row(episode: EpisodeRecord) -> Row:
         episode.heartbeat_seconds,
         int(episode.final),
         int(episode.mixed),
+        _dump(episode.rules),
         *(_NO_JOINT if episode.joint is None else map(pack_text, _JOINT_FIELDS(episode.joint))),
     )
 

@@ -75,7 +75,11 @@ class Running:
     url: str
 
     def config(self, **changes: Any) -> dict[str, Any]:
-        """Return a configuration with scripted components; a batch has 2 tasks of 2 episodes."""
+        """Return a configuration with scripted components; a batch has 2 tasks of 2 episodes.
+
+        Episodes may end without calls, because most tests are about something else.
+        """
+        rollout = {"allow_no_calls": True, **changes.pop("rollout", {})}
         engine = changes.pop("engine", {})
         trainer = changes.pop("trainer", {})
         return {
@@ -83,6 +87,7 @@ class Running:
             "engine": {"name": changes.pop("engine_name", "scripted"), "settings": engine},
             "trainer": {"name": "scripted", "settings": trainer},
             "batch": {"tasks": 2, "episodes_per_task": 2, "max_aborts_per_task": 2},
+            "rollout": rollout,
             "checkpoint_every": 2,
             **changes,
         }

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ajet_cli.main import cli
-from ajet_core.protocol import EvaluationSampling, ServerStatus
+from ajet_core.protocol import CallSampling, ServerStatus
 from ajet_server.episodes import evaluations
 
 TEXT = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_all_that_can_be_set_of_the_sampling_is_told() -> None:
         for row in re.findall(r"^\| (`.*`) \|", section, re.M)
         for name in re.findall(r"`(\w+)`", row)
     }
-    assert told == set(EvaluationSampling.model_fields)
+    assert told == set(CallSampling.model_fields)
 
 
 def test_what_is_kept_is_told() -> None:

@@ -20,6 +20,7 @@ from agentjet.agents.registered import load_judge
 from agentjet.agents.tasks import TaskId
 from agentjet.agents.terms import Reward, Terms
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient
+from ajet_core.protocol import CallRules, CallSampling
 
 Models = Mapping[str, str | SwarmClient | AsyncSwarmClient]
 """Servers by the role of their model."""
@@ -35,6 +36,8 @@ def trainable(
     passthrough: Collection[str] = (),
     agents: Mapping[str, str] | None = None,
     sampling: Mapping[str, Any] | None = None,
+    max_calls: int | None = None,
+    max_tokens: int | None = None,
     task_id: TaskId | None = None,
     tag: str = "",
     lease_seconds: float = 600.0,
@@ -71,7 +74,11 @@ def trainable(
         frameworks without an adapter, whose calls do not otherwise identify the agent.
     :param sampling: overrides parameters of all model calls of episodes, such as
         ``{"temperature": 1.0}``, where the program's own leave nothing to learn from; None removes
-        a parameter.
+        a parameter. The server applies ``temperature``, ``top_p``, ``top_k`` and ``max_tokens``,
+        so that these also hold for calls that are not rerouted.
+    :param max_calls: most model calls of an episode. The server refuses further ones in a way that
+        ends loops of programs.
+    :param max_tokens: most tokens that are sampled for an episode, likewise.
     :param task_id: returns the id of a task; see `task_of`.
     :param tag: the part of a mixture that tasks belong to if they have no tag.
     :param lease_seconds: the server aborts the episode of a direct call after this time without a
@@ -96,6 +103,8 @@ def trainable(
             passthrough=passthrough,
             agents=agents,
             sampling=sampling,
+            max_calls=max_calls,
+            max_tokens=max_tokens,
             task_id=task_id,
             tag=tag,
             lease_seconds=lease_seconds,
@@ -111,6 +120,17 @@ def trainable(
         passthrough=frozenset(passthrough),
         agents=dict(agents or {}),
         sampling=dict(sampling or {}),
+        rules=CallRules(
+            sampling=CallSampling.model_validate(
+                {
+                    name: value
+                    for name, value in (sampling or {}).items()
+                    if name in CallSampling.model_fields and value is not None
+                }
+            ),
+            max_calls=max_calls,
+            max_tokens=max_tokens,
+        ),
         task_id=task_id,
         tag=tag,
         lease_seconds=lease_seconds,

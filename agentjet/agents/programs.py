@@ -95,21 +95,19 @@ class Trainable(ABC, Generic[R]):
         installed_adapters().prepare()
         return self.terms.route(episode)
 
-    def _check(self, route: Route) -> None:
-        """:raises RoutingError: the episode has no call that can be trained."""
-        if route.answered:
-            return
+    def _why_no_calls(self, route: Route) -> RoutingError:
+        """Return the error for an episode without a model call."""
         name = getattr(self.plain, "__qualname__", self.plain)
         if route.sent:
-            raise RoutingError(
+            return RoutingError(
                 f"{name!s} returned, but none of its {route.sent} model calls succeeded: it "
                 "must have caught the errors"
             )
         if route.strange:
-            raise RoutingError(
+            return RoutingError(
                 f"{name!s} called only models at {', '.join(sorted(route.strange))}: {STRANGE}"
             )
-        raise RoutingError(
+        return RoutingError(
             f"{name!s} made no model call that could be trained: it calls its model without "
             "httpx and httpx2, or from a thread that lacks the context (run the thread's "
             "function with contextvars.copy_context().run)"
@@ -147,6 +145,7 @@ class SyncTrainable(Trainable[R]):
             tag=its.tag,
             lease_seconds=terms.lease_seconds,
             timeout=terms.timeout,
+            rules=terms.rules,
         ) as scoped:
             result, outcome = self._play(its, scoped, args, kwargs)
             score(scoped, outcome)
@@ -156,8 +155,28 @@ class SyncTrainable(Trainable[R]):
         """Run the program as an agent of a runner of `SwarmClient` or `Swarm`."""
         return self._play(task, episode, (), {})[1]
 
+    def through(self, client: SyncClient) -> Self:
+        """Return a copy that claims its episodes with another client."""
+        return type(self)(self.plain, self.terms, client)
+
     def _of(self, plain: Callable[..., Any]) -> Self:
         return type(self)(plain, self.terms, self.client)
+
+    def _check(self, route: Route, episode: Episode | SwarmEpisode) -> None:
+        """:raises RoutingError: the server has recorded no call of the episode."""
+        client = self.client
+        if route.answered:
+            return
+        # Calls by other ways than httpx are only known to the server.
+        if isinstance(client, Swarm) and isinstance(episode, SwarmEpisode):
+            parts = episode.parts.items()
+            calls = [client[role].episode_status(part).calls for role, part in parts]
+        elif isinstance(client, SwarmClient) and isinstance(episode, Episode):
+            calls = [client.episode_status(episode).calls]
+        else:
+            calls = []
+        if not any(calls):
+            raise self._why_no_calls(route)
 
     def _play(
         self,
@@ -181,7 +200,7 @@ class SyncTrainable(Trainable[R]):
                 f"{getattr(self.plain, '__qualname__', self.plain)!s} returned an awaitable: "
                 "declare it with `async def`"
             )
-        self._check(route)
+        self._check(route, episode)
         reward = self.terms.reward
         return result, (result if reward is None else reward(item, result))
 
@@ -220,6 +239,7 @@ class AsyncTrainable(Trainable[R]):
             tag=its.tag,
             lease_seconds=terms.lease_seconds,
             timeout=terms.timeout,
+            rules=terms.rules,
         ) as scoped:
             result, outcome = await self._play(its, scoped, args, kwargs)
             score(scoped, outcome)
@@ -229,8 +249,28 @@ class AsyncTrainable(Trainable[R]):
         """Run the program as an agent of a runner of `AsyncSwarmClient` or `AsyncSwarm`."""
         return (await self._play(task, episode, (), {}))[1]
 
+    def through(self, client: AsyncClient) -> Self:
+        """Return a copy that claims its episodes with another client."""
+        return type(self)(self.plain, self.terms, client)
+
     def _of(self, plain: Callable[..., Any]) -> Self:
         return type(self)(plain, self.terms, self.client)
+
+    async def _check(self, route: Route, episode: Episode | SwarmEpisode) -> None:
+        """:raises RoutingError: the server has recorded no call of the episode."""
+        client = self.client
+        if route.answered:
+            return
+        # Calls by other ways than httpx are only known to the server.
+        if isinstance(client, AsyncSwarm) and isinstance(episode, SwarmEpisode):
+            parts = episode.parts.items()
+            calls = [(await client[role].episode_status(part)).calls for role, part in parts]
+        elif isinstance(client, AsyncSwarmClient) and isinstance(episode, Episode):
+            calls = [(await client.episode_status(episode)).calls]
+        else:
+            calls = []
+        if not any(calls):
+            raise self._why_no_calls(route)
 
     async def _play(
         self,
@@ -247,7 +287,7 @@ class AsyncTrainable(Trainable[R]):
         finally:
             route.finished = True
             await route.connections.aclose()
-        self._check(route)
+        await self._check(route, episode)
         reward = self.terms.reward
         if reward is None:
             return result, result

@@ -19,6 +19,7 @@ from agentjet.client import (
     Task,
 )
 from ajet_core.interfaces import ModelEndpoint
+from ajet_core.protocol import CallRules
 
 Scoped = ScopedEpisode | ScopedSwarmEpisode | AsyncScopedEpisode | AsyncScopedSwarmEpisode
 
@@ -36,6 +37,7 @@ class Terms:
     :param agents: texts that the agents' system prompts contain, by agent name.
     :param sampling: overrides of parameters in the bodies of model calls, such as
         ``{"temperature": 1.0}``; None removes a parameter.
+    :param rules: what the server applies to the model calls of an episode.
     :param tag: the part of a mixture that tasks belong to if they have no tag.
     :param lease_seconds: as for `SwarmClient.begin_episode`, as is `timeout`.
     """
@@ -45,6 +47,7 @@ class Terms:
     passthrough: frozenset[str] = frozenset()
     agents: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    rules: CallRules = field(default_factory=CallRules)
     task_id: TaskId | None = None
     tag: str = ""
     lease_seconds: float = 600.0
@@ -85,3 +88,4 @@ def score(scoped: Scoped, outcome: Any) -> None:
     scoped.call_rewards = dict(its.call_rewards)
     scoped.agent_rewards = dict(its.agent_rewards)
     scoped.metadata = dict(its.metadata)
+    scoped.allow_no_calls = its.allow_no_calls

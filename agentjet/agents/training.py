@@ -144,11 +144,12 @@ def train(
                 reports.append(
                     connected.run_episodes_until_all_complete(
                         todo.tasks,
-                        its.agent,
+                        its.through(connected).agent,
                         episodes_per_task=todo.size,
                         concurrency=concurrency,
                         retries=retries,
                         episode_timeout=episode_timeout,
+                        rules=its.terms.rules,
                         resume=resume,
                         on_result=shown.note,
                     )
@@ -215,11 +216,12 @@ async def train_async(
                 reports.append(
                     await connected.run_episodes_until_all_complete(
                         todo.tasks,
-                        its.agent,
+                        its.through(connected).agent,
                         episodes_per_task=todo.size,
                         concurrency=concurrency,
                         retries=retries,
                         episode_timeout=episode_timeout,
+                        rules=its.terms.rules,
                         resume=resume,
                         on_result=shown.note,
                     )

@@ -35,6 +35,8 @@ from ajet_core.errors import (
 from ajet_core.protocol import (
     PROTOCOL_HEADER,
     SUPPORTED_VERSIONS,
+    ClaimRequest,
+    EndRequest,
     Event,
     ProtocolInfo,
     negotiate,
@@ -49,6 +51,7 @@ A = TypeVar("A", bound=BaseModel)
 SILENCE = 60.0
 # How long a client waits before it logs the reason, and how often it logs it again.
 TOLD_EVERY = 60.0
+ASKED_EVERY = 2.0
 # Until the server has answered once, the URL may be wrong: warn after two failures, and keep
 # trying.
 TOLD_AFTER = 2
@@ -82,6 +85,8 @@ class AsyncConnection:
         self._retries = retries
         self._pool = AsyncPool(transport)
         self._told_at = -math.inf
+        self._asked_at = -math.inf
+        self._paused = ""
         self._warned: set[str] = set()
 
     async def close(self) -> None:
@@ -170,6 +175,22 @@ class AsyncConnection:
             self._told_at = now
             _log.warning("%s has waited %.0f s: %s", what, now - since, why)
 
+    def may_ask_why(self) -> bool:
+        """Return whether to ask the server why its run is paused, for all calls together."""
+        now = self.clock()
+        due = now - self._asked_at >= ASKED_EVERY
+        self._asked_at = now if due else self._asked_at
+        return due
+
+    def log_pause(self, what: str, why: str) -> None:
+        """Log why a run is paused that this client is waiting for, unless it was logged before.
+
+        :param why: "" if the run is not paused any more.
+        """
+        if why and why != self._paused:
+            _log.warning("%s waits, because the run is paused: %s", what, why)
+        self._paused = why
+
     async def _negotiate(self) -> str:
         request = ApiRequest("GET", "/v1/protocol", ProtocolInfo)
         info = await self._perform(request, self._retries, math.inf)
@@ -234,7 +255,9 @@ class AsyncConnection:
             headers.pop("authorization", None)
         content = None
         if request.body is not None:
-            content = request.body.model_dump_json().encode()
+            # Servers of an earlier minor version refuse the fields that were added later.
+            brief = isinstance(request.body, ClaimRequest | EndRequest)
+            content = request.body.model_dump_json(exclude_unset=brief).encode()
             headers["content-type"] = "application/json"
         http = self._pool.client()
         with transport_failures():

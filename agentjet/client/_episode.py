@@ -9,11 +9,12 @@ from typing import Any, Generic, Literal, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from ajet_core.protocol import AgentCause, EpisodeGrant, GroupCounts
+from ajet_core.protocol import AgentCause, CallRules, EpisodeGrant, GroupCounts
 
 Kind = Literal["train", "eval"]
 
 MAX_REASON = 4096
+NO_RULES = CallRules()
 _TOO_MANY_REQUESTS = 429
 
 
@@ -79,6 +80,7 @@ class PendingEpisode(Episode):
     call_rewards: dict[str, float] = field(default_factory=dict)
     agent_rewards: dict[str, float] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
+    allow_no_calls: bool = False
     closed: bool = False
 
 
@@ -105,6 +107,7 @@ class ClaimTerms:
     lease_seconds: float
     heartbeat_seconds: float | None = None
     timeout: float | None = None
+    rules: CallRules = NO_RULES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,7 @@ class EpisodeOutcome:
     :param call_rewards: rewards of single calls, by the id of their chat completion.
     :param agent_rewards: rewards by agent name; they replace the episode's reward for the calls of
         these agents.
+    :param allow_no_calls: as for `SwarmClient.end_episode`.
     """
 
     reward: float
@@ -122,6 +126,7 @@ class EpisodeOutcome:
     call_rewards: Mapping[str, float] = field(default_factory=dict)
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    allow_no_calls: bool = False
 
     @classmethod
     def of(cls, value: object) -> EpisodeOutcome:
@@ -162,12 +167,15 @@ class EpisodeFailure:
     :param attempts: the number of attempts.
     :param error: the last exception.
     :param traceback: its traceback as text, without the episode's key.
+    :param reason: the exception in one line, without the episode's key; of an `ExceptionGroup`, the
+        exceptions in it.
     """
 
     task: Task
     attempts: int
     error: BaseException
     traceback: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,11 +204,9 @@ class RunnerReport(Generic[EpisodeT, OutcomeT]):
             said += f", with a mean reward of {self.reward_mean:.4g}"
         if self.failures:
             first = self.failures[0]
-            # Unlike the exception, the traceback does not contain the episode's key.
-            why = first.traceback.strip().rpartition("\n")[2]
             said += (
                 f"; {len(self.failures)} failed, the first (task {first.task.id!r}) because of "
-                f"{why}"
+                f"{first.reason}"
             )
         return said
 
@@ -221,25 +227,54 @@ class Resumption:
 
 
 def abort_reason(error: BaseException, episode: Rollout) -> str:
-    """Describe an error for the server: ``ValueError: ...`` and where it was raised."""
-    name = type(error).__name__
-    try:
-        text = str(error)
-    # An exception's `__str__` may fail; its episode must be aborted all the same.
-    except Exception:  # noqa: BLE001
-        text = "(its text cannot be shown)"
-    reason = f"{name}: {text}" if text else name
+    """Describe an error for the server: ``ValueError: ...`` and where it was raised.
+
+    Of an `ExceptionGroup`, the exceptions in it, and where the first of them was raised.
+    """
+    leaves = _leaves(error)
+    reason = "\n".join(map(_text_of, leaves))
     # The traceback of a cancellation or an interrupt says nothing useful.
-    raised = isinstance(error, Exception)
-    frames = traceback.format_tb(error.__traceback__) if raised else []
+    raised = isinstance(leaves[0], Exception)
+    frames = traceback.format_tb(leaves[0].__traceback__) if raised else []
     # Keep the innermost frames, which say the most.
     while frames and len(reason) + sum(map(len, frames)) + 1 > MAX_REASON:
         frames.pop(0)
     return episode.redact("\n".join([reason, "".join(frames).rstrip()]).rstrip())[:MAX_REASON]
 
 
+def failure_reason(error: BaseException, episode: Rollout | None) -> str:
+    """Return an error in one line, without the episode's key."""
+    lines = (_text_of(leaf).partition("\n")[0] for leaf in _leaves(error))
+    text = "; ".join(dict.fromkeys(lines))
+    return text if episode is None else episode.redact(text)
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    """Return the exceptions in an `ExceptionGroup`, at any depth; of another error, itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+
+
+def _text_of(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = str(error)
+    # An exception's `__str__` may fail; its episode must be aborted all the same.
+    except Exception:  # noqa: BLE001
+        text = "(its text cannot be shown)"
+    return f"{name}: {text}" if text else name
+
+
 def abort_cause(error: BaseException) -> AgentCause:
-    """Classify an exception by its class name and status, whichever library raised it."""
+    """Classify an exception by its class name and status, whichever library raised it.
+
+    Of an `ExceptionGroup`, the most specific cause of the exceptions in it.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        causes = {abort_cause(leaf) for leaf in _leaves(error)}
+        order: tuple[AgentCause, ...] = ("rate_limit", "timeout", "error", "cancelled")
+        return next(cause for cause in order if cause in causes)
     if not isinstance(error, Exception) or isinstance(error, RunnerStoppedError):
         return "cancelled"
     names = [cls.__name__ for cls in type(error).__mro__]

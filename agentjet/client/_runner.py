@@ -14,6 +14,7 @@ from agentjet.client._episode import (
     OutcomeT,
     RunnerReport,
     Task,
+    failure_reason,
     traceback_text,
 )
 from ajet_core.errors import EpisodeError, RequestError
@@ -180,6 +181,7 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
             attempts=job.attempts,
             error=error,
             traceback=text,
+            reason=failure_reason(error, episode),
         )
         self.failures.append(failure)
         if self.on_result is not None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Self
 from agentjet.client._async import IDS_AT_ONCE, LONG_POLL, AsyncSwarmClient
 from agentjet.client._episode import (
     NO_REWARD,
+    NO_RULES,
     ClaimTerms,
     EpisodeFailure,
     EpisodeResult,
@@ -54,6 +55,7 @@ from ajet_core.errors import (
 )
 from ajet_core.protocol import (
     AgentCause,
+    CallRules,
     EpisodeStatus,
     JointOutcomes,
     JointOutcomesRequest,
@@ -192,6 +194,7 @@ class AsyncSwarm:
         lease_seconds: float = 600.0,
         heartbeat_seconds: float | None = None,
         timeout: float | None = None,
+        rules: CallRules = NO_RULES,
     ) -> SwarmEpisode:
         """Claim a part on each server, waiting until all have a slot.
 
@@ -205,6 +208,7 @@ class AsyncSwarm:
             lease_seconds=lease_seconds,
             heartbeat_seconds=heartbeat_seconds,
             timeout=timeout,
+            rules=rules,
         )
         return await self._claim(Task(task_id, group=group, tag=tag), terms)
 
@@ -419,6 +423,7 @@ class AsyncSwarm:
         tag: str = "",
         lease_seconds: float = 600.0,
         timeout: float | None = None,
+        rules: CallRules = NO_RULES,
     ) -> AsyncIterator[AsyncScopedSwarmEpisode]:
         """A joint episode for the length of a ``with`` block; parameters as `begin_episode`.
 
@@ -426,7 +431,7 @@ class AsyncSwarm:
         rewards are refused, the episode is aborted with the exception as its reason; without
         rewards, it is aborted too.
         """
-        terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout)
+        terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout, rules=rules)
         claimed = await self._claim(Task(task_id, group=group, tag=tag), terms)
         scoped = AsyncScopedSwarmEpisode(**vars(claimed), swarm=self)
         try:
@@ -451,6 +456,7 @@ class AsyncSwarm:
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,
         episode_timeout: float | None = None,
+        rules: CallRules = NO_RULES,
         resume: bool = False,
         on_result: Callable[[EpisodeResult[SwarmEpisode, SwarmOutcome] | EpisodeFailure], object]
         | None = None,
@@ -475,7 +481,7 @@ class AsyncSwarm:
             claim=self._claim,
             outcome_of=self._outcome,
             end=self._end,
-            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds),
+            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
             concurrency=concurrency,
             retries=retries,
             episode_timeout=episode_timeout,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 from agentjet.client._episode import (
     NO_REWARD,
+    NO_RULES,
     ClaimTerms,
     EpisodeFailure,
     EpisodeResult,
@@ -54,6 +55,7 @@ from ajet_core.errors import (
 )
 from ajet_core.protocol import (
     AgentCause,
+    CallRules,
     EpisodeStatus,
     JointOutcomes,
     JointOutcomesRequest,
@@ -191,6 +193,7 @@ class Swarm:
         lease_seconds: float = 600.0,
         heartbeat_seconds: float | None = None,
         timeout: float | None = None,
+        rules: CallRules = NO_RULES,
     ) -> SwarmEpisode:
         """Claim a part on each server, waiting until all have a slot.
 
@@ -204,6 +207,7 @@ class Swarm:
             lease_seconds=lease_seconds,
             heartbeat_seconds=heartbeat_seconds,
             timeout=timeout,
+            rules=rules,
         )
         return self._claim(Task(task_id, group=group, tag=tag), terms)
 
@@ -414,6 +418,7 @@ class Swarm:
         tag: str = "",
         lease_seconds: float = 600.0,
         timeout: float | None = None,
+        rules: CallRules = NO_RULES,
     ) -> Iterator[ScopedSwarmEpisode]:
         """A joint episode for the length of a ``with`` block; parameters as `begin_episode`.
 
@@ -421,7 +426,7 @@ class Swarm:
         rewards are refused, the episode is aborted with the exception as its reason; without
         rewards, it is aborted too.
         """
-        terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout)
+        terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout, rules=rules)
         claimed = self._claim(Task(task_id, group=group, tag=tag), terms)
         scoped = ScopedSwarmEpisode(**vars(claimed), swarm=self)
         try:
@@ -446,6 +451,7 @@ class Swarm:
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,
         episode_timeout: float | None = None,
+        rules: CallRules = NO_RULES,
         resume: bool = False,
         on_result: Callable[[EpisodeResult[SwarmEpisode, SwarmOutcome] | EpisodeFailure], object]
         | None = None,
@@ -470,7 +476,7 @@ class Swarm:
             claim=self._claim,
             outcome_of=self._outcome,
             end=self._end,
-            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds),
+            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
             concurrency=concurrency,
             retries=retries,
             episode_timeout=episode_timeout,

@@ -15,6 +15,7 @@ from agentjet.client._connection_sync import Connection
 from agentjet.client._episode import (
     MAX_REASON,
     NO_REWARD,
+    NO_RULES,
     ClaimTerms,
     Episode,
     EpisodeFailure,
@@ -54,6 +55,7 @@ from ajet_core.errors import (
 from ajet_core.protocol import (
     AbortRequest,
     AgentCause,
+    CallRules,
     ClaimRequest,
     EndRequest,
     EngineServer,
@@ -109,6 +111,7 @@ class ScopedEpisode(PendingEpisode):
         call_rewards: Mapping[str, float] | None = None,
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
+        allow_no_calls: bool = False,
     ) -> EpisodeStatus:
         """Report the outcome now; see `SwarmClient.end_episode`."""
         self.closed = True
@@ -120,6 +123,7 @@ class ScopedEpisode(PendingEpisode):
                 call_rewards=call_rewards,
                 agent_rewards=agent_rewards,
                 metadata=metadata,
+                allow_no_calls=allow_no_calls,
             )
         except RequestError:
             # The outcome cannot be reported, so the episode is still open.
@@ -192,6 +196,7 @@ class SwarmClient:
         lease_seconds: float = 600.0,
         heartbeat_seconds: float | None = None,
         timeout: float | None = None,
+        rules: CallRules = NO_RULES,
     ) -> Episode:
         """Claim an episode, waiting until the server has a slot for it.
 
@@ -205,6 +210,7 @@ class SwarmClient:
             lease ends.
         :param timeout: seconds to wait for a slot; None waits as long as the server says it may
             help.
+        :param rules: what applies to its model calls, in place of the run's rules.
         :raises DeadlineError: no slot became free within `timeout`.
         :raises NotRollingError: no run is active.
         :raises EpisodeError: the task is quarantined because all its episodes fail.
@@ -214,6 +220,7 @@ class SwarmClient:
             lease_seconds=lease_seconds,
             heartbeat_seconds=heartbeat_seconds,
             timeout=timeout,
+            rules=rules,
         )
         return self._claim(Task(task_id, group=group, tag=tag), terms)
 
@@ -257,6 +264,8 @@ class SwarmClient:
                 wait_seconds=wait,
                 claim_id=claim_id,
                 joint=joint,
+                # Only what is set: earlier servers know none of them.
+                **terms.rules.model_dump(exclude_defaults=True),
             )
             request = ApiRequest(
                 "POST",
@@ -268,10 +277,15 @@ class SwarmClient:
                 final=True,
             )
             try:
-                return Episode.from_grant(connection.perform(request))
+                granted = Episode.from_grant(connection.perform(request))
+                connection.log_pause(what, "")
+                return granted
             except AjetError as error:
                 if error.retry_after is None or error.status not in {429, 503, 507}:
                     raise
+                if ServerState.PAUSED in error.message and connection.may_ask_why():
+                    with contextlib.suppress(AjetError):
+                        connection.log_pause(what, (self.status()).paused or "")
                 pause = connection.backoff.honour(error.retry_after, failures=1)
                 if deadline is not None and connection.clock() + pause >= deadline:
                     raise DeadlineError(
@@ -291,6 +305,7 @@ class SwarmClient:
         call_rewards: Mapping[str, float] | None = None,
         agent_rewards: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
+        allow_no_calls: bool = False,
     ) -> EpisodeStatus:
         """Report the outcome of an episode. Once this returns, it survives a crash of the server.
 
@@ -300,7 +315,9 @@ class SwarmClient:
         :param call_rewards: rewards of single calls, by the id of their chat completion.
         :param agent_rewards: rewards by agent name; they replace the episode's reward for the calls
             of these agents.
-        :raises EpisodeClosedError: the episode was aborted before, or its lease expired.
+        :param allow_no_calls: accept the reward if no model call was answered. Without it, the
+            server aborts such an episode, because its reward would count in the baseline.
+        :raises EpisodeClosedError: the episode was aborted, or its lease expired.
         """
         outcome = EpisodeOutcome(
             reward=reward,
@@ -308,6 +325,7 @@ class SwarmClient:
             call_rewards=call_rewards or {},
             agent_rewards=agent_rewards or {},
             metadata=metadata or {},
+            allow_no_calls=allow_no_calls,
         )
         return self._end(episode, outcome)
 
@@ -327,6 +345,7 @@ class SwarmClient:
             call_rewards=dict(outcome.call_rewards or {}),
             agent_rewards=dict(outcome.agent_rewards or {}),
             metadata=dict(outcome.metadata or {}),
+            **({"allow_no_calls": True} if outcome.allow_no_calls else {}),
         )
         path = episode_path(episode.episode_id, "prepare" if prepare else "end")
         request = ApiRequest("POST", path, EpisodeStatus, body, waits=True)
@@ -425,6 +444,7 @@ class SwarmClient:
         tag: str = "",
         lease_seconds: float = 600.0,
         timeout: float | None = None,
+        rules: CallRules = NO_RULES,
     ) -> Iterator[ScopedEpisode]:
         """An episode for the length of a ``with`` block; parameters as `begin_episode`.
 
@@ -432,7 +452,7 @@ class SwarmClient:
         the reward is refused (it is not finite or too large), the episode is aborted with the
         exception as its reason; without a reward, it is aborted too.
         """
-        terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout)
+        terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout, rules=rules)
         claimed = self._claim(Task(task_id, group=group, tag=tag), terms)
         scoped = ScopedEpisode(**vars(claimed), client=self)
         try:
@@ -444,6 +464,7 @@ class SwarmClient:
                     call_rewards=scoped.call_rewards,
                     agent_rewards=scoped.agent_rewards,
                     metadata=scoped.metadata,
+                    allow_no_calls=scoped.allow_no_calls,
                 )
         except BaseException as error:
             if not scoped.closed:
@@ -473,6 +494,7 @@ class SwarmClient:
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,
         episode_timeout: float | None = None,
+        rules: CallRules = NO_RULES,
         resume: bool = False,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
@@ -492,6 +514,7 @@ class SwarmClient:
             the batch are freed within two seconds.
         :param episode_timeout: seconds after which an agent that has not finished is given up,
             which counts as a failed attempt.
+        :param rules: as for `begin_episode`.
         :param resume: skip episodes that have already ended, also those of another program or an
             earlier run of this one; see `resume`.
         :param on_result: called in the calling thread after each episode that ends or is given up.
@@ -509,7 +532,7 @@ class SwarmClient:
             claim=self._claim,
             outcome_of=EpisodeOutcome.of,
             end=self._end,
-            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds),
+            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
             concurrency=concurrency,
             retries=retries,
             episode_timeout=episode_timeout,
@@ -528,6 +551,7 @@ class SwarmClient:
         retries: int = 1,
         lease_seconds: float = RUNNER_LEASE_SECONDS,
         episode_timeout: float | None = None,
+        rules: CallRules = NO_RULES,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> EvaluationReport:
         """Roll out evaluation episodes, which are never trained on, and score them.
@@ -552,6 +576,7 @@ class SwarmClient:
             retries=retries,
             lease_seconds=lease_seconds,
             episode_timeout=episode_timeout,
+            rules=rules,
             on_result=on_result,
         )
         return evaluation_report(report, wanted, config)

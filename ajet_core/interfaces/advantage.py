@@ -18,8 +18,7 @@ class AdvantageEstimator(Generic[SettingsT_co], ABC):
     an estimator needs no weights and must not import heavy packages. It is pure: the same batch
     gives the same advantages, also after a restart and with its episodes in another order.
 
-    :param algorithm: configuration of the run's algorithm; ``discount`` and ``call_credit`` are
-        meant for estimators.
+    :param algorithm: of the run; ``discount`` and ``call_credit`` are meant for estimators.
     """
 
     def __init__(self, settings: SettingsT_co, algorithm: AlgorithmConfig) -> None:
@@ -35,8 +34,7 @@ class AdvantageEstimator(Generic[SettingsT_co], ABC):
         Of two rollouts of a task that differ in their rewards alone, the better one has the higher
         advantages. The arguments stay unchanged.
 
-        :param episodes: episodes of the batch; those with the same `TrainEpisode.group` are
-            rollouts of one task.
+        :param episodes: of the batch; those of one `TrainEpisode.group` are rollouts of one task.
         :param calls: calls of each episode, in the order in which they were made.
         :return: finite numbers, in the shape of `calls`.
         """

@@ -30,8 +30,7 @@ class AgentAdapter(Generic[SettingsT_co], ABC):
     (`agentjet.agents`), whichever framework makes them. It provides what requests do not show. One
     adapter serves all episodes of a process, in any thread, and keeps no state of them.
 
-    An adapter implements `run` or `run_sync`, whichever fits the framework; the other is derived
-    from it.
+    An adapter implements `run` or `run_sync`, as the framework has it; the other is derived.
     """
 
     def __init__(self, settings: SettingsT_co) -> None:

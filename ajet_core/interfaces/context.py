@@ -58,8 +58,7 @@ class WorkerContext:
     :param run_dir: the run's directory; a component must not write anywhere else.
     :param seed: the run's seed.
     :param exact: compute a token the same, to the bit, whatever is computed with it.
-    :param shared: objects shared by components in the same process (in-process weights); keys start
-        with the component's name.
+    :param shared: objects that components of one process share; keys start with a component's name.
     :param servers: settings of an engine that serves a model in separate processes.
     :param collective_host: address at which a trainer listens that sends weights over the network.
     """

@@ -26,8 +26,7 @@ class SamplingParams:
     :param seed: the same seed, prompt and weights give the same tokens.
     :param stop_token_ids: sampling one of them ends the completion; it is part of the sampled ids.
     :param top_logprobs: also return the logprobs of this many most likely tokens per position.
-    :param frequency_penalty: subtracted from a token's logit for each time it was sampled, before
-        the temperature is applied.
+    :param frequency_penalty: subtracted from a token's logit per sample, before the temperature.
     :param presence_penalty: subtracted once if the token was sampled at all.
     :param logit_bias: pairs of a token id and the number added to its logit.
     :param grammar: a Lark grammar in the syntax of ``llguidance``; the completion matches it and
@@ -70,12 +69,10 @@ class GenerateRequest:
     """A request to sample one completion.
 
     :param prompt_ids: [P], P >= 1; a list in a worker.
-    :param stream: if True, return chunks as tokens are sampled; if False, the engine may return all
-        of them at the end.
+    :param stream: return chunks as tokens are sampled; without it, all may come at the end.
     :param sampled: 0 <= S < P: the number of tokens at the end of the prompt that belong to the
         same completion, sampled by an engine that could not finish it. Penalties count them, a
-        grammar and a seed continue after them, and ``max_tokens`` is the number of remaining
-        tokens.
+        grammar and a seed continue after them, and ``max_tokens`` counts those that remain.
     """
 
     request_id: str
@@ -154,8 +151,7 @@ class EngineInfo:
     """Properties of a started engine.
 
     :param max_context: maximum number of tokens of a prompt and its completion together.
-    :param needs_probe: a server of the engine reports no checksums, so that weights are proven by
-        `WeightUpdate.probe`.
+    :param needs_probe: a server reports no checksums: `WeightUpdate.probe` proves its weights.
     """
 
     max_context: int
@@ -186,8 +182,7 @@ class Probe:
     """A fixed text with its logprobs under the trainer's weights.
 
     :param token_ids: [T].
-    :param logprobs: [T - 1] of the second to the last token, over the full vocabulary, at
-        temperature 1.
+    :param logprobs: [T - 1] of the second to the last token, full vocabulary, temperature 1.
     """
 
     token_ids: list[int]
@@ -198,8 +193,7 @@ class Probe:
 class WeightUpdate:
     """The location of new weights.
 
-    :param channel: name of a weight channel that both sides declared, such as ``in_process`` or
-        ``safetensors_dir``.
+    :param channel: a weight channel that both sides declared, such as ``in_process``.
     :param policy_version: the version of these weights.
     :param location: a key of `WorkerContext.shared`, or a directory, as the channel defines it.
     :param checksums: by the name that a tensor has in files, the checksums that it may have where
@@ -229,12 +223,9 @@ class SealReport:
     :param tensors: the number of tensors compared on each server.
     :param servers: the number of servers that have proven their weights.
     :param seconds: wall seconds that proofs took since the last report.
-    :param breaches: a sentence for each server that failed a proof since the last report and was
-        replaced.
-    :param change: change of the trainer's logprobs of the probe since the last proof, in nats; the
-        minimum over all servers.
-    :param noise: other differences between engine and trainer, in nats; the maximum over all
-        servers, 0 if none was probed.
+    :param breaches: a sentence for each server that failed a proof since then and was replaced.
+    :param change: of the trainer's logprobs of the probe since the last proof, in nats; minimum.
+    :param noise: other differences between engine and trainer, in nats; maximum, 0 if none.
     """
 
     policy_version: int
@@ -270,8 +261,7 @@ class ServingEngine(ABC):
         With the capability `seals`, the weights of an update that has checksums or a probe are
         proven before any token is sampled with them.
 
-        :raises SealError: the loaded weights are not the published ones. No token is sampled with
-            them.
+        :raises SealError: the loaded weights are not the published ones, and sample no token.
         """
 
     async def seal(self) -> SealReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal
+from typing import Any, Generic, Literal
 
 from ajet_core.interfaces.context import SettingsT_co, WorkerContext
 from ajet_core.protocol import AbortCause
@@ -52,6 +52,7 @@ class EpisodeRecord:
     :param final: the episode was aborted, and its task will not be retried.
     :param created_at: unix seconds.
     :param mixed: an evaluation episode with answers of other weights than those at its claim.
+    :param rules: `CallRules` as plain data, without what is not set.
     :param joint: None unless the episode is part of a joint episode.
     """
 
@@ -79,6 +80,7 @@ class EpisodeRecord:
     heartbeat_seconds: float | None = None
     final: bool = False
     mixed: bool = False
+    rules: dict[str, Any] = field(default_factory=dict)
     joint: JointRecord | None = None
 
 
@@ -88,8 +90,7 @@ class BatchRecord:
 
     :param refused: why the batch could not be trained, "" if it can. It is kept, but not trained.
     :param aborted_ids: episodes that were aborted while the batch was filled; they are not trained.
-    :param credit: by tag of the mixture, the fraction of a slot that rounding owes it after this
-        batch.
+    :param credit: by tag of the mixture, the fraction of a slot that rounding owes it after it.
     """
 
     batch_id: str
@@ -220,8 +221,7 @@ class SampleStore(Generic[SettingsT_co], ABC):
         """Open the store in `context.run_dir`, or create it.
 
         :param read_only: do not create, lock or change the store: a server may be writing to it.
-        :raises StoreError: another process writes to the store, it cannot be used, or it is opened
-            read-only and does not exist.
+        :raises StoreError: another process writes to it, it is unusable, or missing and read-only.
         """
 
     @abstractmethod
@@ -238,8 +238,7 @@ class SampleStore(Generic[SettingsT_co], ABC):
         - `EpisodeRecord`: the fields of the claim never change, and an episode keeps its slot in
           the order of claims, and its batch. `batch_id` is ignored. An open episode must be new.
         - `Call`: always new. The store may keep the prompt as the difference to its base.
-        - `BatchRecord`: takes its episodes from the batches that had them, and releases those that
-          it no longer has.
+        - `BatchRecord`: takes its episodes from the batches that had them, and releases others.
         - `StepRecord`: replaces all scores of the step, too.
         - `RewindRecord`: removes later steps and their scores.
 
@@ -270,8 +269,7 @@ class SampleStore(Generic[SettingsT_co], ABC):
     def episodes(self, query: EpisodeQuery = ALL_EPISODES) -> AsyncIterator[EpisodeRecord]:
         """Iterate over episodes in the order of their claims.
 
-        No lock or transaction is held between two episodes, so the caller may be slow. Records that
-        cannot be read are logged and skipped.
+        Between two episodes, nothing is locked. Records that cannot be read are logged and skipped.
         """
 
     @abstractmethod

@@ -20,10 +20,8 @@ class DatasetReader(Generic[SettingsT_co], ABC):
         """Read a dataset; its items are in the same order each time.
 
         :param source: a path, or another name that the reader understands.
-        :return: items, each with a field ``id`` if the dataset has ids. Items that are mappings or
-            strings need none.
-        :raises UnreadableFileError: the dataset cannot be read; the message names it, and the place
-            in it.
+        :return: items, with a field ``id`` if the dataset has ids; mappings and strings need none.
+        :raises UnreadableFileError: it cannot be read; the message names it, and the place in it.
         """
 
 

@@ -44,8 +44,7 @@ class TrainerCapabilities:
 class TrainerInfo:
     """Properties of a started trainer.
 
-    :param trees: as `TrainerCapabilities.trees`, for this model: some models cannot continue from
-        the keys and values of other tokens.
+    :param trees: as `TrainerCapabilities.trees`, for this model: not all models can do it.
     :param token_budget: maximum number of tokens in one pass, with padding; None if unknown.
     :param costs: the measured durations of its passes; None if unknown.
     """
@@ -103,14 +102,12 @@ class Trainer(Generic[SettingsT_co], ABC):
         Weights served by an engine do not change before `publish`, except with the channel
         ``in_process``, for which the engine is paused during the step.
 
-        A trainer that runs out of memory retries with a smaller token budget, and reports the
-        budget that worked.
+        Without enough memory, it retries with a smaller token budget, and reports the last.
 
         :raises StepRefusedError: the batch would have damaged the weights: a loss, gradient or
             weight is not finite, or an update is far too large. Weights, optimiser, schedule, RNG
             state and the number of steps are unchanged, in the same tensors, so that the next batch
-            is trained as if this one had not existed. The message has the measured values and
-            possible causes.
+            is trained as if this one had not existed. The message has values and causes.
         :raises WeightsLostError: weights or optimiser are neither those before nor those after the
             step. Until a checkpoint is loaded, the trainer refuses to train, publish and save with
             this error. The run continues from the last checkpoint in another worker.

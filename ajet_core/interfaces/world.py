@@ -95,8 +95,7 @@ class WorldOutcome:
     """The outcome of an episode.
 
     :param reward: the training reward, within `World.reward_range`.
-    :param success: 0 to 1; the measure of the world. The reward may include more, such as a penalty
-        for an answer in the wrong form.
+    :param success: 0 to 1; the measure of the world. The reward may include more, as penalties.
     :param components: further numbers for the logs.
     :param call_rewards: rewards of single calls, by `WorldAnswer.id`.
     :param agent_rewards: rewards by agent, for worlds of several agents.

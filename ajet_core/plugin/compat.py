@@ -17,8 +17,7 @@ version and any minor version that is not older than its own.
 
 
 DEPRECATED_HOOKS: dict[str, str] = {}
-"""Hooks that the next major version removes, by name: when they were deprecated, and what replaces
-them."""
+"""Hooks that the next major version removes: since when they are deprecated, and what to use."""
 
 
 def parse_hook_api(text: str) -> tuple[int, int] | None:

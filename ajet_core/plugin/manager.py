@@ -72,8 +72,7 @@ class PluginManager:
     modules of all compatible plugins, each in isolation. All are needed because plugins that
     register the same name conflict, whichever is queried first.
 
-    :param blocked: names of plugins that are never imported; ``name@distribution`` selects one of
-        several.
+    :param blocked: names of plugins that are never imported; ``name@distribution`` selects one.
     :param entry_points: entry points to use instead of those of the installed distributions.
     """
 
@@ -93,8 +92,7 @@ class PluginManager:
     def plugins(self, *, load: bool = False) -> list[PluginInfo]:
         """Return every installed plugin, sorted by name, with problems that prevent its use.
 
-        :param load: import the plugins, to find their hooks and components and to check that they
-            work.
+        :param load: import the plugins, which finds hooks and components, and errors.
         """
         if load:
             self._load()
@@ -125,8 +123,7 @@ class PluginManager:
     def component(self, kind: KindName, name: str) -> ComponentSpec:
         """Return the component of `kind` registered as `name`.
 
-        :raises UnknownComponentError: no usable plugin has it; the message lists the existing ones
-            and the plugins that cannot be used.
+        :raises UnknownComponentError: no usable plugin has it; the message lists the plugins.
         :raises PluginConflictError: several plugins register it.
         :raises PluginError: the plugin with this name is broken or refused.
         """
@@ -144,8 +141,7 @@ class PluginManager:
     def load_target(self, spec: ComponentSpec[T]) -> type[T]:
         """Import a component's class.
 
-        :raises PluginLoadError: it cannot be imported (the message says what to install), or does
-            not implement its kind's interface.
+        :raises PluginLoadError: it cannot be imported, or does not implement its interface.
         """
         return targets.import_component(spec, *self._owner_and_hint(spec))
 

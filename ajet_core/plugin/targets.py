@@ -130,8 +130,7 @@ def check_settings(
 ) -> ComponentSettings:
     """Validate a component's settings.
 
-    :raises ConfigError: a value is invalid or a key unknown; `param` is the dotted path of the
-        first.
+    :raises ConfigError: a value is invalid or a key unknown; `param` is the first's dotted path.
     :raises PluginLoadError: the settings class cannot be imported.
     """
     kind = kind_of(spec)

@@ -29,8 +29,7 @@ class TokenQuotas(Message):
     :param open_episodes: episodes claimed and not ended.
     :param waiting_claims: claims that wait for a slot.
     :param calls_at_once: model calls being answered, of all its episodes together.
-    :param requests_per_minute: requests with the token itself; model calls, which have an episode's
-        key, do not count.
+    :param requests_per_minute: without model calls, which have an episode's key.
     :param event_streams: open readers of ``GET /v1/events``.
     """
 

@@ -12,14 +12,12 @@ class Evaluation(Message):
 
     :param client_id: the token that claimed them.
     :param tag: the task set, `ClaimRequest.tag` of its episodes.
-    :param step: steps the weights were trained that served when the episodes were claimed: the
-        policy version.
+    :param step: the policy version when the episodes were claimed: steps that were trained.
     :param tasks: at most 100,000 tasks with an episode that ended, which `pass_at` is about.
     :param episodes: that ended with a reward.
     :param open: that are still being rolled out.
     :param aborted: that came to nothing; they count in nothing else.
-    :param mixed: of those that ended, how many were answered by other weights too, because a step
-        was trained meanwhile.
+    :param mixed: how many of those that ended were answered by other weights too.
     :param reward_mean: over `episodes`; null without any.
     :param pass_at: pass@k by k, the mean over the tasks with at least k episodes (see
         `EvaluationConfig`); a k for which there is no such task is left out.

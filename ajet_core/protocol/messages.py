@@ -8,17 +8,20 @@ from pydantic import Field
 
 from ajet_core.protocol.base import Message, MetadataKey, MetadataText, Name
 from ajet_core.protocol.joint import JointPart
+from ajet_core.protocol.run import CallRules
 
 Number = Annotated[float, Field(strict=True)]
 """A JSON number; a string or boolean that looks like one is refused."""
 
 
 AgentCause = Literal["error", "timeout", "rate_limit", "cancelled"]
-"""Why a client aborts an episode: its agent raised, took too long, met the rate limit of a service,
-or is no longer needed."""
+"""Why a client aborts: its agent raised, took too long, met a rate limit, is no longer needed."""
 
-AbortCause = Literal[AgentCause, "lease_expired", "run_stopped", "token_revoked", "late"]
-"""Why a client or the server aborted an episode. `RolloutConfig.late` explains ``late``."""
+AbortCause = Literal[
+    AgentCause, "lease_expired", "run_stopped", "token_revoked", "late", "no_calls"
+]
+"""Why a client or the server aborted an episode. `RolloutConfig.late` explains ``late``, and
+`CallRules.allow_no_calls` ``no_calls``."""
 
 ABORT_CAUSES: tuple[AbortCause, ...] = get_args(AbortCause)
 
@@ -47,7 +50,7 @@ class ProtocolInfo(Message):
     server_version: str
 
 
-class ClaimRequest(Message):
+class ClaimRequest(CallRules):
     """Body of ``POST /v1/episodes``.
 
     :param task_id: the task to roll out; episodes of one group share a baseline.
@@ -92,13 +95,13 @@ class EpisodeGrant(Message):
 class EndRequest(Message):
     """Body of ``POST /v1/episodes/{id}/end``, and of ``/prepare`` for parts of joint episodes.
 
-    A server refuses rewards beyond its setting ``server.max_reward``, by default 1e6 in absolute
-    value.
+    A server refuses rewards whose absolute value exceeds its ``server.max_reward`` (1e6).
 
     :param reward: the episode's reward.
     :param components: named parts of the reward, for the logs.
     :param call_rewards: rewards of calls on top of `reward`, by the id of the chat completion.
     :param agent_rewards: rewards by agent name, in place of `reward` for the agents' calls.
+    :param allow_no_calls: as in `CallRules`.
     """
 
     reward: Number
@@ -106,6 +109,7 @@ class EndRequest(Message):
     call_rewards: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=65536)
     agent_rewards: dict[MetadataKey, Number] = Field(default_factory=dict, max_length=256)
     metadata: dict[MetadataKey, MetadataText] = Field(default_factory=dict, max_length=64)
+    allow_no_calls: Annotated[bool, Field(strict=True)] = False
 
 
 class AbortRequest(Message):
@@ -113,8 +117,7 @@ class AbortRequest(Message):
 
     :param final: the client will not retry: the batch uses the episodes of its task that succeed.
         Also accepted for an episode that is already aborted, for example by its lease.
-    :param arbiter_aborted: the arbiter of its joint episode has aborted its own part. A prepared
-        part is not aborted without it.
+    :param arbiter_aborted: the arbiter has aborted its own part. A prepared part needs it.
     """
 
     reason: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -127,6 +130,9 @@ class EpisodeStatus(Message):
     """Answer of end, prepare, commit, abort, heartbeat and ``GET /v1/episodes/{id}``.
 
     `reward` and `reason` are of the outcome that stands, which is the first one reported.
+
+    :param tokens: sampled in the recorded `calls`.
+    :param limit: which of `CallRules` is used up, so that further calls are refused.
     """
 
     episode_id: str
@@ -139,6 +145,8 @@ class EpisodeStatus(Message):
     reason: str
     cause: AbortCause | None = None
     calls: int
+    tokens: int = 0
+    limit: Literal["call_limit", "token_limit"] | None = None
     policy_version: int
     lease_expires_in: float | None = Field(
         description="Seconds until the lease expires; null when the episode is closed."
@@ -197,8 +205,7 @@ class GroupCountsRequest(Message):
 class GroupCounts(Message):
     """The episodes of a group that this client claimed in this run, whenever that was.
 
-    :param ended: with a reward; `reward_mean` and `reward_std` are over those that are not in a
-        refused batch, None without any.
+    :param ended: with a reward; its mean and std are without refused batches, None without any.
     """
 
     open: int

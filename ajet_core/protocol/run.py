@@ -5,6 +5,7 @@ It names components by their registered names, never by an import path.
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -31,10 +32,8 @@ class ModelConfig(Message):
 
     :param path: a Hugging Face model directory on the server, inside one of its model roots.
     :param name: the model id that ``/v1/models`` lists.
-    :param renderer: what turns messages into tokens: a name of the `renderers` library, such as
-        ``qwen3``, or ``auto``.
-    :param max_context: maximum number of tokens of a prompt and its completion; None takes the
-        model's own limit.
+    :param renderer: turns messages into tokens: a name of the `renderers` library, or ``auto``.
+    :param max_context: most tokens of a prompt and its completion; None is the model's own limit.
     """
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -87,8 +86,7 @@ class AlgorithmConfig(Message):
       tokens, weighed as `aggregation` says, because with samples of earlier weights any rest is
       unlearnt or learnt blindly (`ajet_core.timeline.credit.balanced`).
 
-    :param advantage: the estimator of advantages: ``group_std``, ``group_mean``, ``leave_one_out``,
-        or one that a plugin registers.
+    :param advantage: ``group_std``, ``group_mean``, ``leave_one_out``, or a plugin's estimator.
     :param advantage_settings: of the estimator, checked by its own settings type.
     :param call_credit: how rewards for single calls are credited: ``return_to_go``, the rewards of
         a call and of those after it, relative to the same call number of the other episodes of the
@@ -167,8 +165,7 @@ class TimelineConfig(Message):
 
     :param layout: how timelines are laid out for the trainer, see `ajet_core.timeline.layouts`;
         ``auto`` chooses the one that the trainer computes fastest. The result is the same.
-    :param max_timelines: maximum number of timelines to train of an episode, those with the most
-        sampled tokens; None trains all.
+    :param max_timelines: most timelines to train of an episode, by sampled tokens; None trains all.
     :param max_tokens: `over_long` applies to longer timelines; None allows any length.
     :param over_long: ``drop`` leaves the timeline out, ``truncate`` ends it with the last turn that
         fits, ``separate`` trains the later calls each as a sample of its own.
@@ -205,7 +202,53 @@ class BatchConfig(Message):
 SystemText = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class RolloutConfig(Message):
+class CallSampling(Message):
+    """Sampling that overrides what requests ask for; None keeps it.
+
+    :param temperature: 0 takes the most likely token.
+    :param top_k: 0 is off.
+    :param max_tokens: the most that an answer may have; agents may request fewer.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    max_tokens: PositiveInt | None = None
+
+
+class CallRules(Message):
+    """Rules for the model calls of an episode. Those of a claim replace those of its run.
+
+    :param sampling: for train episodes; `EvaluationConfig` has that of a run's evaluations.
+    :param max_calls: most calls of the episode; further ones are refused for good.
+    :param max_tokens: most tokens sampled for the episode: an answer ends there, and further calls
+        are refused for good. Calls that run at the same time may together exceed it.
+    :param allow_no_calls: the episode may end with a reward without a call to train. Otherwise the
+        server aborts it, because its reward would count in the baseline.
+    """
+
+    sampling: CallSampling = CallSampling()
+    max_calls: PositiveInt | None = None
+    max_tokens: PositiveInt | None = None
+    allow_no_calls: bool | None = None
+
+
+class AgentRule(Message):
+    """What identifies the calls of an agent: all conditions that are set.
+
+    :param system: regular expression that matches within a system message.
+    :param model: the model that the request names.
+    :param max_tokens: the request limits its answer to at most so many tokens.
+    :param tools: whether the request offers tools.
+    """
+
+    system: re.Pattern[str] | None = None
+    model: Name | None = None
+    max_tokens: PositiveInt | None = None
+    tools: bool | None = None
+
+
+class RolloutConfig(CallRules):
     """The schedule of rolling out and training.
 
     A token's staleness is the number of steps that the weights which sampled it are behind those
@@ -232,8 +275,9 @@ class RolloutConfig(Message):
         their ended episodes are trained.
     :param engine_sleeps: ``sync``: the engine frees device memory while a step is trained, for a
         trainer on the same device. Calls wait meanwhile.
-    :param agents: names of agents, each with a text that its system prompt contains. They identify
-        the agent of a call without the header ``x-ajet-agent``. The first match counts.
+    :param agents: names of agents, each with a text that its system prompt contains, or a rule. The
+        first match is the agent of a call without the header ``x-ajet-agent``.
+    :param untrained_agents: agents whose calls are not trained, such as titles and summaries.
     """
 
     mode: Literal["sync", "async"] = "sync"
@@ -245,7 +289,10 @@ class RolloutConfig(Message):
     late: Literal["carry", "drop"] = "carry"
     late_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     engine_sleeps: bool = False
-    agents: Annotated[dict[Name, SystemText], Field(max_length=256)] = Field(default_factory=dict)
+    agents: Annotated[dict[Name, SystemText | AgentRule], Field(max_length=256)] = Field(
+        default_factory=dict
+    )
+    untrained_agents: Annotated[tuple[Name, ...], Field(max_length=256)] = ()
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -368,10 +415,8 @@ class FailureConfig(Message):
     The limits from `zero_signal_steps` on are those of findings about training; None turns one off.
     docs/health.md describes how each is measured.
 
-    :param window: the number of latest train episodes that `max_rate` applies to, once there are so
-        many.
-    :param max_rate: share of them that may fail (the agent raised, took too long, met a rate
-        limit); 1 never pauses.
+    :param window: the number of latest train episodes, once there are so many, for `max_rate`.
+    :param max_rate: share of them that may fail, by the agent's causes; 1 never pauses.
     :param max_refused: batches in a row that may be refused before the run pauses, or before
         the one client whose episodes they contain is quarantined.
     :param max_deaths: workers that may die of training one batch, before it is refused.
@@ -384,19 +429,15 @@ class FailureConfig(Message):
         limits of `TimelineConfig` or because they are too old.
     :param max_advantage_bias: the sum of the advantages of all trained tokens before they are
         balanced, over the sum of their absolute values.
-    :param max_logprob_gap: mean absolute difference between the engine's and the trainer's logprobs
-        at the same weights, in nats.
+    :param max_logprob_gap: mean absolute difference of the engine's and the trainer's, in nats.
     :param max_logprob_gap_growth: the same, relative to the steps before.
     :param max_kl_growth: KL divergence to the reference model, relative to the steps before.
     :param max_entropy_growth: entropy, relative to the steps before.
     :param min_entropy: nats per token.
-    :param max_length_growth: tokens per answer, relative to the steps before, as a factor in
-        either direction.
+    :param max_length_growth: tokens per answer, relative to the steps before, either way.
     :param max_grad_growth: second highest gradient norm of 3 steps, relative to those before.
-    :param max_shortened: share of a step's updates that are shortened by
-        ``algorithm.max_update_kl``.
-    :param max_reward_drop: loss of reward, as a share of the best mean reward's distance to the
-        worst.
+    :param max_shortened: share of updates that ``algorithm.max_update_kl`` shortens.
+    :param max_reward_drop: loss of reward, as a share of the range of mean rewards so far.
     :param pause_on: findings that pause the run, unless their limits are None.
     """
 
@@ -445,29 +486,14 @@ class PreflightConfig(Message):
     max_logprob_gap: Annotated[float, Field(gt=0)] = 0.1
 
 
-class EvaluationSampling(Message):
-    """Sampling of evaluation episodes, which overrides their agents'; None keeps the agents'.
-
-    :param temperature: 0 takes the most likely token.
-    :param top_k: 0 is off.
-    :param max_tokens: the most that an answer may have; agents may request fewer.
-    """
-
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    max_tokens: PositiveInt | None = None
-
-
 class EvaluationConfig(Message):
     """How evaluation episodes are sampled and scored; they are never trained on.
 
     :param pass_reward: an episode passes if it ended with at least this reward.
-    :param pass_at: for which k pass@k is reported, in ascending order. A task counts for a k if it
-        has at least k episodes that ended.
+    :param pass_at: for which k pass@k is reported, ascending; over tasks with k ended episodes.
     """
 
-    sampling: EvaluationSampling = EvaluationSampling()
+    sampling: CallSampling = CallSampling()
     pass_reward: float = 1.0
     pass_at: Annotated[tuple[PassAt, ...], Field(min_length=1, max_length=16)] = (1,)
 

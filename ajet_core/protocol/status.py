@@ -19,8 +19,7 @@ class ServerState(StrEnum):
     OFFLINE -> BOOTING -> ROLLING -> ROLLING_POST -> WEIGHT_SYNCING -> ROLLING. In ROLLING,
     clients claim episodes and the server answers model calls. In ROLLING_POST, the trainer computes
     a step. In WEIGHT_SYNCING, the engine loads the new weights. Model calls that arrive in the last
-    two states wait. PAUSED is ROLLING without new episodes: open episodes can end, and no batch is
-    trained.
+    two states wait. PAUSED is ROLLING without new episodes and batches; open ones can end.
     """
 
     OFFLINE = "OFFLINE"
@@ -34,8 +33,7 @@ class ServerState(StrEnum):
 class StepSummary(Message):
     """One finished training step.
 
-    :param metrics: numbers of the batch, its training and the served weights; ``docs/metrics.md``
-        lists their names, units and meanings.
+    :param metrics: numbers of the batch, training and served weights, see ``docs/metrics.md``.
     :param plan: the layout that was trained.
     :param forks: the reasons why timelines forked and their costs, the most expensive first.
     :param findings: problems of the batch or the training, such as rewards without signal.
@@ -187,8 +185,7 @@ class ServerStatus(Message):
     :param paused: why the run is PAUSED.
     :param findings: what blocks the server, and other findings.
     :param quarantined: tasks that are not tried again, with the reasons.
-    :param checks: for each kind of finding about training, "ok", "found", "off", or the reason why
-        it cannot be judged.
+    :param checks: by kind of finding about training, "ok", "found", "off", or why it is unknown.
     :param rollout: None while no run is active.
     :param mixture: by tag, None without a mixture.
     :param evaluations: for each task set (at most 64 of a client, those that changed last) the
@@ -263,8 +260,7 @@ class ResumeRequest(Message):
 class Event(Message):
     """One entry of ``GET /v1/events``.
 
-    :param id: increases; a client that reconnects sends the last one that it received as
-        ``Last-Event-ID``.
+    :param id: increases; a client that reconnects sends the last one as ``Last-Event-ID``.
     :param type: ``state``, ``run``, ``episode``, ``step``, ``refused`` (a batch),
         ``task_quarantined``, ``worker``, ``mixture``, ``evaluation`` (its episodes are over, for
         now), ``finding``, or ``gap`` (entries were lost to a slow reader).

@@ -59,9 +59,9 @@ class TimelineCall(Message):
     :param policy_versions: of each sampled token.
     :param advantage: of each of its tokens; null if it has not been trained on.
     :param reward: the reward that was reported for this call alone.
-    :param drift_tokens: sampled tokens that would be different if the template rendered the answer
-        again; the sampled tokens were kept.
+    :param drift_tokens: sampled tokens that the template would write otherwise; they were kept.
     :param echo_fields: fields of the previous answer that the agent changed, with commas between.
+    :param ignored: what in the request had no effect, likewise.
     """
 
     call_id: str
@@ -80,6 +80,7 @@ class TimelineCall(Message):
     created_at: float
     drift_tokens: int = 0
     echo_fields: str = ""
+    ignored: str = ""
 
 
 class TimelineFork(Message):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-PROTOCOL_VERSION = "1.1"
+PROTOCOL_VERSION = "1.2"
 PROTOCOL_HEADER = "x-ajet-protocol"
 SUPPORTED_VERSIONS: tuple[str, ...] = (PROTOCOL_VERSION,)
 

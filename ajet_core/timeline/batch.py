@@ -94,11 +94,9 @@ class TrainSpan:
 class TrainSegment:
     """A run of N tokens that is computed once, after the tokens of its ancestors.
 
-    The logits for its first token come from the last token of its parent. The first token of a root
-    has no context; no span covers it.
+    The last token of its parent gives the logits for its first. No span covers that of a root.
 
-    :param parent: index in `TrainTree.segments` of the segment that it continues, -1 for a root;
-        parents precede their children.
+    :param parent: index in `TrainTree.segments` of the earlier one that it continues; -1: a root.
     :param token_ids: [N], N >= 1.
     """
 
@@ -173,8 +171,7 @@ class TrainBatch:
     def sequences(self) -> list[TrainSequence]:
         """The trees as sequences with masks.
 
-        :raises ValueError: a tree has several segments, or its spans overlap or belong to several
-            episodes.
+        :raises ValueError: a tree has several segments, or spans overlap or have several episodes.
         """
         return [self._sequence(number, tree) for number, tree in enumerate(self.trees)]
 

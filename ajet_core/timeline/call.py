@@ -19,8 +19,7 @@ class Call:
     :param call_id: unique in the store.
     :param episode_id: the episode whose key was used for the call.
     :param index: 0-based order of the call's completion within its episode.
-    :param suffix_ids: [S] token ids of the prompt after the shared ones; the whole prompt if there
-        is no base.
+    :param suffix_ids: [S] token ids of the prompt after the shared ones; all without a base.
     :param sampled_ids: [T] sampled token ids, including the stop token.
     :param logprobs: [T] natural-log probability of each sampled token under the sampling
         distribution: logits divided by `temperature` (by 1 if that is 0), over the full vocabulary,
@@ -32,12 +31,10 @@ class Call:
     :param shared: number of tokens of `base`, prompt and sampled, that the prompt begins with.
     :param agent: name of the agent that made the call, "" if it gave none.
     :param created_at: unix seconds.
-    :param messages: the messages of the prompt that are not completely in the shared tokens, in
-        order.
+    :param messages: those of the prompt that are not completely in the shared tokens, in order.
     :param answer: the answer sent to the client; None if none was sent (an aborted call).
     :param tools: JSON text of the offered tools, "" if there were none.
-    :param sampled_from: the distribution of the sampled tokens; None if it is the policy's own, or
-        was not recorded.
+    :param sampled_from: distribution of the sampled tokens; None if the policy's own, or unknown.
     """
 
     call_id: str

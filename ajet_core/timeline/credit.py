@@ -12,8 +12,7 @@ Every call has one advantage, shared by its sampled tokens. It is the sum of two
     baseline is the mean of G in the other episodes of the group, at the same call number of the
     same agent. An episode without such a call contributes 0. The baseline depends only on other
     episodes, so it adds no bias, even if the agent chooses how many calls it makes (Williams 1992,
-    REINFORCE with a baseline; leave-one-out: Kool et al. 2019, "Buy 4 REINFORCE Samples, Get a
-    Baseline for Free!").
+    REINFORCE with a baseline; leave-one-out: Kool et al. 2019, "Buy 4 REINFORCE Samples").
   - ``process_supervision``: each reward relative to all call rewards of the group, summed over this
     call and the later ones with the discount. With ``group_std`` and no discount this is GRPO with
     process supervision (Shao et al. 2024, arXiv:2402.03300, section 4.1.3). It assumes that all
@@ -54,12 +53,10 @@ def call_advantages(
     With ``group_std`` and ``return_to_go`` both parts are divided by the same scale, so that
     rewards of episodes and of calls keep their proportion: ``sqrt(V_o + V_p) + 1e-4`` with the
     unbiased variances of the outcomes and of the centred returns-to-go of all calls of the group.
-    If each episode has only one call, a reward for that call has the same effect as a reward for
-    the episode.
+    If each episode has only one call, a reward for it has the same effect as one for the episode.
 
     :param calls: calls of each episode, in the order in which they were made.
-    :param discount: factor applied to a call's reward once for each call by which it comes after
-        the call that gets the credit.
+    :param discount: factor of a reward for each call by which it comes after the credited one.
     :return: advantages in the shape of `calls`.
     """
     if credit == "process_supervision":
@@ -91,11 +88,9 @@ def group_advantages(
     For the n values r of a group:
 
     - ``group_std``: ``(r - mean(r)) / (std(r) + 1e-4)``, with the unbiased std (n - 1) and the
-      epsilon that TRL's GRPOTrainer uses (GRPO, Shao et al. 2024, arXiv:2402.03300, eq. in section
-      4.1.2).
+      epsilon that TRL's GRPOTrainer uses (GRPO, Shao et al. 2024, arXiv:2402.03300, 4.1.2).
     - ``group_mean``: ``r - mean(r)`` (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
-    - ``leave_one_out``: ``r_i - mean of the others`` (RLOO, Ahmadian et al. 2024,
-      arXiv:2402.14740).
+    - ``leave_one_out``: ``r_i - mean of the others`` (RLOO, Ahmadian 2024, arXiv:2402.14740).
 
     In a group of one, and in a group whose values are all equal, all advantages are exactly 0.0.
 

@@ -119,8 +119,7 @@ class RadixTree:
     def flat(self, order: Callable[[Run], int]) -> tuple[list[FlatRun], dict[int, int]]:
         """Return the runs as a list, parents first, with runs joined where nothing separates them.
 
-        The same sequences give the same list in any order of insertion, if `order` ranks each run
-        the same.
+        The same sequences in any order give the same list, if `order` ranks each run the same.
 
         :param order: ranks siblings; unique among them.
         :return: the list, and by ``id(run)`` the index of each run in it.

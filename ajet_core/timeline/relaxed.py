@@ -82,8 +82,7 @@ class Words:
     def ends(self, index: int) -> bool:
         """Return whether message `index` ends where its span does.
 
-        If the template does not show the end, a span reaches to the end of the next one or of the
-        prompt.
+        If the template does not show it, a span reaches to the end of the next or of the prompt.
         """
         following = self.messages[index + 1 : index + 2]
         limit = following[0].end if following else self.offset + len(self.ids)
@@ -133,8 +132,7 @@ class SameText:
     """A place after messages with the same text as the first messages of a call.
 
     :param count: number of messages.
-    :param lengths: [count] for each message, the end of its common part with the tree in the call's
-        prompt.
+    :param lengths: [count] where in the call's prompt each message ceases to be as in the tree.
     """
 
     place: Place

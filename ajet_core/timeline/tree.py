@@ -23,8 +23,7 @@ class Sampling:
 class TokenNode:
     """A run of N tokens without a branch, sampled by the same calls or by none.
 
-    Behaviour logprobs and policy versions are in the calls, because two calls may have sampled the
-    same tokens with different weights.
+    Behaviour logprobs and policy versions are in the calls, which may have other weights.
 
     :param parent: index in `TokenTree.nodes` of the node that it continues, -1 for a root.
     :param token_ids: [N], N >= 1.
@@ -52,8 +51,7 @@ class TokenTree:
         follows exactly the tokens of its own prompt. Counted for each call that continues
         other tokens than its own, up to the place where it does: message by message (with what the
         template writes before it), the tokens without the common prefix and suffix, in the prompt
-        or in the tree, whichever are more. Calls that continue such a call follow the same tokens
-        and are not counted again.
+        or in the tree, whichever are more. Calls that continue it are not counted again.
     """
 
     episode_id: str

@@ -6,10 +6,18 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Set
+from typing import Any
 
 from ajet_core.errors import AjetError, AuthError, BusyError, EpisodeError, NotRollingError
 from ajet_core.interfaces import EpisodeRecord, JointRecord
-from ajet_core.protocol import ClaimRequest, MixtureConfig, Quarantine, ServerState
+from ajet_core.protocol import (
+    CallRules,
+    CallSampling,
+    ClaimRequest,
+    MixtureConfig,
+    Quarantine,
+    ServerState,
+)
 from ajet_core.timeline import Call
 from ajet_server.admission.batching import BatchBuilder
 from ajet_server.admission.concurrency import CallUse, Concurrency
@@ -24,6 +32,7 @@ _log = logging.getLogger("ajet.server")
 # Seconds without any progress before `Admission.relieve` grants a claim out of turn.
 RELIEF_SECONDS = 10.0
 _NOT_ROLLING_RETRY_SECONDS = 0.5
+_PAUSED_WAIT_SECONDS = 2.0
 
 
 class Admission:
@@ -103,12 +112,16 @@ class Admission:
                 raise EpisodeError(why)
         ticket = Ticket(request, client_id, group, asyncio.get_running_loop().create_future())
         self._waiting.add(ticket)
+        seconds = request.wait_seconds
         try:
             self.admit()
             self.relieve()
             if not ticket.granted.done():
+                if self._board.state is ServerState.PAUSED:
+                    # The client can soon log what it waits for.
+                    seconds = min(seconds, _PAUSED_WAIT_SECONDS)
                 with self._tenants.waiting(client_id):
-                    await asyncio.wait([ticket.granted], timeout=request.wait_seconds)
+                    await asyncio.wait([ticket.granted], timeout=seconds)
         except asyncio.CancelledError:
             if ticket.granted.done() and ticket.granted.exception() is None:
                 self.withdraw(ticket.granted.result().record)
@@ -118,7 +131,7 @@ class Admission:
         if not ticket.granted.done():
             raise NotRollingError(
                 f"no episode of task {request.task_id!r} could start within "
-                f"{request.wait_seconds:g} s ({self._why_not()})",
+                f"{seconds:g} s ({self._why_not()})",
                 retry_after=_NOT_ROLLING_RETRY_SECONDS,
             )
         return ticket.granted.result()
@@ -361,12 +374,24 @@ class Admission:
             heartbeat_seconds=request.heartbeat_seconds,
             created_at=self._wall_clock(),
             claim_hash=hash_secret(request.claim_id) if request.claim_id is not None else "",
+            rules=_rules(request, builder.slots.rules),
             joint=JointRecord(**dict(request.joint)) if request.joint is not None else None,
         )
         self._tenants.open(record)
         if record.kind == "train":
             builder.opened(record)
         return Granted(record, key)
+
+
+def _rules(request: ClaimRequest, of_run: CallRules) -> dict[str, Any]:
+    """Return the rules of an episode, those of the run where its claim has none."""
+    if request.kind == "eval":
+        # `EvaluationConfig.sampling` applies to it.
+        of_run = of_run.model_copy(update={"sampling": CallSampling()})
+    rules = set(CallRules.model_fields)
+    own, others = (r.model_dump(include=rules, exclude_defaults=True) for r in (request, of_run))
+    sampling = {**others.pop("sampling", {}), **own.pop("sampling", {})}
+    return {**others, **own, **({"sampling": sampling} if sampling else {})}
 
 
 def _group(request: ClaimRequest, client_id: str) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Set
 from itertools import accumulate
 
-from ajet_core.protocol import BatchConfig, MixtureConfig, RolloutConfig
+from ajet_core.protocol import BatchConfig, CallRules, MixtureConfig, RolloutConfig
 from ajet_server.admission.mixture import Shares
 
 ANY = ""
@@ -25,6 +25,8 @@ class Slots:
     :ivar quotas: by pool, the slots that make the batch full.
     :ivar limits: by pool, the most that may be under way, including the batch being filled.
     :ivar concurrency: the most open episodes, as `RolloutConfig.concurrency`.
+    :ivar rules: of episodes whose claims have none.
+    :ivar untrained_agents: as `RolloutConfig.untrained_agents`.
     :ivar waits: whether a batch waits for late episodes that would be too old for the next one.
     :ivar ratios: of the batch being filled.
     """
@@ -44,6 +46,8 @@ class Slots:
         self._ahead = _slots_ahead(rollout, self.needed)
         self._max_staleness = rollout.max_staleness
         self.concurrency = rollout.concurrency
+        self.rules: CallRules = rollout
+        self.untrained_agents = frozenset(rollout.untrained_agents)
         self.waits = rollout.late == "carry"
         self.mixture = mixture
         self._next_mixture = mixture

@@ -49,8 +49,8 @@ def batch_findings(
         return findings
     if silent:
         findings["silent"] = (
-            f"{_of(silent, records)} made no model call, so only their rewards count, in the "
-            "baseline"
+            f"{_of(silent, records)} made no model call, which allow_no_calls permits: only their "
+            "rewards count, in the baseline"
         )
     if not any(call.advantage for call in batch.calls):
         findings["no_signal"] = _no_signal(records)

@@ -103,8 +103,13 @@ def training_data(
     :param calls: by episode id.
     """
     # If its client disconnected, no agent saw the response: the reward does not apply to the call.
+    untrained = config.rollout.untrained_agents
     known = {
-        r.episode_id: [c for c in calls[r.episode_id] if c.finish_reason != "abort"]
+        r.episode_id: [
+            c
+            for c in calls[r.episode_id]
+            if c.finish_reason != "abort" and c.agent not in untrained
+        ]
         for r in records
     }
     fresh = keep_fresh(records, known, step - 1, config.rollout.max_staleness)
@@ -143,7 +148,7 @@ def training_data(
         tokens_raw=sum(call.length for its_calls in seen for call in its_calls),
     )
     reasons = Counter(c.finish_reason for r in records for c in calls[r.episode_id])
-    findings = batch_findings(fresh.episodes, calls, batch, stale=fresh.stale)
+    findings = batch_findings(fresh.episodes, known, batch, stale=fresh.stale)
     # The present mixture may differ from the one with which the batch was made.
     tags = config.mixture.at(step) if config.mixture is not None else None
     client_of = [record.client_id for record in fresh.episodes]

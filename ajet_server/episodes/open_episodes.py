@@ -7,10 +7,11 @@ import contextlib
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-from ajet_core.errors import EpisodeClosedError
+from ajet_core.errors import CallLimitError, EpisodeClosedError, TokenLimitError
 from ajet_core.interfaces import EpisodeRecord
+from ajet_core.protocol import CallRules
 from ajet_server.episodes.leases import LeaseWatch
 from ajet_server.gateway.formats.exchange import Session
 
@@ -36,6 +37,45 @@ class CallsElsewhere(Protocol):
         """Cancel the calls, and begin no more; what they sampled is recorded when this returns."""
 
 
+LimitReached = Literal["call_limit", "token_limit"]
+
+
+def limit_reached(rules: CallRules, calls: int, tokens: int) -> LimitReached | None:
+    """Return the limit that an episode has used up.
+
+    :param calls: that it has made.
+    :param tokens: sampled in them.
+    """
+    if rules.max_calls is not None and calls >= rules.max_calls:
+        return "call_limit"
+    if rules.max_tokens is not None and tokens >= rules.max_tokens:
+        return "token_limit"
+    return None
+
+
+@dataclass(slots=True)
+class ReservedCalls:
+    """Calls in progress that count for the limits of their episode.
+
+    :param count: those that are not recorded yet.
+    :ivar most_tokens: that each of them may sample; None if the episode has no limit.
+    """
+
+    episode: OpenEpisode
+    count: int
+    most_tokens: int | None = None
+
+    def recorded(self) -> None:
+        """Note that one of the calls is recorded, and so counted by the session."""
+        self.count -= 1
+        self.episode.calls_reserved -= 1
+
+    def give_back(self) -> None:
+        """Release the calls that were not recorded."""
+        self.episode.calls_reserved -= self.count
+        self.count = 0
+
+
 @dataclass(slots=True)
 class OpenEpisode:
     """An episode that may make calls.
@@ -47,6 +87,8 @@ class OpenEpisode:
     :ivar ends_at: clock time at which the episode is aborted, whatever its client does.
     :ivar silent: whether its client missed its heartbeats, so that its slot was given away.
     :ivar elsewhere: its calls in another process that has opened it.
+    :ivar rules: of its calls, as its record has them.
+    :ivar calls_reserved: calls in progress that are not recorded yet.
     """
 
     record: EpisodeRecord
@@ -58,6 +100,40 @@ class OpenEpisode:
     calls_running: set[asyncio.Task[Any]] = field(default_factory=set)
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
     elsewhere: CallsElsewhere | None = None
+    rules: CallRules = field(init=False)
+    calls_reserved: int = 0
+
+    def __post_init__(self) -> None:
+        self.rules = CallRules.model_validate(self.record.rules)
+
+    @contextlib.contextmanager
+    def reserved(self, count: int) -> Iterator[ReservedCalls]:
+        """Count calls for the limits of the episode while the context is open.
+
+        :param count: how many calls a request makes.
+        :raises CallLimitError: the episode has made its most calls.
+        :raises TokenLimitError: its most tokens were sampled.
+        """
+        rules, calls, tokens = self.rules, self.session.next_index, self.session.tokens
+        most = rules.max_calls
+        if most is not None and calls + self.calls_reserved + count > most:
+            raise CallLimitError(
+                f"call_limit: this episode may make {most} model calls, and has made {calls}: end "
+                "the program"
+            )
+        if limit_reached(rules, 0, tokens):
+            raise TokenLimitError(
+                f"token_limit: this episode may sample {rules.max_tokens} tokens, and has sampled "
+                f"{tokens}: end the program"
+            )
+        reserved = ReservedCalls(self, count)
+        if rules.max_tokens is not None:
+            reserved.most_tokens = max(1, (rules.max_tokens - tokens) // count)
+        self.calls_reserved += count
+        try:
+            yield reserved
+        finally:
+            reserved.give_back()
 
     @property
     def running(self) -> int:

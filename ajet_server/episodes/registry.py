@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -99,6 +100,8 @@ class EpisodeRegistry:
             following = max((call.index for call in calls), default=-1) + 1
             index = ConversationIndex.restore(calls if self._answers_calls else ())
             session = Session(record.episode_id, index, following)
+            for call in calls:
+                session.note(call)
             self._add(self.open.opened(record, session))
             self._admission.restored(record)
         for record in self._store.loose("prepared"):
@@ -236,9 +239,15 @@ class EpisodeRegistry:
         return episode
 
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeRecord:
-        """End an episode with its reward; the outcome is durable when this returns."""
+        """End an episode with its reward; the outcome is durable when this returns.
+
+        An episode without a call to train is aborted instead, unless that is allowed.
+
+        :return: the stored record.
+        """
         return await self._close(
             episode_id,
+            needs_calls=not request.allow_no_calls,
             state="ended",
             reward=request.reward,
             components=dict(request.components),
@@ -379,8 +388,16 @@ class EpisodeRegistry:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _close(self, episode_id: str, **outcome: object) -> EpisodeRecord:
+    async def _close(
+        self, episode_id: str, *, needs_calls: bool = False, **outcome: object
+    ) -> EpisodeRecord:
         async def write(record: EpisodeRecord) -> EpisodeRecord:
+            if needs_calls and (why := await self._why_no_calls(record)):
+                aborted: dict[str, object] = {"state": "aborted", "reason": why}
+                return await finish(record, {**aborted, "cause": "no_calls"})
+            return await finish(record, outcome)
+
+        async def finish(record: EpisodeRecord, outcome: dict[str, object]) -> EpisodeRecord:
             mixed = await self.is_mixed(record)
             changes = {**outcome, "finished_at": self._wall_clock(), "mixed": mixed}
             return await self._store.finish_episode(replace(record, **changes))  # type: ignore[arg-type]
@@ -389,6 +406,35 @@ class EpisodeRegistry:
         if done:
             self.over(closed)
         return closed
+
+    async def _why_no_calls(self, record: EpisodeRecord) -> str:
+        """Return why an episode must not get a reward; "" if it may have one.
+
+        A part of a joint episode may: its model may not have been needed.
+        """
+        episode = self.open[record.episode_id]
+        if episode.rules.allow_no_calls or record.joint is not None:
+            return ""
+        builder = self._admission.builder
+        untrained = set() if builder is None else builder.slots.untrained_agents
+        answered = +episode.session.answered
+        if not answered:
+            # A write whose answer was lost is not counted.
+            calls = (await self._store.calls([record.episode_id]))[record.episode_id]
+            answered = Counter(call.agent for call in calls if call.finish_reason != "abort")
+        if answered.keys() - untrained:
+            return ""
+        only = ", ".join(map(repr, sorted(answered)))
+        why = (
+            f"only agents that are not trained made model calls ({only})"
+            if answered
+            else "no model call of it was answered"
+        )
+        return (
+            f"{why}, so its reward would count only in the baseline. Check that the program uses "
+            "the base_url and api_key of its episode, and see its errors. To keep such rewards, "
+            "set allow_no_calls in the end request or rollout.allow_no_calls"
+        )
 
     async def shut(
         self, episode_id: str, write: Callable[[EpisodeRecord], Awaitable[EpisodeRecord]]

@@ -17,7 +17,7 @@ from ajet_core.errors import (
     NotFoundError,
     UnsupportedError,
 )
-from ajet_server.gateway.formats.completing import evaluated, speaker
+from ajet_server.gateway.formats.completing import overridden, speaker
 from ajet_server.gateway.formats.dialect import Dialect
 from ajet_server.gateway.formats.retries import SameRequest
 from ajet_server.gateway.formats.table import (
@@ -188,10 +188,13 @@ class CallRoute:
                     await asyncio.sleep(0)
             else:
                 asked = dialect.read(body, episode.session)
+            agent = _agent_name(request) or speaker(asked.request, service.run.agents)
+            model_request = asked.request
             if episode.record.kind == "eval":
-                sampling = service.run.evaluation_sampling
-                asked = replace(asked, request=evaluated(asked.request, sampling))
-            agent = _agent_name(request) or speaker(asked.request.messages, service.run.agents)
+                model_request = replace(model_request, is_evaluation=True)
+                model_request = overridden(model_request, service.run.evaluation_sampling)
+            model_request = overridden(model_request, episode.rules.sampling)
+            asked = replace(asked, request=model_request)
             same = SameRequest.read(request.headers, scope["path"], agent, body)
             call = ModelCall(service, episode, request, dialect, asked, agent, same)
             response = await call.answer()

@@ -11,15 +11,17 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ajet_core.errors import AjetError, ContextLengthError, DeadlineError, EpisodeClosedError
-from ajet_server.episodes.open_episodes import OpenEpisode
+from ajet_server.episodes.open_episodes import OpenEpisode, ReservedCalls
 from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.gateway.formats.dialect import Dialect, DialectRequest, StreamWriter
+from ajet_server.gateway.formats.events import Choice
 from ajet_server.gateway.formats.exchange import Exchange
 from ajet_server.gateway.formats.retries import SameRequest, SharedAnswer
 from ajet_server.http.disconnect import until_disconnect, when_unread
@@ -145,11 +147,14 @@ class ModelCall:
         if self._shared is not None:
             self._shared.unread()
 
-    async def _begun(self) -> tuple[CompletionService, Exchange]:
+    async def _begun(self, reserved: ReservedCalls) -> tuple[CompletionService, Exchange]:
         completions = await completion_service(self._service)
+        request = self._asked.request
+        if (most := reserved.most_tokens) is not None:
+            request = replace(request, most_tokens=min(most, request.most_tokens or most))
         exchange = await completions.begin(
             self._episode.session,
-            self._asked.request,
+            request,
             self._service.add_call,
             self._agent,
             is_retry=self._same.is_retry,
@@ -158,10 +163,12 @@ class ModelCall:
         return completions, exchange
 
     async def _sample(self) -> bytes:
-        completions, exchange = await self._begun()
-        if self._shared is not None:
-            self._shared.headers |= self._limit()
-        return self._asked.whole(exchange, await completions.complete(exchange))
+        with self._episode.reserved(self._asked.request.n) as reserved:
+            completions, exchange = await self._begun(reserved)
+            if self._shared is not None:
+                self._shared.headers |= self._limit()
+            choices = await completions.complete(exchange)
+        return self._asked.whole(exchange, choices)
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
         """Yield the server-sent events of the completion.
@@ -181,11 +188,15 @@ class ModelCall:
 
         async def produce() -> None:
             nonlocal writer
-            completions, exchange = await self._begun()
-            writer = self._asked.writer(exchange)
-            async with aclosing(completions.events(exchange)) as events:
-                async for happened in events:
-                    send(writer.write(happened))
+            with self._episode.reserved(self._asked.request.n) as reserved:
+                completions, exchange = await self._begun(reserved)
+                writer = self._asked.writer(exchange)
+                async with aclosing(completions.events(exchange)) as events:
+                    async for happened in events:
+                        if isinstance(happened, Choice):
+                            # Before the client can make its next call.
+                            reserved.recorded()
+                        send(writer.write(happened))
             send(writer.end())
 
         def beat() -> None:

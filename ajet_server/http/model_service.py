@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ajet_core.protocol import EvaluationSampling
+from ajet_core.protocol import AgentRule, CallSampling
 from ajet_installation.settings import ServerSettings
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import CompletionService
@@ -42,11 +42,11 @@ class ServedRun(Protocol):
         """The name of the served model."""
 
     @property
-    def agents(self) -> Mapping[str, str]:
-        """The system prompts of agents, by agent name."""
+    def agents(self) -> Mapping[str, str | AgentRule]:
+        """What identifies the calls of agents, by agent name."""
 
     @property
-    def evaluation_sampling(self) -> EvaluationSampling:
+    def evaluation_sampling(self) -> CallSampling:
         """How calls of evaluation episodes are sampled."""
 
     @property

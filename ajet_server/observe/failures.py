@@ -10,7 +10,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import AbortCause, FailureConfig
 
 # The causes for which an agent or its tools are responsible: too many of these pause a run.
-_AGENT_FAILURES: frozenset[AbortCause] = frozenset({"error", "timeout", "rate_limit"})
+_AGENT_FAILURES: frozenset[AbortCause] = frozenset({"error", "timeout", "rate_limit", "no_calls"})
 # These count against a task too: a task can kill the program that works on it.
 _TASK_FAILURES = _AGENT_FAILURES | {"lease_expired"}
 

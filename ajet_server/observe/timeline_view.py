@@ -23,7 +23,7 @@ from ajet_server.observe.forks import Fork, find_forks
 from ajet_server.observe.roles import node_roles
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.security.tenants import shown_group
-from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
+from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS, IGNORED
 
 ABORTED = "abort"
 """Finish reason of calls that are recorded but not trained."""
@@ -158,6 +158,7 @@ def _call(call: Call, end: int, score: CallScore | None, reward: float | None) -
         created_at=call.created_at,
         drift_tokens=int(call.metadata.get(DRIFT_TOKENS, 0)),
         echo_fields=call.metadata.get(ECHO_FIELDS, ""),
+        ignored=call.metadata.get(IGNORED, ""),
     )
 
 

@@ -380,8 +380,10 @@ class Gateway:
         try:
             call = unpack_call(plain, lambda *_: None, elsewhere.tools_of)
             elsewhere.learn(call.tools)
+            # Its index is taken, whether the write succeeds or not.
             episode.session.next_index = max(episode.session.next_index, call.index + 1)
             await self._service.store.add_call(call)
+            episode.session.note(call)
         except TokensElsewhereError:
             return False
         return True

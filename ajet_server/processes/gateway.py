@@ -28,7 +28,8 @@ from ajet_core.errors import (
 )
 from ajet_core.protocol import (
     SUPPORTED_VERSIONS,
-    EvaluationSampling,
+    AgentRule,
+    CallSampling,
     ProtocolInfo,
     ServerState,
 )
@@ -376,6 +377,8 @@ class GatewayEpisodes:
             calls[call.call_id] = call
         index = ConversationIndex.restore(calls.values())
         session = Session(record.episode_id, index, opened.next_index)
+        for call in calls.values():
+            session.note(call)
         # The server watches the lease.
         episode = OpenEpisode(record, session, seen_at=now, called_at=now, ends_at=float("inf"))
         self._open[record.episode_id] = episode
@@ -437,12 +440,12 @@ class GatewayProcess:
         return self._state.model_name
 
     @property
-    def agents(self) -> Mapping[str, str]:
+    def agents(self) -> Mapping[str, str | AgentRule]:
         """As `ServedRun.agents`."""
         return self._state.agents
 
     @property
-    def evaluation_sampling(self) -> EvaluationSampling:
+    def evaluation_sampling(self) -> CallSampling:
         """As `ServedRun.evaluation_sampling`."""
         return self._state.evaluation_sampling
 

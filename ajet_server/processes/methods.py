@@ -7,7 +7,7 @@ from types import NoneType
 from typing import Any
 
 from ajet_core.interfaces import EngineCapabilities, EngineInfo, EpisodeRecord
-from ajet_core.protocol import EvaluationSampling, ModelConfig, ServerState
+from ajet_core.protocol import AgentRule, CallSampling, ModelConfig, ServerState
 from ajet_server.admission.concurrency import CallUse
 from ajet_server.workers.methods import Method
 
@@ -92,8 +92,8 @@ class SharedState:
     closing: bool = False
     running: bool = False
     model_name: str | None = None
-    agents: dict[str, str] = field(default_factory=dict)
-    evaluation_sampling: EvaluationSampling = field(default_factory=EvaluationSampling)
+    agents: dict[str, str | AgentRule] = field(default_factory=dict)
+    evaluation_sampling: CallSampling = field(default_factory=CallSampling)
     model: ServedModel | None = None
     engine: tuple[str, int] | None = None
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from ajet_core.errors import AjetError, StateError, StoreError, error_from_payload
 from ajet_core.interfaces import EndReason, RunRecord
 from ajet_core.protocol import (
+    AgentRule,
+    CallSampling,
     EngineServers,
     ErrorDetail,
-    EvaluationSampling,
     MixtureConfig,
     MixtureStatus,
     ResumeRequest,
@@ -67,12 +68,12 @@ class Coordinator:
         return self._run.config.model.name if self._run else None
 
     @property
-    def agents(self) -> Mapping[str, str]:
-        """The system prompts of agents, by agent name."""
+    def agents(self) -> Mapping[str, str | AgentRule]:
+        """What identifies the calls of agents, by agent name."""
         return self._run.config.rollout.agents if self._run else {}
 
     @property
-    def evaluation_sampling(self) -> EvaluationSampling:
+    def evaluation_sampling(self) -> CallSampling:
         """How calls of evaluation episodes are sampled."""
         return self._parts.evaluations.config.sampling
 

@@ -40,3 +40,8 @@ SHAPED_BY = "shaped_by"
 """Comma-separated: what changed the distribution of the answer's tokens (min_p, grammar,
 penalties, logit_bias), besides temperature, top_p and top_k of the record; absent if nothing did.
 """
+
+IGNORED = "ignored"
+"""Comma-separated: what in the request had no effect, as in the header ``x-ajet-ignored``; absent
+if there is nothing.
+"""

@@ -8,7 +8,7 @@ from pathlib import Path
 from ajet_core.errors import StoreError, StoreFullError, StoreUnavailableError
 from ajet_server.embedded.settings import SqliteStoreSettings
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 # Lists of token ids are blobs of little-endian uint32, see `codec`. `calls.base` is the call whose
 # tokens start the prompt: prompt = (prompt + sampled of base)[:shared] + suffix. `calls.tools` is
@@ -61,6 +61,7 @@ CREATE TABLE episodes (
     heartbeat_seconds REAL,
     final INTEGER NOT NULL,
     mixed INTEGER NOT NULL,
+    rules TEXT NOT NULL,
     joint_id TEXT,
     joint_role TEXT,
     joint_arbiter TEXT,

@@ -24,6 +24,7 @@ def make_episode(episode_id: str = "episode", *, group: str = "task") -> Episode
         lease_seconds=12.5,
         created_at=1700000000.25,
         heartbeat_seconds=0.5,
+        rules={"sampling": {"temperature": 0.5}, "max_calls": 7},
     )
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import json
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentjet.agents import agent_name, trainable
+from agentjet.agents.route import current_route
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, EpisodeOutcome, Swarm, SwarmClient, Task
 from ajet_core.errors import ConfigError, RequestError, RoutingError
 from ajet_core.interfaces import EpisodeRecord
@@ -126,6 +130,33 @@ async def test_an_episode_without_a_model_call_is_refused(
     with pytest.raises(RoutingError, match="idle made no model call that could be trained"):
         await idle("idle")
     assert last(swarm).state == "aborted"
+
+
+def test_calls_of_another_http_client_are_known_to_the_server(swarm: ScriptedSwarm) -> None:
+    def post(url: str, key: str) -> None:
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request) as answer:
+            assert answer.status == 200
+
+    with SwarmClient(swarm.url, swarm.token) as client:
+
+        @trainable(client, sampling={"temperature": 0.5}, max_calls=1)
+        def solve(task: str) -> float:
+            route = current_route()
+            assert route is not None
+            (endpoint,) = route.endpoints.values()
+            url = f"{endpoint.base_url}/chat/completions"
+            post(url, endpoint.api_key)
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                post(url, endpoint.api_key)
+            return 1.0
+
+        assert solve("other client") == 1.0
+    episode = last(swarm)
+    (call,) = swarm.calls(episode.episode_id)
+    assert (episode.state, call.temperature) == ("ended", 0.5)
 
 
 async def test_the_judge_of_a_reward_is_asked_where_it_is(

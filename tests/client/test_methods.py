@@ -19,6 +19,8 @@ from ajet_core.errors import (
 )
 from ajet_core.protocol import (
     SUPPORTED_VERSIONS,
+    CallRules,
+    CallSampling,
     EpisodeGrant,
     MixtureConfig,
     RunConfig,
@@ -60,6 +62,15 @@ async def test_begin_episode_sends_the_claim_and_returns_the_grant(make: MakeFac
         "wait_seconds": 30.0,
         "joint": None,
     }
+
+
+async def test_a_claim_has_the_rules_that_are_set_and_no_others(make: MakeFace) -> None:
+    script = Script().on("POST /v1/episodes", (200, GRANT))
+    rules = CallRules(sampling=CallSampling(temperature=1.0), max_calls=12)
+    await make(script).call("begin_episode", "task-1", rules=rules)
+    (body,) = script.bodies()
+    assert (body["sampling"], body["max_calls"]) == ({"temperature": 1.0}, 12)
+    assert not {"max_tokens", "allow_no_calls"} & body.keys()
 
 
 async def test_every_request_carries_token_and_version(make: MakeFace) -> None:

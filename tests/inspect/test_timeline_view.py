@@ -16,7 +16,7 @@ from ajet_core.interfaces import CallScore
 from ajet_core.protocol import EpisodeTimelines
 from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
-from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
+from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS, IGNORED
 from ajet_testing.suites.samples import conversation, make_call, make_episode
 from tests.inspect.recorded import Recording, trie
 
@@ -127,19 +127,20 @@ def test_a_call_without_a_token_ends_nowhere() -> None:
     assert message.nodes == []
 
 
-def test_drift_and_echoes_are_told() -> None:
+def test_drift_echoes_and_what_had_no_effect_are_told() -> None:
     first, second = conversation(2)
     calls = [
-        replace(first, metadata={DRIFT_TOKENS: "2"}),
+        replace(first, metadata={DRIFT_TOKENS: "2", IGNORED: "temperature,tools[1]"}),
         replace(second, metadata={ECHO_FIELDS: "arguments"}),
     ]
     episode = episode_timelines(make_episode(), merge_episode("episode", calls, trie()), {})
-    assert [(call.drift_tokens, call.echo_fields) for call in episode.calls] == [
-        (2, ""),
-        (0, "arguments"),
+    assert [(call.drift_tokens, call.echo_fields, call.ignored) for call in episode.calls] == [
+        (2, "", "temperature,tools[1]"),
+        (0, "arguments", ""),
     ]
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(episode_tree(episode, TokenTexts(None)))
     shown = console.export_text()
     assert "2 tokens would have changed through text" in shown
     assert "the previous answer came back with another arguments" in shown
+    assert ", without effect: temperature,tools[1]" in shown

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.protocol.run import EvaluationSampling
+from ajet_core.protocol.run import CallSampling
 from ajet_core.timeline import Call, SampledFrom, TrainBatch, TrainCall, TrainEpisode
 from ajet_server.batches.batch_findings import batch_findings, sampled_otherwise
 from ajet_server.gateway.formats.chat import read_chat_request
-from ajet_server.gateway.formats.completing import evaluated
+from ajet_server.gateway.formats.completing import overridden
 from ajet_server.store.call_metadata import SHAPED_BY
 from ajet_testing.suites.samples import make_call, make_episode
 from ajet_testing.tokenizers import renderer_for
@@ -94,7 +94,7 @@ async def recorded(fields: dict[str, Any], *, is_evaluation: bool = False) -> tu
     one = Gateway(engine, renderer, capabilities=REPORTS)
     request = read_chat_request(body(USER, stop=[","], **fields))
     if is_evaluation:
-        request = evaluated(request, EvaluationSampling(temperature=0.5))
+        request = overridden(request, CallSampling(temperature=0.5))
     await one.service.complete(one.session, request, one.record)
     (call_of_episode,) = one.calls
     return call_of_episode, engine.requests[0].sampling.sampled_from

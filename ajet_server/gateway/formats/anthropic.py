@@ -96,6 +96,7 @@ def read_messages_request(body: bytes) -> ModelRequest:
     choice = _choice(parsed.tool_choice or {})
     return ModelRequest(
         id_prefix=ID_PREFIX,
+        model=parsed.model or "",
         messages=tuple(_messages(parsed, tools)),
         tools=tools.chosen(choice),
         loaded_tools=_loaded(parsed, tools),

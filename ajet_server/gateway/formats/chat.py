@@ -334,6 +334,7 @@ def read_chat_request(body: bytes, known: Sequence[ChatMessage] = ()) -> ModelRe
         )
     return ModelRequest(
         id_prefix="chatcmpl-",
+        model=parsed.model or "",
         messages=messages,
         has_names=any(message.is_named for message in messages),
         tools=tools.chosen(choice),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,7 +17,7 @@ from ajet_core.interfaces.engine import (
     GenerateRequest,
     SamplingParams,
 )
-from ajet_core.protocol import EvaluationSampling
+from ajet_core.protocol import AgentRule, CallSampling
 from ajet_server.gateway.call_seeds import CallSeeds, EpisodeSeeds
 from ajet_server.gateway.formats.answer import Answer, TokenHex, make_answer, random_hex
 from ajet_server.gateway.formats.constraints import Constraints
@@ -35,31 +36,42 @@ from ajet_server.gateway.rendering.prompting import Prompt, raw_prompt
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 
 
-def speaker(messages: Sequence[ChatMessage], agents: Mapping[str, str]) -> str:
-    """Return the first agent whose text is in a system prompt, "" if there is none.
+def speaker(request: ModelRequest, agents: Mapping[str, str | AgentRule]) -> str:
+    """Return the first agent whose call a request is, "" if there is none.
 
-    :param agents: texts by agent name, as in `ajet_core.protocol.run.RolloutConfig`.
+    :param agents: as in `ajet_core.protocol.run.RolloutConfig`.
     """
     if not agents:
         return ""
-    prompts = [message.content for message in messages if message.role == "system"]
-    matching = (name for name, text in agents.items() if any(text in prompt for prompt in prompts))
-    return next(matching, "")
+    prompts = [message.content for message in request.messages if message.role == "system"]
+
+    def speaks(rule: str | AgentRule) -> bool:
+        if isinstance(rule, str):
+            return any(rule in prompt for prompt in prompts)
+        limit = request.max_tokens
+        return (
+            (rule.system is None or any(re.search(rule.system, prompt) for prompt in prompts))
+            and rule.model in (None, request.model)
+            and (rule.max_tokens is None or (limit is not None and limit <= rule.max_tokens))
+            and rule.tools in (None, bool(request.tools))
+        )
+
+    return next((name for name, rule in agents.items() if speaks(rule)), "")
 
 
-def evaluated(request: ModelRequest, sampling: EvaluationSampling) -> ModelRequest:
-    """Return `request` with the sampling parameters of evaluation episodes.
+def overridden(request: ModelRequest, sampling: CallSampling) -> ModelRequest:
+    """Return `request` with other sampling parameters, with which its call is recorded.
 
-    Its call is recorded with these parameters.
+    Parameters that the request sets otherwise are named as without effect.
     """
-    temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
+    wanted = sampling.model_dump(include={"temperature", "top_p", "top_k"}, exclude_none=True)
+    changed = [name for name, value in wanted.items() if value != getattr(request, name)]
+    limit = sampling.max_tokens
     return replace(
         request,
-        temperature=request.temperature if temperature is None else temperature,
-        top_p=request.top_p if top_p is None else top_p,
-        top_k=request.top_k if top_k is None else top_k,
-        most_tokens=sampling.max_tokens,
-        is_evaluation=True,
+        **wanted,
+        most_tokens=request.most_tokens if limit is None else limit,
+        ignored=tuple(dict.fromkeys((*request.ignored, *changed))),
     )
 
 

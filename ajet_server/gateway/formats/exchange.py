@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
+from ajet_core.timeline import Call
 from ajet_server.gateway.call_seeds import CallSeeds, EpisodeSeeds
 from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.gateway.formats.retries import Answers
@@ -17,6 +19,8 @@ class Session:
 
     :param index: index of the episode's conversations.
     :param next_index: `Call.index` of the next call that completes.
+    :param tokens: sampled in the recorded calls.
+    :param answered: the number of recorded calls with an answer, by agent.
     :param answers: answers for retried requests.
     :param seeds: seeds of its calls, once an exact run has made one.
     """
@@ -24,6 +28,8 @@ class Session:
     episode_id: str
     index: ConversationIndex
     next_index: int = 0
+    tokens: int = 0
+    answered: Counter[str] = field(default_factory=Counter)
     answers: Answers = field(default_factory=Answers)
     seeds: EpisodeSeeds | None = None
 
@@ -32,6 +38,12 @@ class Session:
         index = self.next_index
         self.next_index += 1
         return index
+
+    def note(self, call: Call) -> None:
+        """Count a call that is recorded."""
+        self.next_index = max(self.next_index, call.index + 1)
+        self.tokens += len(call.sampled_ids)
+        self.answered[call.agent] += call.finish_reason != "abort"
 
 
 @dataclass(frozen=True, slots=True)

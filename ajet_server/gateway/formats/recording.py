@@ -21,6 +21,7 @@ from ajet_server.gateway.rendering.renderer import ChatRenderer
 from ajet_server.store.call_metadata import (
     CALLS_UNREAD,
     DRIFT_TOKENS,
+    IGNORED,
     MALFORMED_CALLS,
     SHAPED_BY,
 )
@@ -78,6 +79,8 @@ class CallRecorder:
             metadata = await self._metadata(exchange, generation.sampled_ids, answer)
         if shaped := _shaped_by(exchange):
             metadata[SHAPED_BY] = shaped
+        if request.ignored:
+            metadata[IGNORED] = ",".join(request.ignored)
 
         def make(prefix: SharedPrefix) -> Call:
             return Call(
@@ -104,6 +107,7 @@ class CallRecorder:
             )
 
         call = await session.index.commit(prompt, make, exchange.record)
+        session.note(call)
         self._note(call, generation.cached_tokens)
 
     async def _metadata(

@@ -73,6 +73,7 @@ class ModelRequest:
     """A parsed request that the server supports; the engine may still lack a feature.
 
     :param id_prefix: prefix of the ids of its calls, which the dialect's clients expect.
+    :param model: the model that the request names; whatever it is, the run's answers.
     :param messages: messages of the request; empty if `prompt` is given.
     :param has_names: whether any message states its author's name.
     :param prompt: text or token ids to continue without a template, instead of messages.
@@ -96,6 +97,7 @@ class ModelRequest:
     """
 
     id_prefix: str
+    model: str = ""
     messages: tuple[ChatMessage, ...] = ()
     has_names: bool = False
     prompt: str | tuple[int, ...] | None = None

@@ -294,6 +294,7 @@ def read_responses_request(body: bytes, session: Session) -> tuple[ModelRequest,
     logprobs = LOGPROBS in (parsed.include or ())
     request = ModelRequest(
         id_prefix=ID_PREFIX,
+        model=parsed.model or "",
         messages=tuple(messages),
         tools=tools.chosen(choice),
         grouped_tools=tools.grouped,

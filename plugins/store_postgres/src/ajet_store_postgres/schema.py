@@ -66,6 +66,7 @@ CREATE TABLE episodes (
     heartbeat_seconds DOUBLE PRECISION,
     final SMALLINT NOT NULL,
     mixed SMALLINT NOT NULL,
+    rules TEXT NOT NULL,
     joint_id TEXT,
     joint_role TEXT,
     joint_arbiter TEXT,

@@ -26,8 +26,8 @@ CREATE TABLE episodes (
     agent_rewards VARCHAR NOT NULL, metadata VARCHAR NOT NULL, reason VARCHAR NOT NULL,
     finished_at DOUBLE, batch_id VARCHAR, batch_position BIGINT, claim_hash VARCHAR NOT NULL,
     cause VARCHAR NOT NULL, heartbeat_seconds DOUBLE, final INTEGER NOT NULL,
-    mixed INTEGER NOT NULL, joint_id VARCHAR, joint_role VARCHAR, joint_arbiter VARCHAR,
-    joint_arbiter_run VARCHAR
+    mixed INTEGER NOT NULL, rules VARCHAR NOT NULL, joint_id VARCHAR, joint_role VARCHAR,
+    joint_arbiter VARCHAR, joint_arbiter_run VARCHAR
 );
 CREATE TABLE calls (
     id BIGINT NOT NULL, episode BIGINT NOT NULL, call_id VARCHAR NOT NULL UNIQUE,
