@@ -1,0 +1,1 @@
+"""agentjet's adapter for DSPy."""
