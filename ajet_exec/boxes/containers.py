@@ -42,6 +42,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
 
     client: ClassVar[str]
     package: ClassVar[str]
+    extra: ClassVar[tuple[str, ...]] = ()
 
     def problem(self) -> str:
         """Return whether the program is missing, does not answer, or lacks the image."""
@@ -134,7 +135,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
     def _options(self, program: BoxProgram, gate: Path) -> Iterator[str]:
         limits = program.limits
         yield from ("--interactive", "--init", "--read-only", "--workdir", "/work")
-        yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+        yield from (*self.extra, "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
         yield from ("--tmpfs", f"/tmp:rw,mode=1777,size={self.settings.tmp_bytes}")  # noqa: S108
         yield from ("--network", "host" if program.host_network else "none")
         yield from ("--volume", f"{program.work}:/work:rw", "--volume", f"{gate}:{_GATE}:ro")
@@ -203,6 +204,8 @@ class PodmanSandbox(_ContainerSandbox):
 
     client = "podman"
     package = "podman"
+    # Its defaults may be above what this process is allowed to set.
+    extra = ("--ulimit", "host")
 
 
 class DockerSandbox(_ContainerSandbox):
