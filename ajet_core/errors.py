@@ -45,6 +45,7 @@ AjetError                         internal_error          500
 │   ├── StepRefusedError          step_refused            500
 │   └── WeightsLostError          weights_lost            500
 ├── RoutingError                  routing_error           500
+├── SandboxError                  sandbox_failed          500
 ├── DeadlineError (TimeoutError)  deadline_exceeded       504
 └── ServerUnreachableError (ConnectionError)  server_unreachable 503
 ```
@@ -59,55 +60,21 @@ from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+# fmt: off
 __all__ = [
-    "AjetError",
-    "AuthError",
-    "BackendEnvironmentError",
-    "BatchStarvedError",
-    "BodyTooLargeError",
-    "BusyError",
-    "CallLimitError",
-    "ChannelError",
-    "ConfigError",
-    "ContextLengthError",
-    "DamagedRecordError",
-    "DeadlineError",
-    "EngineError",
-    "EpisodeClosedError",
-    "EpisodeError",
-    "EpisodeNotFoundError",
-    "ForbiddenError",
-    "HeadTooLargeError",
-    "ModelDirectoryError",
-    "NotFoundError",
-    "NotRollingError",
-    "PluginApiError",
-    "PluginConflictError",
-    "PluginError",
-    "PluginLoadError",
-    "RequestError",
-    "RoutingError",
-    "SealError",
-    "ServerUnreachableError",
-    "SlowRequestError",
-    "StateError",
-    "StepRefusedError",
-    "StoreError",
-    "StoreFullError",
-    "StoreUnavailableError",
-    "TokenLimitError",
-    "TrainerError",
-    "UnknownComponentError",
-    "UnreadableFileError",
-    "UnsupportedError",
-    "VersionError",
-    "WeightsGoneError",
-    "WeightsLostError",
-    "WorkerBootError",
-    "WorkerDiedError",
-    "WorkerError",
-    "error_from_payload",
+    "AjetError", "AuthError", "BackendEnvironmentError", "BatchStarvedError",
+    "BodyTooLargeError", "BusyError", "CallLimitError", "ChannelError", "ConfigError",
+    "ContextLengthError", "DamagedRecordError", "DeadlineError", "EngineError",
+    "EpisodeClosedError", "EpisodeError", "EpisodeNotFoundError", "ForbiddenError",
+    "HeadTooLargeError", "ModelDirectoryError", "NotFoundError", "NotRollingError",
+    "PluginApiError", "PluginConflictError", "PluginError", "PluginLoadError", "RequestError",
+    "RoutingError", "SandboxError", "SealError", "ServerUnreachableError", "SlowRequestError",
+    "StateError", "StepRefusedError", "StoreError", "StoreFullError", "StoreUnavailableError",
+    "TokenLimitError", "TrainerError", "UnknownComponentError", "UnreadableFileError",
+    "UnsupportedError", "VersionError", "WeightsGoneError", "WeightsLostError",
+    "WorkerBootError", "WorkerDiedError", "WorkerError", "error_from_payload",
 ]
+# fmt: on
 
 
 class AjetError(Exception):
@@ -437,6 +404,13 @@ class WeightsLostError(TrainerError):
     """Weights or optimiser were corrupted during a step; only loading a checkpoint helps."""
 
     type = "weights_lost"
+
+
+class SandboxError(AjetError):
+    """A sandbox could not run a program."""
+
+    type = "sandbox_failed"
+    status = 500
 
 
 class RoutingError(AjetError):

@@ -32,7 +32,7 @@ from ajet_installation.settings import Settings
 
 State = Literal["created", "imported", "wrong"]
 _SECONDS = 600
-_LIGHT = frozenset({"agent", "world", "reader", "judge"})
+_LIGHT = frozenset({"agent", "world", "reader", "judge", "sandbox"})
 """Kinds whose components are created with their settings alone."""
 
 
@@ -182,7 +182,9 @@ def _configured(settings: Settings | None, spec: ComponentSpec) -> Mapping[str, 
         return None
     if kind == "store":
         return settings.store.settings if settings.store.name == spec.name else None
-    tables: Mapping[str, Mapping[str, Any]] = getattr(settings, f"{kind}s", {})
+    tables: Mapping[str, Mapping[str, Any]] = getattr(
+        settings, kind_of(spec).set_by.partition(".")[0], {}
+    )
     return tables.get(spec.name) if kind in _LIGHT | {"logger"} else None
 
 

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet_core.interfaces import ComponentSettings
-from ajet_core.plugin import AgentSpec, JudgeSpec, PluginManager, ReaderSpec, WorldSpec
+from ajet_core.plugin import (
+    AgentSpec,
+    JudgeSpec,
+    PluginManager,
+    ReaderSpec,
+    SandboxSpec,
+    WorldSpec,
+)
 from ajet_core.plugin.kinds import kind_of
 from ajet_core.plugin.targets import did_you_mean
 from ajet_installation.settings import Settings
@@ -18,7 +25,7 @@ _reported: set[tuple[str, str]] = set()
 
 def component_settings(
     plugins: PluginManager,
-    spec: AgentSpec | WorldSpec | ReaderSpec | JudgeSpec,
+    spec: AgentSpec | WorldSpec | ReaderSpec | JudgeSpec | SandboxSpec,
     given: Mapping[str, Any] | None = None,
 ) -> ComponentSettings:
     """Return the checked settings of a component, from ``ajet.toml`` (such as ``[worlds.NAME]``).
@@ -30,16 +37,17 @@ def component_settings(
     :raises ConfigError: a value is invalid or a key unknown.
     :raises PluginLoadError: the settings class cannot be imported.
     """
-    kind = kind_of(spec).name
-    tables: Mapping[str, Mapping[str, Any]] = getattr(Settings(), f"{kind}s")
+    its = kind_of(spec)
+    kind, section = its.name, its.set_by.partition(".")[0]
+    tables: Mapping[str, Mapping[str, Any]] = getattr(Settings(), section)
     known = plugins.names(kind)
     for name in sorted(set(tables) - set(known)):
         if (kind, name) in _reported:
             continue
         _reported.add((kind, name))
         _log.warning(
-            "the settings [%ss.%s] are not used: no usable plugin provides %s %r; known: %s%s",
-            kind,
+            "the settings [%s.%s] are not used: no usable plugin provides %s %r; known: %s%s",
+            section,
             name,
             kind,
             name,

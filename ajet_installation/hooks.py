@@ -11,6 +11,7 @@ from ajet_core.plugin.components import (
     LoggerSpec,
     MergerSpec,
     ReaderSpec,
+    SandboxSpec,
     StoreSpec,
     WorldSpec,
 )
@@ -161,9 +162,44 @@ def ajet_register_judges() -> Sequence[JudgeSpec]:
 
 
 @hookimpl
+def ajet_register_sandboxes() -> Sequence[SandboxSpec]:
+    """The sandboxes ``bubblewrap``, ``docker``, ``none`` and ``podman``."""
+    return (
+        SandboxSpec(
+            name="bubblewrap",
+            target="ajet_exec.boxes.bubblewrap:BubblewrapSandbox",
+            settings="ajet_exec.boxes.bubblewrap:BubblewrapSettings",
+            summary="Linux namespaces over the host's own files, without a daemon or an image",
+        ),
+        SandboxSpec(
+            name="docker",
+            target="ajet_exec.boxes.containers:DockerSandbox",
+            settings="ajet_exec.boxes.containers:ContainerSettings",
+            summary="A container of an image, by docker",
+        ),
+        SandboxSpec(
+            name="none",
+            target="ajet_exec.boxes.bare:BareSandbox",
+            summary="A process group of the host, which separates nothing",
+        ),
+        SandboxSpec(
+            name="podman",
+            target="ajet_exec.boxes.containers:PodmanSandbox",
+            settings="ajet_exec.boxes.containers:ContainerSettings",
+            summary="A container of an image, by podman",
+        ),
+    )
+
+
+@hookimpl
 def ajet_register_commands() -> Sequence[CommandSpec]:
     """The commands that are registered like those of plugins."""
     return (
+        CommandSpec(
+            name="exec",
+            target="ajet_cli.commands.exec:exec_",
+            summary="Roll out episodes of any program, each in a sandbox.",
+        ),
         CommandSpec(
             name="export",
             target="ajet_cli.commands.export:export",

@@ -368,6 +368,7 @@ class Settings(BaseSettings):
     :param worlds: settings of worlds by name.
     :param readers: settings of dataset readers by name.
     :param judges: settings of judges by name.
+    :param sandboxes: settings of sandboxes by name.
     :raises ConfigError: there is an unknown key, an invalid value, or an unreadable file.
     """
 
@@ -391,6 +392,7 @@ class Settings(BaseSettings):
     worlds: dict[str, dict[str, Any]] = Field(default_factory=dict)
     readers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     judges: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    sandboxes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     plugins: PluginSettings = Field(default_factory=PluginSettings)
     client: ClientSettings = Field(default_factory=ClientSettings)
 

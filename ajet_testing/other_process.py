@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["in_another_process"]
+__all__ = ["in_another_process", "load_class"]
 
 _CODE = """
 import pickle, sys
@@ -57,11 +57,16 @@ def _answer(state: bytes) -> bytes:
     """Return the result of a call of `in_another_process`, which runs this in the process."""
     (module, file, name), *rest = pickle.loads(state)  # noqa: S301 - the test has written it
     attributes, method, arguments = rest
-    kind = attrgetter(name)(_module(module, file))
+    kind = load_class(module, file, name)
     case = object.__new__(kind)
     vars(case).update(attributes)
     result = getattr(case, method)(*arguments)
     return b"\n" + pickle.dumps(result).hex().encode()
+
+
+def load_class(module: str, file: str, name: str) -> Any:
+    """Return a class by its module, the module's file, and its qualified name."""
+    return attrgetter(name)(_module(module, file))
 
 
 def _module(name: str, file: str) -> Any:

@@ -31,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
         "ajet_training",
     },
     "ajet_worlds": {"ajet_core", "ajet_installation", "agentjet"},
-    "ajet_cli": {"ajet_core", "ajet_installation", "agentjet", "ajet_server"},
+    "ajet_exec": {"ajet_core", "ajet_installation", "agentjet"},
+    "ajet_cli": {"ajet_core", "ajet_installation", "agentjet", "ajet_exec", "ajet_server"},
     "ajet_testing": {
         "ajet_core",
         "ajet_installation",

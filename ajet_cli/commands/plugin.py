@@ -33,13 +33,14 @@ PACKAGES = frozenset(
 
 OTHER_WORDS = {
     "adapter": "agent",
+    "box": "sandbox",
     "callback": "observer",
+    "container": "sandbox",
     "dataset": "reader",
     "environment": "world",
     "estimator": "advantage",
     "framework": "agent",
     "reward": "judge",
-    "sandbox": "world",
     "source": "reader",
     "tracker": "logger",
 }

@@ -38,6 +38,7 @@ SUITES: dict[KindName, tuple[str, ...]] = {
     "world": ("WorldSuite",),
     "reader": ("ReaderSuite",),
     "judge": ("JudgeSuite",),
+    "sandbox": ("SandboxSuite",),
     "logger": ("LoggerSuite",),
 }
 """The suites of `ajet_testing.suites` for a kind, of which one has to be subclassed."""
@@ -354,7 +355,7 @@ def _usage(kind: KindName, name: str) -> str:
     known = BY_NAME[kind]
     if kind == "command":
         return f"`ajet {name}`"
-    if kind in {"world", "reader", "judge", "agent", "logger"}:
+    if kind in {"world", "reader", "judge", "sandbox", "agent", "logger"}:
         return f"`[{known.set_by.format(name)}]` in ajet.toml"
     return f'`{known.chosen_by or f"{kind}.name"} = "{name}"`'
 

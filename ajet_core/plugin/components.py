@@ -22,6 +22,7 @@ from ajet_core.interfaces import (
     Merger,
     MetricsLogger,
     SampleStore,
+    Sandbox,
     Trainer,
     TrainerCapabilities,
     World,
@@ -118,6 +119,11 @@ class ReaderSpec(ComponentSpec[DatasetReader]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSpec(ComponentSpec[Judge]):
     """An `ajet_core.interfaces.Judge`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec(ComponentSpec[Sandbox]):
+    """An `ajet_core.interfaces.Sandbox`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from ajet_core.interfaces import (
     Merger,
     MetricsLogger,
     SampleStore,
+    Sandbox,
     Trainer,
     World,
 )
@@ -27,6 +28,7 @@ from ajet_core.plugin.components import (
     LoggerSpec,
     MergerSpec,
     ReaderSpec,
+    SandboxSpec,
     StoreSpec,
     TrainerSpec,
     WorldSpec,
@@ -43,6 +45,7 @@ KindName = Literal[
     "world",
     "reader",
     "judge",
+    "sandbox",
     "command",
 ]
 
@@ -90,6 +93,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("world", "ajet_register_worlds", WorldSpec, World, set_by="worlds.{}"),
     Kind("reader", "ajet_register_readers", ReaderSpec, DatasetReader, set_by="readers.{}"),
     Kind("judge", "ajet_register_judges", JudgeSpec, Judge, set_by="judges.{}"),
+    Kind("sandbox", "ajet_register_sandboxes", SandboxSpec, Sandbox, set_by="sandboxes.{}"),
     Kind("command", "ajet_register_commands", CommandSpec, None),
 )
 

@@ -35,6 +35,7 @@ from ajet_core.plugin.components import (
     MergerSpec,
     PluginInfo,
     ReaderSpec,
+    SandboxSpec,
     StoreSpec,
     TrainerSpec,
     WorldSpec,
@@ -118,6 +119,7 @@ class PluginManager:
     world = _finder("world", WorldSpec)
     reader = _finder("reader", ReaderSpec)
     judge = _finder("judge", JudgeSpec)
+    sandbox = _finder("sandbox", SandboxSpec)
     command = _finder("command", CommandSpec)
 
     def component(self, kind: KindName, name: str) -> ComponentSpec:

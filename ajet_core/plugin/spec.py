@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         LoggerSpec,
         MergerSpec,
         ReaderSpec,
+        SandboxSpec,
         StoreSpec,
         TrainerSpec,
         WorldSpec,
@@ -143,6 +144,17 @@ def ajet_register_judges() -> Sequence[JudgeSpec]:  # type: ignore[empty-body]
     in `ajet.toml` configures it.
 
     .. versionadded:: 1.2
+    """
+
+
+@hookspec
+def ajet_register_sandboxes() -> Sequence[SandboxSpec]:  # type: ignore[empty-body]
+    """Register the sandboxes of this plugin.
+
+    `ajet exec --box NAME` and `ajet_exec.load_sandbox` select a sandbox by its name.
+    `[sandboxes.NAME]` in `ajet.toml` configures it.
+
+    .. versionadded:: 1.4
     """
 
 

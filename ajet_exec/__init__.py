@@ -1,0 +1,30 @@
+"""Episodes of any program: it runs in a sandbox, and a second one rewards what it left behind.
+
+```python
+from ajet_exec import BoxedProgram, ProgramTerms, load_sandbox
+
+terms = ProgramTerms(argv=("my-agent", "{prompt}"), reward=("./grade.sh",), files=Path("repo"))
+async with AsyncSwarmClient() as client:
+    program = BoxedProgram(terms, load_sandbox("bubblewrap"), client)
+    await train_async(program, read_tasks("jsonl", "tasks.jsonl"), client=client)
+```
+
+The command ``ajet exec`` does it without Python.
+"""
+
+from ajet_exec.grading import GradingError, ProgramResult
+from ajet_exec.launcher import BoxedProgram, NoCallsError
+from ajet_exec.profiles import EndpointProfile, load_profiles
+from ajet_exec.sandboxes import load_sandbox
+from ajet_exec.terms import ProgramTerms
+
+__all__ = [
+    "BoxedProgram",
+    "EndpointProfile",
+    "GradingError",
+    "NoCallsError",
+    "ProgramResult",
+    "ProgramTerms",
+    "load_profiles",
+    "load_sandbox",
+]

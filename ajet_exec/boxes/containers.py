@@ -1,0 +1,248 @@
+"""Sandboxes of containers: ``podman`` and ``docker``, with an image for the program's files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from ajet_core.errors import SandboxError
+from ajet_core.interfaces import BoxExit, BoxProgram, ComponentSettings, Sandbox
+from ajet_exec.boxes import owners
+from ajet_exec.boxes.capture import captured
+from ajet_exec.boxes.namespaces import serving
+from ajet_exec.boxes.watching import watched
+
+_LABEL = "ajet.box"
+_SECONDS = 60.0
+_GATE = "/ajet-gate"
+# The program begins when the gate, a FIFO, is opened: by then its endpoints are in place.
+_WAIT = f'read -r _ < {_GATE}/gate; exec "$@"'
+
+
+class ContainerSettings(ComponentSettings):
+    """:param image: the image, which must be on this machine and contain ``/bin/sh``.
+
+    :param tmp_bytes: size of ``/tmp`` in a container.
+    """
+
+    image: str
+    tmp_bytes: int = 2**30
+
+
+class _ContainerSandbox(Sandbox[ContainerSettings]):
+    """Runs programs in containers of an image, whose files are read-only."""
+
+    client: ClassVar[str]
+    package: ClassVar[str]
+    extra: ClassVar[tuple[str, ...]] = ()
+
+    def problem(self) -> str:
+        """Return whether the program is missing, does not answer, or lacks the image."""
+        if shutil.which(self.client) is None:
+            return f"{self.client} must be installed: apt-get install {self.package}"
+        done = self._ask("image", "inspect", self.settings.image)
+        if done.returncode == 0:
+            return ""
+        if self._ask("info").returncode:
+            return f"{self.client} does not answer: {_last_line(done.stderr)}"
+        return (
+            f"{self.client} has no image {self.settings.image!r}: {self.client} pull or build it, "
+            f"or import a directory of debootstrap: tar -C DIR -c . | {self.client} import - NAME"
+        )
+
+    def remove_leftovers(self) -> None:
+        """Remove containers of launchers that are gone."""
+        done = self._ask(
+            *("ps", "--all", "--filter", f"label={_LABEL}", "--no-trunc"),
+            *("--format", '{{.ID}} {{.Label "' + _LABEL + '"}}'),
+        )
+        for line in done.stdout.splitlines():
+            container, _, mark = line.partition(" ")
+            if owners.is_gone(mark):
+                self._ask("rm", "--force", container)
+
+    async def run(self, program: BoxProgram, *, timeout: float, grace: float = 5.0) -> BoxExit:
+        """Run a program in a new container, which is removed at the end.
+
+        :raises SandboxError: there is no such container.
+        """
+        mark = owners.new_mark()
+        async with contextlib.AsyncExitStack() as stack:
+            gate = _new_gate(program.stdout.parent)
+            stack.callback(shutil.rmtree, gate, ignore_errors=True)
+            limit = program.limits.output_bytes
+            out = await stack.enter_async_context(captured(program.stdout, limit))
+            err = await stack.enter_async_context(captured(program.stderr, limit))
+            container = await self._create(program, mark, gate)
+            stack.push_async_callback(self._remove, container)
+            stdin = os.open(program.stdin or os.devnull, os.O_RDONLY)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(self.client, "start", "--attach", "--interactive", container),
+                    stdin=stdin,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+            finally:
+                out.close()
+                err.close()
+                os.close(stdin)
+            try:
+                pid = await self._first_process(container, process)
+                await stack.enter_async_context(serving(pid, program.endpoints))
+                await _opened(gate / "gate", process)
+            except BaseException:
+                await asyncio.shield(self._remove(container))
+                await asyncio.shield(process.wait())
+                raise
+            running: list[asyncio.Task[str]] = []
+            return await watched(
+                process,
+                timeout=timeout,
+                grace=grace,
+                terminate=lambda: running.append(
+                    asyncio.create_task(self._call("kill", "--signal", "TERM", container))
+                ),
+                kill=lambda: self._remove(container),
+            )
+
+    async def _create(self, program: BoxProgram, mark: str, gate: Path) -> str:
+        options = [*self._options(program, gate), "--label", f"{_LABEL}={mark}"]
+        command = ["/bin/sh", "-c", _WAIT, "sh", *program.argv]
+        # Values are not in the arguments, which all users of the machine can read.
+        environ = {**os.environ, **program.environ}
+        names = [option for name in program.environ for option in ("--env", name)]
+        # Its own needs these; the container gets the program's by a file instead.
+        for name in ("PATH", "HOME"):
+            if name in program.environ:
+                environ[name] = os.environ.get(name, "")
+                at = names.index(name)
+                names[at] = f"{name}={program.environ[name]}"
+        text = await self._call(
+            "create", *options, *names, self.settings.image, *command, environ=environ
+        )
+        return text.split()[-1]
+
+    def _options(self, program: BoxProgram, gate: Path) -> Iterator[str]:
+        limits = program.limits
+        yield from ("--interactive", "--init", "--read-only", "--workdir", "/work")
+        yield from (*self.extra, "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+        yield from ("--tmpfs", f"/tmp:rw,mode=1777,size={self.settings.tmp_bytes}")  # noqa: S108
+        yield from ("--network", "host" if program.host_network else "none")
+        yield from ("--volume", f"{program.work}:/work:rw", "--volume", f"{gate}:{_GATE}:ro")
+        for inside, outside in program.read_only.items():
+            yield from ("--volume", f"{outside}:{inside}:ro")
+        if limits.memory_bytes is not None:
+            yield from ("--memory", str(limits.memory_bytes))
+        if limits.processes is not None:
+            yield from ("--pids-limit", str(limits.processes))
+        if limits.file_bytes is not None:
+            yield from ("--ulimit", f"fsize={limits.file_bytes}:{limits.file_bytes}")
+        if limits.cpu_seconds is not None:
+            yield from ("--ulimit", f"cpu={limits.cpu_seconds}:{limits.cpu_seconds}")
+
+    async def _first_process(self, container: str, process: asyncio.subprocess.Process) -> int:
+        """Return the id of a container's first process, once it has started.
+
+        :raises SandboxError: it has not.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _SECONDS
+        while process.returncode is None and loop.time() < until:
+            state = json.loads(await self._call("inspect", container))[0]["State"]
+            if pid := int(state["Pid"]):
+                return pid
+            await asyncio.sleep(0.02)
+        raise SandboxError(
+            f"{self.client} did not start the container; see the stderr of the program"
+        )
+
+    async def _remove(self, container: str) -> None:
+        with contextlib.suppress(SandboxError):
+            await self._call("rm", "--force", "--time=0", container)
+
+    async def _call(self, *arguments: str, environ: dict[str, str] | None = None) -> str:
+        """Run a command of the client, and return what it prints.
+
+        :raises SandboxError: it failed.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(self.client, *arguments),
+            env=environ,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        out, err = await process.communicate()
+        if process.returncode:
+            message = _last_line(err.decode(errors="replace"))
+            raise SandboxError(f"{self.client} {arguments[0]} failed: {message}")
+        return out.decode(errors="replace")
+
+    def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(  # noqa: S603 - the client of the settings' sandbox
+            [self.client, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+class PodmanSandbox(_ContainerSandbox):
+    """Runs programs with ``podman``, which needs no daemon."""
+
+    client = "podman"
+    package = "podman"
+    # Its defaults may be above what this process is allowed to set.
+    extra = ("--ulimit", "host")
+
+
+class DockerSandbox(_ContainerSandbox):
+    """Runs programs with ``docker``, whose daemon must run on this machine."""
+
+    client = "docker"
+    package = "docker.io"
+
+
+def _new_gate(parent: Path) -> Path:
+    """Return a new directory with a FIFO that every user may read."""
+    directory = Path(tempfile.mkdtemp(prefix="gate-", dir=parent))
+    directory.chmod(0o755)
+    os.mkfifo(directory / "gate")
+    (directory / "gate").chmod(0o644)
+    return directory
+
+
+async def _opened(gate: Path, process: asyncio.subprocess.Process) -> None:
+    """Open a gate as soon as the program waits at it.
+
+    :raises SandboxError: it ended before.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _SECONDS
+    while process.returncode is None and loop.time() < until:
+        try:
+            descriptor = os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
+        # It does not read yet.
+        except OSError:
+            await asyncio.sleep(0.01)
+            continue
+        os.write(descriptor, b"\n")
+        os.close(descriptor)
+        return
+    raise SandboxError("the container ended before the program began: the image needs /bin/sh")
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]

@@ -1,0 +1,353 @@
+"""The launcher: one episode of a program, from its working copy to its reward."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentjet import AsyncSwarmClient, EpisodeOutcome, Task
+from agentjet.agents import AsyncTrainable
+from agentjet.agents.tasks import item_of
+from agentjet.agents.terms import Terms
+from agentjet.client import Episode
+from ajet_core.interfaces import BoxExit, BoxProgram, Sandbox
+from ajet_exec.endpoint import egress_proxy, port_of, relay
+from ajet_exec.grading import GradingError, ProgramResult, reward_of
+from ajet_exec.profiles import filled
+from ajet_exec.terms import ProgramTerms
+from ajet_exec.workshop import Workshop
+
+_SIGNAL_BASE = 128
+_PROXY_PORT = 3128
+_PASSED = ("PATH", "LANG", "TERM")
+_TAIL = 600
+
+OnEpisode = Callable[[str, str], object]
+"""Receives what happens in an episode: a heading and a text. For debugging."""
+
+
+class NoCallsError(RuntimeError):
+    """A program ended without a model call, so that nothing of it can be trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where things are, as the program sees them."""
+
+    work: str
+    home: str
+    task: str
+    prompt: str
+
+
+class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
+    """A program in a sandbox as an agent: for `agentjet.train_async` and the client's runners.
+
+    :param client: the client of the server that the episodes are claimed from.
+    :param on_episode: called with what happens in episodes.
+    :param base: directory of working copies; by default one for temporary files.
+    """
+
+    def __init__(
+        self,
+        program: ProgramTerms,
+        sandbox: Sandbox,
+        client: AsyncSwarmClient,
+        *,
+        on_episode: OnEpisode | None = None,
+        base: Path | None = None,
+    ) -> None:
+        async def run(task: Any) -> EpisodeOutcome:
+            raise TypeError(f"task {task!r}: a program in a sandbox needs an episode to run in")
+
+        super().__init__(run, Terms(), client)
+        self._server = client
+        self._program = program
+        self._sandbox = sandbox
+        self._show = on_episode or (lambda *_: None)
+        self._workshop = Workshop(program.files, program.git, base)
+        self._kept_failures = 0
+
+    async def __aenter__(self) -> BoxedProgram:
+        """Make the directory of working copies.
+
+        :raises AjetError: that is not possible.
+        """
+        self._workshop.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._workshop.close()
+
+    async def agent(self, task: Task, episode: Any) -> EpisodeOutcome:
+        """Run the program as an episode, and return its reward.
+
+        :raises SandboxError: the sandbox failed.
+        :raises NoCallsError: the program made no model call that was answered.
+        :raises GradingError: the reward failed.
+        """
+        async with self._workshop.episode() as directory:
+            done = False
+            try:
+                outcome = await self._rolled_out(task, episode, directory)
+                done = True
+            finally:
+                failed = not done and self._kept_failures < self._program.keep_failed
+                self._kept_failures += failed
+                with contextlib.suppress(OSError):
+                    _redact(directory / "stdout", episode)
+                    _redact(directory / "stderr", episode)
+                if self._program.keep or failed:
+                    await asyncio.to_thread(self._keep_all, directory, episode)
+                elif self._program.artifacts:
+                    await asyncio.to_thread(self._keep_artifacts, directory, episode)
+            return outcome
+
+    async def _rolled_out(self, task: Task, episode: Episode, directory: Path) -> EpisodeOutcome:
+        ended = await self._run(task, episode, directory)
+        stdout, stderr = directory / "stdout", directory / "stderr"
+        _redact(stdout, episode)
+        _redact(stderr, episode)
+        calls = (await self._server.episode_status(episode)).calls
+        result = ProgramResult(
+            task=item_of(task),
+            work=directory / "work",
+            status=ended.status,
+            signal=max(0, ended.status - _SIGNAL_BASE),
+            timed_out=ended.timed_out,
+            seconds=ended.seconds,
+            calls=calls,
+            stdout=stdout,
+            stderr=stderr,
+        )
+        self._show("stdout", _tail(stdout, None))
+        self._show("stderr", _tail(stderr, None))
+        self._show("result", json.dumps(result.facts()))
+        if not calls:
+            how = "was stopped after its time limit" if ended.timed_out else "ended"
+            raise NoCallsError(
+                f"the program {how} with status {ended.status} and made no model call that was "
+                f"answered; the end of its stderr: {_tail(stderr) or '(empty)'}"
+            )
+        outcome = await self._reward(result, directory)
+        facts = {key: str(value) for key, value in result.facts().items()}
+        return replace(outcome, metadata={**facts, **outcome.metadata})
+
+    async def _run(self, task: Task, episode: Episode, directory: Path) -> BoxExit:
+        program, isolated = self._program, self._sandbox.isolated
+        work = directory / "work"
+        places = _places(work, isolated=isolated)
+        item = item_of(task)
+        prompt = _prompt(item, program.prompt_field)
+        control = work / ".ajet"
+        visible = _without(item, program.hidden_fields)
+        (control / "task.json").write_text(json.dumps(visible), encoding="utf-8")
+        (control / "prompt.txt").write_text(prompt, encoding="utf-8")
+        base_url = episode.base_url
+        port = port_of(base_url)
+        endpoints = {}
+        environ = self._environ()
+        if isolated:
+            # In a box of its own network the port may be below 1024, but the user is not root.
+            port = port if port >= 1024 else port + 8000
+            base_url = f"http://127.0.0.1:{port}{urlsplit(base_url).path}"
+            endpoints[port] = relay(episode.base_url)
+            if program.allow_hosts:
+                proxy = _PROXY_PORT if port != _PROXY_PORT else _PROXY_PORT + 1
+                endpoints[proxy] = egress_proxy(program.allow_hosts)
+                url = f"http://127.0.0.1:{proxy}"
+                environ |= {"HTTPS_PROXY": url, "https_proxy": url}
+                environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        secret = {
+            "base_url": base_url,
+            "root_url": base_url.removesuffix("/v1"),
+            "api_key": episode.api_key,
+            "model": episode.model,
+            "home": places.home,
+        }
+        for name, content in program.profile.files.items():
+            file = control / "home" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(filled(content.lstrip("\n"), secret), encoding="utf-8")
+        environ |= {key: filled(text, secret) for key, text in program.profile.environ.items()}
+        environ |= {
+            "HOME": places.home,
+            "AJET_MODEL": episode.model,
+            "AJET_TASK": places.task,
+            "AJET_TASK_ID": task.id,
+            "AJET_EPISODE_ID": episode.episode_id,
+            **program.environ,
+        }
+        # The key is in no argument: every user of a machine can read those.
+        values = {
+            "prompt": prompt,
+            "prompt_file": places.prompt,
+            "task_file": places.task,
+            "model": episode.model,
+            "base_url": base_url,
+            "work": places.work,
+        }
+        argv = [filled(argument, values) for argument in program.argv]
+        self._show("command", json.dumps(argv))
+        self._show("environment", episode.redact(json.dumps(environ, indent=1)))
+        return await self._sandbox.run(
+            BoxProgram(
+                argv=argv,
+                environ=environ,
+                work=work,
+                stdin=control / "prompt.txt" if program.stdin == "prompt" else None,
+                stdout=directory / "stdout",
+                stderr=directory / "stderr",
+                read_only=program.read_only,
+                endpoints=endpoints,
+                host_network=program.host_network,
+                limits=program.limits,
+            ),
+            timeout=program.timeout,
+            grace=program.grace,
+        )
+
+    async def _reward(self, result: ProgramResult, directory: Path) -> EpisodeOutcome:
+        """Return the reward of an episode.
+
+        :raises GradingError: it could not be determined.
+        """
+        for name in self._program.profile.files:
+            # They contain the key. The program may have put links in their place.
+            file = result.work / ".ajet/home" / name
+            if file.is_file() and _is_inside(file.parent, result.work):
+                file.unlink()
+        reward = self._program.reward
+        if callable(reward):
+            try:
+                given = reward(result)
+                return EpisodeOutcome.of(await given if inspect.isawaitable(given) else given)
+            except Exception as error:
+                raise GradingError(f"the reward failed: {type(error).__name__}: {error}") from error
+        return await self._reward_by_command(reward, result, directory)
+
+    async def _reward_by_command(
+        self, command: tuple[str, ...], result: ProgramResult, directory: Path
+    ) -> EpisodeOutcome:
+        program, isolated = self._program, self._sandbox.isolated
+        facts = directory / "facts"
+        facts.mkdir(mode=0o755)
+        (facts / "task.json").write_text(json.dumps(result.task), encoding="utf-8")
+        (facts / "result.json").write_text(json.dumps(result.facts()), encoding="utf-8")
+        shutil.copyfile(result.stdout, facts / "stdout")
+        shutil.copyfile(result.stderr, facts / "stderr")
+        for file in facts.iterdir():
+            file.chmod(0o644)
+        seen = "/facts" if isolated else str(facts)
+        work = "/work" if isolated else str(result.work)
+        mounts = {**program.read_only, "/facts": facts}
+        environ = {
+            **self._environ(),
+            "HOME": "/tmp" if isolated else str(result.work / ".ajet/home"),  # noqa: S108
+            "AJET_TASK": f"{seen}/task.json",
+            "AJET_RESULT": f"{seen}/result.json",
+            "AJET_STDOUT": f"{seen}/stdout",
+            "AJET_STDERR": f"{seen}/stderr",
+        }
+        if program.tests is not None:
+            mounts["/tests"] = program.tests
+            environ["AJET_TESTS"] = "/tests" if isolated else str(program.tests.resolve())
+        values = {"work": work, "task_file": environ["AJET_TASK"]}
+        out, err = directory / "reward-stdout", directory / "reward-stderr"
+        ended = await self._sandbox.run(
+            BoxProgram(
+                argv=[filled(argument, values) for argument in command],
+                environ=environ,
+                work=result.work,
+                stdout=out,
+                stderr=err,
+                read_only=mounts,
+                host_network=program.reward_network,
+                limits=program.limits,
+            ),
+            timeout=program.reward_timeout,
+            grace=program.grace,
+        )
+        self._show("stdout of the reward", _tail(out, None))
+        self._show("stderr of the reward", _tail(err, None))
+        if ended.timed_out:
+            raise GradingError(f"the reward command took more than {program.reward_timeout:g} s")
+        if ended.status:
+            raise GradingError(
+                f"the reward command ended with status {ended.status}: {_tail(err) or _tail(out)}"
+            )
+        return reward_of(out.read_text(encoding="utf-8", errors="replace"))
+
+    def _environ(self) -> dict[str, str]:
+        """Return the variables of the host that programs get."""
+        return {name: os.environ[name] for name in _PASSED if name in os.environ}
+
+    def _keep_all(self, directory: Path, episode: Episode) -> None:
+        target = self._program.out / "episodes" / episode.episode_id
+        shutil.copytree(directory, target, symlinks=True, dirs_exist_ok=True)
+        for file in target.rglob("*"):
+            if file.is_file() and not file.is_symlink():
+                _redact(file, episode)
+        self._show("kept in", str(target))
+
+    def _keep_artifacts(self, directory: Path, episode: Episode) -> None:
+        target = self._program.out / "episodes" / episode.episode_id
+        work = directory / "work"
+        target.mkdir(parents=True, exist_ok=True)
+        for name in ("stdout", "stderr"):
+            if (directory / name).exists():
+                shutil.copyfile(directory / name, target / name)
+        for pattern in self._program.artifacts:
+            for file in work.glob(pattern):
+                # A link may lead out of the working copy, to files of the launcher's user.
+                if not file.is_file() or not _is_inside(file, work):
+                    continue
+                copy = target / "artifacts" / file.relative_to(work)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
+                _redact(copy, episode)
+
+
+def _places(work: Path, *, isolated: bool) -> _Places:
+    root = "/work" if isolated else str(work)
+    control = f"{root}/.ajet"
+    return _Places(root, f"{control}/home", f"{control}/task.json", f"{control}/prompt.txt")
+
+
+def _prompt(item: Any, field: str) -> str:
+    """Return the prompt of a task: its field, or the task itself if it is a text."""
+    if isinstance(item, Mapping):
+        return str(item.get(field, ""))
+    return str(item)
+
+
+def _without(item: Any, hidden: frozenset[str]) -> Any:
+    if isinstance(item, Mapping):
+        return {key: value for key, value in item.items() if key not in hidden}
+    return item
+
+
+def _is_inside(file: Path, directory: Path) -> bool:
+    return file.resolve().is_relative_to(directory.resolve())
+
+
+def _redact(path: Path, episode: Episode) -> None:
+    """Remove the episode's key from a file."""
+    key = episode.api_key.encode()
+    content = path.read_bytes()
+    if key and key in content:
+        path.write_bytes(content.replace(key, b"***"))
+
+
+def _tail(path: Path, length: int | None = _TAIL) -> str:
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    return text if length is None else text[-length:]

@@ -1,0 +1,124 @@
+"""Directories of episodes: working copies, which are removed at the end or by the next launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from ajet_core.errors import ConfigError, SandboxError
+from ajet_exec.boxes import owners
+
+_CONTROL = ".ajet"
+
+
+class Workshop:
+    """The directories of one launcher's episodes.
+
+    :param files: a directory to copy for each episode.
+    :param git: a repository and a commit to check out for each episode.
+    :param base: where to make them; by default a directory of this user for temporary files.
+    """
+
+    def __init__(
+        self,
+        files: Path | None = None,
+        git: tuple[Path, str] | None = None,
+        base: Path | None = None,
+    ) -> None:
+        self._files = files
+        self._git = git
+        self._base = base or Path(tempfile.gettempdir()) / f"ajet-exec-{os.geteuid()}"
+        self._own = self._base / owners.launcher()
+        self._checkout: asyncio.Task[Path] | None = None
+
+    def open(self) -> None:
+        """Make the launcher's directory, and remove those of launchers that were killed.
+
+        :raises SandboxError: the directory belongs to another user.
+        :raises ConfigError: there is nothing to copy.
+        """
+        if self._files is not None and not self._files.is_dir():
+            raise ConfigError(f"{self._files} is not a directory to copy", param="files")
+        self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._base.is_symlink() or self._base.stat().st_uid != os.geteuid():
+            raise SandboxError(f"{self._base} belongs to another user: set TMPDIR")
+        for directory in self._base.iterdir():
+            if owners.is_gone(directory.name):
+                shutil.rmtree(directory, ignore_errors=True)
+        self._own.mkdir(exist_ok=True)
+
+    def close(self) -> None:
+        """Remove the launcher's directory."""
+        shutil.rmtree(self._own, ignore_errors=True)
+
+    @contextlib.asynccontextmanager
+    async def episode(self) -> AsyncIterator[Path]:
+        """Yield the directory of an episode, whose subdirectory ``work`` is its working copy.
+
+        :raises SandboxError: the working copy cannot be made.
+        """
+        directory = Path(tempfile.mkdtemp(dir=self._own))
+        try:
+            work = directory / "work"
+            work.mkdir()
+            source = self._files if self._git is None else await self._checked_out()
+            if source is not None:
+                await _command("cp", "-a", "--reflink=auto", f"{source}/.", str(work))
+            (work / _CONTROL / "home").mkdir(parents=True, exist_ok=True)
+            yield directory
+        finally:
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
+
+    async def _checked_out(self) -> Path:
+        """Return a checkout of the commit, which is made once."""
+        if self._checkout is None:
+            self._checkout = asyncio.create_task(self._check_out())
+        return await asyncio.shield(self._checkout)
+
+    async def _check_out(self) -> Path:
+        assert self._git is not None
+        repository, commit = self._git
+        place = self._own / "checkout"
+        full = (
+            await _command(
+                *("git", "-C", str(repository), "rev-parse", "--verify", f"{commit}^{{commit}}")
+            )
+        ).strip()
+        await _command("git", "init", "--quiet", str(place))
+        # Without later commits, which may contain the solution of a task.
+        allowed = {
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "uploadpack.allowAnySHA1InWant",
+            "GIT_CONFIG_VALUE_0": "true",
+        }
+        fetch = ("fetch", "--quiet", "--depth", "1", f"file://{repository.resolve()}", full)
+        await _command("git", "-C", str(place), *fetch, environ=allowed)
+        checkout = ("checkout", "--quiet", "--detach", full)
+        await _command("git", "-C", str(place), *checkout)
+        with (place / ".git/info/exclude").open("a") as file:
+            file.write(f"/{_CONTROL}/\n")
+        return place
+
+
+async def _command(*argv: str, environ: dict[str, str] | None = None) -> str:
+    """Run a command of the host.
+
+    :raises SandboxError: it failed.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        env={**os.environ, **(environ or {})},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    if process.returncode:
+        text = err.decode(errors="replace").strip()
+        raise SandboxError(f"the working copy cannot be made: {' '.join(argv[:3])}: {text}")
+    return out.decode(errors="replace")

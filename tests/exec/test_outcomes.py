@@ -1,0 +1,294 @@
+"""What becomes of an episode, whatever its program and its reward do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentjet import AsyncSwarmClient, SwarmClient, Task
+from agentjet.client import RunnerReport
+from ajet_core.interfaces import BoxLimits, Sandbox
+from ajet_exec import BoxedProgram, ProgramTerms
+from ajet_testing.scripted_swarm import ScriptedSwarm
+
+pytestmark = pytest.mark.processes
+RIGHT = (
+    *("sh", "-c"),
+    'test "$(cat answer.txt)" = 42 && echo \'{"reward": 1, "lines": 1}\' || echo 0',
+)
+_numbers = itertools.count()
+
+
+class Exec:
+    """Rolls programs out."""
+
+    def __init__(self, swarm: ScriptedSwarm, sandbox: Sandbox, files: Path, base: Path) -> None:
+        self.swarm, self.sandbox, self.files, self.base = swarm, sandbox, files, base
+
+    async def __call__(
+        self, script: str, reward: Any = RIGHT, tasks: Sequence[Task] | None = None, **terms: Any
+    ) -> RunnerReport:
+        name = f"t{next(_numbers)}"
+        tasks = tasks or [Task(name, {"prompt": "Write 42", "answer": "42"})]
+        values: dict[str, Any] = {
+            "argv": ("sh", "-c", script),
+            "reward": reward,
+            "files": self.files,
+            "timeout": 60.0,
+            "grace": 0.5,
+            **terms,
+        }
+        async with AsyncSwarmClient(self.swarm.url, self.swarm.token) as client:
+            boxed = BoxedProgram(ProgramTerms(**values), self.sandbox, client, base=self.base)
+            async with boxed:
+                report = await client.run_episodes_until_all_complete(
+                    tasks, boxed.agent, episodes_per_task=2, concurrency=8, retries=0
+                )
+        assert list(self.base.iterdir()) == []
+        return report
+
+    async def reward(self, script: str, reward: Any = RIGHT, **terms: Any) -> Any:
+        """The outcome of the first of two equal episodes."""
+        report = await self(script, reward, **terms)
+        assert report.failures == []
+        first, second = (ended.outcome for ended in report.outcomes)
+        assert first.reward == second.reward
+        return first
+
+    async def failure(self, script: str, reward: Any = RIGHT, **terms: Any) -> str:
+        """Why an episode was aborted."""
+        report = await self(script, reward, **terms)
+        assert len(report.failures) == 2, report
+        failed = report.failures[0]
+        reasons = {
+            ended.reason.partition("\n")[0]
+            for ended in self.swarm.episodes()
+            if ended.task_id == failed.task.id
+        }
+        assert len(reasons) == 1
+        return reasons.pop()
+
+
+@pytest.fixture
+def rolled(swarm: ScriptedSwarm, sandbox: Sandbox, program: Path, base: Path) -> Exec:
+    with_engine(swarm)
+    return Exec(swarm, sandbox, program, base)
+
+
+def with_engine(swarm: ScriptedSwarm) -> None:
+    """Resume a run that the failures of the test before have paused."""
+    with SwarmClient(swarm.url, swarm.tokens.control) as client:
+        if client.run_status().state == "PAUSED":
+            client.resume_engine()
+
+
+async def test_a_program_that_asks_its_model_is_rewarded(rolled: Exec) -> None:
+    outcome = await rolled.reward("python3 ask.py")
+    assert outcome.reward == 1.0
+    assert outcome.components == {"lines": 1.0}
+    assert outcome.metadata["exit_code"] == "0"
+    assert outcome.metadata["calls"] == "1"
+
+
+async def test_a_program_that_fails_after_a_call_is_rewarded(rolled: Exec) -> None:
+    outcome = await rolled.reward("python3 ask.py; exit 3")
+    assert (outcome.reward, outcome.metadata["exit_code"]) == (1.0, "3")
+
+
+async def test_a_program_without_a_call_is_aborted_with_the_end_of_its_stderr(rolled: Exec) -> None:
+    reason = await rolled.failure("echo 'config file missing' >&2; exit 1")
+    assert "made no model call" in reason
+    assert "status 1" in reason
+    assert "config file missing" in reason
+
+
+async def test_a_program_that_hangs_after_a_call_is_stopped_and_rewarded(rolled: Exec) -> None:
+    outcome = await rolled.reward("python3 ask.py; sleep 1000", timeout=8.0)
+    assert (outcome.reward, outcome.metadata["timed_out"]) == (1.0, "True")
+
+
+async def test_a_daemon_does_not_outlive_its_program(rolled: Exec) -> None:
+    await rolled.reward("python3 ask.py; (setsid sleep 7771 >/dev/null 2>&1 &); true")
+    assert running("7771") == []
+
+
+async def test_much_output_is_capped(rolled: Exec) -> None:
+    def sizes(result: Any) -> float:
+        text = result.stdout.read_bytes()
+        assert text.startswith(b"begin")
+        assert text.endswith(b"end\n")
+        return float(len(text) < 2_000)
+
+    script = "python3 ask.py; echo begin; head -c 200000000 /dev/zero; echo end"
+    outcome = await rolled.reward(script, sizes, limits=BoxLimits(output_bytes=1000))
+    assert outcome.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    {
+        "echo great": "its last line must be a number",
+        "echo NaN": "must be a finite number",
+        "echo '{\"reward\": true}'": "must be a finite number",
+        "echo '{\"score\": 1}'": "must be a finite number",
+        "true": "its last line must be a number",
+        "echo 'no tests found' >&2; exit 2": "ended with status 2: no tests found",
+        "sleep 1000": "took more than 1 s",
+    }.items(),
+)
+async def test_an_episode_whose_reward_is_unknown_is_aborted(
+    rolled: Exec, printed: str, said: str
+) -> None:
+    reason = await rolled.failure("python3 ask.py", ("sh", "-c", printed), reward_timeout=1.0)
+    assert reason.startswith("GradingError")
+    assert said in reason
+
+
+async def test_a_program_has_no_network_but_its_endpoint(rolled: Exec) -> None:
+    (rolled.files / "reach.py").write_text(
+        "import socket\n"
+        "for place in ('127.0.0.1', 22), ('10.0.0.1', 80), ('192.0.2.1', 443):\n"
+        "    try:\n"
+        "        socket.create_connection(place, 2)\n"
+        "        open('answer.txt', 'w').write('escaped')\n"
+        "    except OSError:\n"
+        "        pass\n"
+    )
+    assert (await rolled.reward("python3 ask.py; python3 reach.py")).reward == 1.0
+
+
+async def test_a_sandbox_that_fails_aborts_its_episode(rolled: Exec) -> None:
+    missing = {"/data": Path("/no/such/place")}
+    reason = await rolled.failure("python3 ask.py", read_only=missing)
+    assert reason.startswith("SandboxError")
+
+
+async def test_the_key_is_in_no_argument_and_no_file_of_the_reward(rolled: Exec) -> None:
+    script = "python3 ask.py; echo $OPENAI_API_KEY; echo $OPENAI_API_KEY >&2; cat /proc/*/cmdline"
+    looks = "! env | grep KEY && grep -a '^[*][*][*]$' $AJET_STDOUT && echo 1"
+    keys: list[bytes] = []
+
+    def look(result: Any) -> float:
+        keys.extend([result.stdout.read_bytes(), result.stderr.read_bytes()])
+        return 1.0
+
+    assert (await rolled.reward(script, ("sh", "-c", looks))).reward == 1.0
+    assert (await rolled.reward(script, look)).reward == 1.0
+    assert keys[1].strip() == b"***"
+    assert keys[0].startswith(b"***\n")
+
+
+async def test_answers_and_tests_are_for_the_reward_alone(rolled: Exec, tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "expected.txt").write_text("42")
+    seen = "cat .ajet/task.json; ls /tests /facts"
+    grade = (
+        'test "$(cat $AJET_TESTS/expected.txt)" = "$(cat answer.txt)"'
+        ' && grep -q \'"answer": "42"\' $AJET_TASK'
+        " && ! grep -q answer $AJET_STDOUT"
+        " && test -s $AJET_STDERR && echo 1 || echo 0"
+    )
+    outcome = await rolled.reward(f"python3 ask.py; {seen}", ("sh", "-c", grade), tests=tests)
+    assert outcome.reward == 1.0
+
+
+async def test_placeholders_are_replaced_by_exact_name(rolled: Exec) -> None:
+    argv = (
+        *("sh", "-c", 'python3 ask.py; printf "%s\\n" "$@" > said.txt', "sh"),
+        *('{"model": {prompt}}', "{model}", "{api_key}", "{work}", "{task_file}"),
+    )
+    said: list[str] = []
+
+    def look(result: Any) -> float:
+        said.extend((result.work / "said.txt").read_text().splitlines())
+        return 1.0
+
+    task = Task("braces", {"prompt": "{model} $(x)"})
+    await rolled("", look, tasks=[task], argv=argv)
+    prompt, model, key, work, file = said[:5]
+    assert prompt == '{"model": {model} $(x)}'
+    assert model != "{model}"
+    assert (key, work, file) == ("{api_key}", "/work", "/work/.ajet/task.json")
+
+
+async def test_a_prompt_can_be_read_from_stdin(rolled: Exec) -> None:
+    def look(result: Any) -> float:
+        return float(result.stdout.read_text() == "Write 42")
+
+    assert (await rolled.reward("python3 ask.py; cat", look, stdin="prompt")).reward == 1.0
+
+
+async def test_each_episode_has_a_copy_of_its_own(rolled: Exec) -> None:
+    script = "python3 ask.py; cat ask.py > copy.py; rm ask.py; test ! -e marker && touch marker"
+    outcome = await rolled.reward(script)
+    assert outcome.metadata["exit_code"] == "0"
+    assert sorted(file.name for file in rolled.files.iterdir()) == ["ask.py"]
+
+
+async def test_home_is_empty_and_the_environment_is_not_that_of_the_host(
+    rolled: Exec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_HOST", "s3cret")
+    script = "python3 ask.py; ls -A $HOME; env | grep -c s3cret; touch $HOME/x"
+
+    def look(result: Any) -> float:
+        return float(result.stdout.read_text() == "0\n")
+
+    assert (await rolled.reward(script, look)).reward == 1.0
+
+
+async def test_artifacts_are_kept_without_the_key_and_without_links(
+    rolled: Exec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    script = (
+        "python3 ask.py; mkdir logs; echo key=$OPENAI_API_KEY > logs/a.txt;"
+        " ln -s /etc/hostname logs/b.txt; echo no > other"
+    )
+    report = await rolled(script, artifacts=("logs/*.txt",), out=out)
+    episode = report.outcomes[0].episode
+    kept = out / "episodes" / episode.episode_id
+    files = sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file())
+    assert files == ["artifacts/logs/a.txt", "stderr", "stdout"]
+    assert (kept / "artifacts/logs/a.txt").read_text() == "key=***\n"
+
+
+async def test_a_commit_is_checked_out_without_later_ones(rolled: Exec, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    git = f"git -C {repository} -c user.name=a -c user.email=a@b"
+    commands = [
+        f"git init -q {repository}",
+        f"cp {rolled.files}/ask.py {repository}",
+        f"{git} add . && {git} commit -qm first",
+        f"touch {repository}/solution && {git} add . && {git} commit -qm second",
+    ]
+    await asyncio.to_thread(subprocess.run, " && ".join(commands), shell=True, check=True)
+
+    def look(result: Any) -> float:
+        assert not (result.work / "solution").exists()
+        return float(result.stdout.read_text() == "1\n?? answer.txt\n")
+
+    script = "python3 ask.py; git rev-list --all HEAD | wc -l; git status --short"
+    outcome = await rolled.reward(script, look, files=None, git=(repository, "HEAD~1"))
+    assert outcome.reward == 1.0
+
+
+def running(text: str) -> list[str]:
+    """The commands of processes of this machine whose arguments contain a text."""
+    commands = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if text.encode() in arguments:
+                commands.append(str(arguments))
+    return commands
