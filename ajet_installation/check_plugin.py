@@ -30,6 +30,11 @@ from ajet_installation.environment import Interpreter
 from ajet_installation.interpreters import choose_interpreters
 from ajet_installation.settings import Settings
 
+HEAVY = frozenset({"torch", "transformers", "tensorflow", "jax", "numpy", "pandas", "pyarrow"}) | {
+    *("scipy", "matplotlib", "datasets", "vllm", "sglang", "trl", "verl", "ray", "tokenizers")
+}
+"""Packages that take long to import; hooks of plugins and help of commands do without them."""
+
 State = Literal["created", "imported", "wrong"]
 _SECONDS = 600
 _LIGHT = frozenset({"agent", "world", "reader", "judge", "sandbox"})

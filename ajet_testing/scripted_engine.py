@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ajet_core.errors import AjetError, BusyError, EngineError
+from ajet_core.errors import AjetError, BusyError, EngineError, RequestError
 from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
@@ -33,9 +34,6 @@ from ajet_engines.request_checks import check_request
 from ajet_engines.seal import check_seal
 from ajet_testing.faults import Count, Faults, FaultSettings
 from ajet_testing.planted import Planted
-
-if TYPE_CHECKING:
-    from ajet_testing.suites.grammar_check import GrammarCheck
 
 __all__ = [
     "ASLEEP",
@@ -120,7 +118,7 @@ class ScriptedEngine(Engine[ScriptedEngineSettings]):
         self._probes, self._seal = ProbeWatch(), SealReport(0)
         self._urls: list[str] = []
         self._script: _Script | None = None
-        self._grammars: GrammarCheck | None = None
+        self._grammars: _GrammarCheck | None = None
         self._running = self._requests = self._prompt_tokens = self._sampled_tokens = 0
 
     async def start(self, model: ModelConfig) -> EngineInfo:
@@ -130,9 +128,7 @@ class ScriptedEngine(Engine[ScriptedEngineSettings]):
         if self.settings.replies:
             self._script = _Script(Path(model.path), self.settings.replies)
         if self.settings.checks_grammar:
-            from ajet_testing.suites.grammar_check import GrammarCheck
-
-            self._grammars = GrammarCheck(Path(model.path), self._info.vocab_size)
+            self._grammars = _GrammarCheck(Path(model.path), self._info.vocab_size)
         return self._info
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
@@ -372,3 +368,36 @@ def _cut(reply: list[int], sampling: SamplingParams, room: int) -> tuple[list[in
         if token in sampling.stop_token_ids:
             return reply[: i + 1], "stop"
     return reply[:limit], "stop" if len(reply) <= limit else "length"
+
+
+class _GrammarCheck:
+    """Checks whether an engine that supports grammars could give a scripted answer.
+
+    Needs numpy and llguidance, which other scripted engines do not.
+
+    :param model: the model's directory, with its tokenizer.
+    :param size: size of the vocabulary.
+    """
+
+    def __init__(self, model: Path, size: int) -> None:
+        from tokenizers import Tokenizer
+
+        from ajet_engines.shaping import Shapings
+
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._shapings = Shapings(str(model), size)
+
+    def check(self, request: GenerateRequest, ids: Sequence[int]) -> None:
+        """Check [T] scripted tokens.
+
+        :raises RequestError: the request's grammar forbids one of them.
+        """
+        shaping = self._shapings.begin(request) if request.sampling.grammar else None
+        if shaping is None:
+            return
+        for i, token in enumerate(ids):
+            if shaping.row()[token] == -math.inf:
+                said = self._tokenizer.decode(ids[:i], skip_special_tokens=False)
+                here = self._tokenizer.decode([token], skip_special_tokens=False)
+                raise RequestError(f"the grammar forbids {here!r} after {said!r}", param="grammar")
+            shaping.take(token)

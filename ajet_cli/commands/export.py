@@ -78,7 +78,7 @@ def export(
     tokenizer: Path | None,
     force: bool,
 ) -> None:
-    """Write the samples of a run for other tools, as JSON lines or Parquet.
+    """Write the samples of a run to the file OUT for other tools, as JSON lines or Parquet.
 
     RUN is a run directory; its server may be running. Each sampled token has loss_mask 1 in exactly
     one row, and is trained there.

@@ -27,6 +27,7 @@ from ajet_core.errors import ConfigError
 from ajet_core.plugin import spec
 from ajet_core.plugin.compat import format_hook_api, hook_api_problem, parse_hook_api
 from ajet_core.plugin.kinds import BY_NAME, KindName
+from ajet_installation.check_plugin import HEAVY
 
 SUITES: dict[KindName, tuple[str, ...]] = {
     "engine": ("EngineSuite", "ServedEngineSuite"),
@@ -40,13 +41,9 @@ SUITES: dict[KindName, tuple[str, ...]] = {
     "judge": ("JudgeSuite",),
     "sandbox": ("SandboxSuite",),
     "logger": ("LoggerSuite",),
+    "command": ("CommandSuite",),
 }
 """The suites of `ajet_testing.suites` for a kind, of which one has to be subclassed."""
-
-HEAVY = frozenset({"torch", "transformers", "tensorflow", "jax", "numpy", "pandas", "pyarrow"}) | {
-    *("scipy", "matplotlib", "datasets", "vllm", "sglang", "trl", "verl", "ray", "tokenizers")
-}
-"""Packages that take long to import; a server imports the hooks of every installed plugin."""
 
 GROUPS = ("agentjet", "agentjet.hook_api")
 Weight = Literal["error", "advice"]

@@ -18,6 +18,7 @@ import pytest
 
 from tests.mutants import (
     advantage,
+    command,
     engine,
     judge,
     logger,
@@ -30,7 +31,7 @@ from tests.mutants import (
 from tests.mutants.planting import MUTATION, Mutants
 
 ROOT = Path(__file__).parents[2]
-KINDS = (store, logger, merger, advantage, reader, judge, world, engine, trainer)
+KINDS = (store, logger, merger, advantage, reader, judge, world, engine, trainer, command)
 ALL = [mutants for kind in KINDS for mutants in kind.ALL]
 QUICK = frozenset(name for kind in KINDS for name in kind.QUICK)
 
