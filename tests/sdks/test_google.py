@@ -170,7 +170,7 @@ async def test_a_stream_is_the_same_content_and_goes_on_exactly(agent: Agent) ->
     ]
 
 
-async def test_a_chat_of_the_sdk_calls_functions_by_itself(model_says) -> None:
+async def test_a_chat_of_the_sdk_extends_its_earlier_turns(model_says) -> None:
     agent = await model_says(f"{SPOKEN}{ENDED}")
     chat = agent.google.aio.chats.create(model="any")
     async for _ in await chat.send_message_stream("Where are you?"):
