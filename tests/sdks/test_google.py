@@ -292,6 +292,9 @@ async def test_tokens_are_counted_and_the_model_is_described(agent: Agent) -> No
     assert described.input_token_limit == 4096
     with pytest.raises(errors.ClientError, match="does not exist"):
         await google.get(model="another")
+    for version in ("v1", "v1beta"):
+        wrong = await agent.server.http.get(f"/{version}/models/m:generateContent")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize(
