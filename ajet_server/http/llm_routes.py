@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.exceptions import HTTPException
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -44,10 +44,24 @@ EMBEDDINGS_PATH = "/v1/embeddings"
 GOOGLE_MODELS_PATH = f"{GOOGLE_PREFIX}models"
 AGENT_HEADER = "x-ajet-agent"
 _KEY_IN_PATH = f"{KEY_PREFIX}{{episode_key}}"
-_METHODS = tuple(f":{method}" for method in (*CONTENT_METHODS, COUNT_METHOD))
 _MAX_AGENT_NAME = 256
 # Bytes; larger bodies take milliseconds to read.
 _LARGE_BODY = 2**17
+
+
+class _ModelName(Convertor[str]):
+    """The name of a model in a path, which does not end with one of Google's methods."""
+
+    regex = rf"(?!.*:(?:{'|'.join((*CONTENT_METHODS, COUNT_METHOD))})$).+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("model_name", _ModelName())
 
 
 def add_routes(router: APIRouter, service: ModelService) -> None:
@@ -68,8 +82,6 @@ def add_routes(router: APIRouter, service: ModelService) -> None:
 
     async def model(request: Request) -> Response:
         asked = request.path_params["model"]
-        if asked.endswith(_METHODS):
-            raise HTTPException(405, "Method Not Allowed")
         await service.episodes.authenticate(episode_key(request))
         only = described()
         if asked != only["id"]:
@@ -112,11 +124,11 @@ def add_routes(router: APIRouter, service: ModelService) -> None:
     for prefix in ("", _KEY_IN_PATH):
         for path, method, answer in (
             (MODELS_PATH, "GET", models),
-            (MODELS_PATH + "/{model:path}", "GET", model),
+            (MODELS_PATH + "/{model:model_name}", "GET", model),
             (COUNT_PATH, "POST", count_tokens),
             (EMBEDDINGS_PATH, "POST", embeddings),
             (GOOGLE_MODELS_PATH, "GET", models),
-            (GOOGLE_MODELS_PATH + "/{model:path}", "GET", model),
+            (GOOGLE_MODELS_PATH + "/{model:model_name}", "GET", model),
         ):
             router.routes.append(Route(prefix + path, answer, methods=[method]))
 

@@ -170,7 +170,7 @@ async def test_a_stream_is_the_same_content_and_goes_on_exactly(agent: Agent) ->
     ]
 
 
-async def test_a_chat_of_the_sdk_calls_functions_by_itself(model_says) -> None:
+async def test_a_chat_of_the_sdk_extends_its_earlier_turns(model_says) -> None:
     agent = await model_says(f"{SPOKEN}{ENDED}")
     chat = agent.google.aio.chats.create(model="any")
     async for _ in await chat.send_message_stream("Where are you?"):
@@ -292,6 +292,9 @@ async def test_tokens_are_counted_and_the_model_is_described(agent: Agent) -> No
     assert described.input_token_limit == 4096
     with pytest.raises(errors.ClientError, match="does not exist"):
         await google.get(model="another")
+    for version in ("v1", "v1beta"):
+        wrong = await agent.server.http.get(f"/{version}/models/m:generateContent")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize(
