@@ -164,8 +164,8 @@ def _noted(run: Path) -> StoreSettings | None:
     name, settings = note.get("name"), note.get("settings")
     if not (isinstance(name, str) and name and isinstance(settings, dict)):
         raise UnreadableFileError(
-            f"{run / NOTE} does not name the run's store: start the run's server once, or "
-            "remove the file and choose the store in the settings"
+            f"{run / NOTE} does not name the run's store: remove the file, and choose the store "
+            "in the settings"
         )
     return StoreSettings(name=name, settings=settings)
 
