@@ -66,9 +66,8 @@ async def test_async_clients_are_rerouted_in_every_dialect(swarm: ScriptedSwarm)
         base = NOWHERE.removesuffix("/v1")
         # It prefers aiohttp, which is not rerouted.
         async with httpx.AsyncClient() as plain:
-            google = genai.Client(
-                api_key="real", http_options={"base_url": base, "httpx_async_client": plain}
-            ).aio.models
+            options: Any = {"base_url": base, "httpx_async_client": plain}
+            google = genai.Client(api_key="real", http_options=options).aio.models
             terms: Any = {"model": "gemini", "contents": "Which door?"}
             with agent_name("google"):
                 await google.generate_content(**terms)
