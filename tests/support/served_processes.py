@@ -49,6 +49,7 @@ async def start_run(http: httpx.AsyncClient, model_dir: Path, **trainer: Any) ->
         "engine": {"name": "scripted"},
         "trainer": {"name": "scripted", "settings": trainer},
         "batch": {"tasks": 1, "episodes_per_task": 2},
+        "rollout": {"allow_no_calls": True},
         "checkpoint_every": 1,
     }
     await call(http, "PUT", "/v1/run", config)
