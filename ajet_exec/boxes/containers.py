@@ -44,6 +44,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
 
     client: ClassVar[str]
     package: ClassVar[str]
+    at_once: ClassVar[tuple[str, ...]] = ("--force",)
 
     def problem(self) -> str:
         """Return whether the program is missing, does not answer, or lacks the image."""
@@ -66,7 +67,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
         for container in done.stdout.split():
             mark = self._ask("inspect", "--format", label, container).stdout.strip()
             if owners.is_gone(mark):
-                self._ask("rm", "--force", "--time=0", container)
+                self._ask("rm", *self.at_once, container)
 
     async def run(self, program: BoxProgram, *, timeout: float, grace: float = 5.0) -> BoxExit:
         """Run a program in a new container, which is removed at the end.
@@ -172,7 +173,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
 
     async def _remove(self, container: str) -> None:
         with contextlib.suppress(SandboxError):
-            await self._call("rm", "--force", "--time=0", container)
+            await self._call("rm", *self.at_once, container)
 
     async def _call(self, *arguments: str, environ: dict[str, str] | None = None) -> str:
         """Run a command of the client, and return what it prints.
@@ -208,6 +209,7 @@ class PodmanSandbox(_ContainerSandbox):
 
     client = "podman"
     package = "podman"
+    at_once = ("--force", "--time=0")
 
 
 class DockerSandbox(_ContainerSandbox):
