@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ from ajet_exec.boxes.watching import watched
 
 _LABEL = "ajet.box"
 _SECONDS = 60.0
+_MOST = 4096
 _GATE = "/ajet-gate"
 # The program begins when the gate, a FIFO, is opened: by then its endpoints are in place.
 _WAIT = f'read -r _ < {_GATE}/gate; exec "$@"'
@@ -42,7 +44,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
 
     client: ClassVar[str]
     package: ClassVar[str]
-    extra: ClassVar[tuple[str, ...]] = ()
+    at_once: ClassVar[tuple[str, ...]] = ("--force",)
 
     def problem(self) -> str:
         """Return whether the program is missing, does not answer, or lacks the image."""
@@ -60,14 +62,12 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
 
     def remove_leftovers(self) -> None:
         """Remove containers of launchers that are gone."""
-        done = self._ask(
-            *("ps", "--all", "--filter", f"label={_LABEL}", "--no-trunc"),
-            *("--format", '{{.ID}} {{.Label "' + _LABEL + '"}}'),
-        )
-        for line in done.stdout.splitlines():
-            container, _, mark = line.partition(" ")
+        done = self._ask("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={_LABEL}")
+        label = f'{{{{index .Config.Labels "{_LABEL}"}}}}'
+        for container in done.stdout.split():
+            mark = self._ask("inspect", "--format", label, container).stdout.strip()
             if owners.is_gone(mark):
-                self._ask("rm", "--force", container)
+                self._ask("rm", *self.at_once, container)
 
     async def run(self, program: BoxProgram, *, timeout: float, grace: float = 5.0) -> BoxExit:
         """Run a program in a new container, which is removed at the end.
@@ -135,7 +135,12 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
     def _options(self, program: BoxProgram, gate: Path) -> Iterator[str]:
         limits = program.limits
         yield from ("--interactive", "--init", "--read-only", "--workdir", "/work")
-        yield from (*self.extra, "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+        yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+        # The defaults of podman may be above what this process is allowed to set.
+        for name, number in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):
+            own = resource.getrlimit(number)[1]
+            most = _MOST if own == resource.RLIM_INFINITY else min(_MOST, own)
+            yield from ("--ulimit", f"{name}={most}:{most}")
         yield from ("--tmpfs", f"/tmp:rw,mode=1777,size={self.settings.tmp_bytes}")  # noqa: S108
         yield from ("--network", "host" if program.host_network else "none")
         yield from ("--volume", f"{program.work}:/work:rw", "--volume", f"{gate}:{_GATE}:ro")
@@ -168,7 +173,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
 
     async def _remove(self, container: str) -> None:
         with contextlib.suppress(SandboxError):
-            await self._call("rm", "--force", "--time=0", container)
+            await self._call("rm", *self.at_once, container)
 
     async def _call(self, *arguments: str, environ: dict[str, str] | None = None) -> str:
         """Run a command of the client, and return what it prints.
@@ -204,8 +209,7 @@ class PodmanSandbox(_ContainerSandbox):
 
     client = "podman"
     package = "podman"
-    # Its defaults may be above what this process is allowed to set.
-    extra = ("--ulimit", "host")
+    at_once = ("--force", "--time=0")
 
 
 class DockerSandbox(_ContainerSandbox):
