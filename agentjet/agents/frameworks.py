@@ -34,6 +34,7 @@ EXTRAS: Mapping[str, str] = {
     "llama_index": "llamaindex",
     "pydantic_ai": "pydantic-ai",
     "smolagents": "smolagents",
+    "google.adk": "google-adk",
     "dspy": "dspy",
 }
 """The extra of agentjet that installs the adapter of a framework, by `AgentSpec.framework`."""

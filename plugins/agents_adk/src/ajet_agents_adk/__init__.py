@@ -1,0 +1,1 @@
+"""agentjet's adapter for Google's Agent Development Kit (ADK)."""
