@@ -36,7 +36,7 @@ _groups: set[int] = set()
 """The process groups of running servers."""
 
 
-class Connection:
+class ServerConnection:
     """A connection to a server, kept by a task of its own.
 
     The task groups in the package ``mcp`` must be left by the task that entered them, and cancel

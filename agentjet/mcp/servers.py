@@ -14,7 +14,7 @@ ToolErrors = Literal["text", "raise"]
 
 
 @dataclass(frozen=True)
-class _Server:
+class _McpServer:
     name: str
     _: KW_ONLY
     shared: bool = False
@@ -34,7 +34,7 @@ class _Server:
 
 
 @dataclass(frozen=True)
-class StdioServer(_Server):
+class StdioServer(_McpServer):
     """An MCP server that is a process of this machine and speaks over its stdin and stdout.
 
     :ivar name: at most 32 letters, digits, underscores and hyphens.
@@ -60,7 +60,7 @@ class StdioServer(_Server):
 
 
 @dataclass(frozen=True)
-class HttpServer(_Server):
+class HttpServer(_McpServer):
     """An MCP server that is reached over streamable HTTP.
 
     :ivar name: at most 32 letters, digits, underscores and hyphens.

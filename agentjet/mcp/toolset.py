@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic_core import from_json
 
-from agentjet.mcp.connection import Connection, finish
+from agentjet.mcp.connection import ServerConnection, finish
 from agentjet.mcp.servers import HttpServer, McpServerError, Server
 from ajet_core.errors import ConfigError
 
@@ -37,7 +37,7 @@ class McpTools:
     :ivar failure: the first failure of a server in this episode, which ends the episode.
     """
 
-    def __init__(self, servers: McpServers, connections: Sequence[Connection]) -> None:
+    def __init__(self, servers: McpServers, connections: Sequence[ServerConnection]) -> None:
         self._servers = servers
         self._tools = _named([(c, tool) for c in connections for tool in c.tools])
         self.definitions: list[dict[str, Any]] = [
@@ -121,7 +121,7 @@ class McpServers:
             raise ConfigError("ban_after must be at least 1")
         self._servers = servers
         self._bans = {s.name: _Ban(ban_after, ban_seconds, clock) for s in servers}
-        self._shared: dict[str, asyncio.Task[Connection]] = {}
+        self._shared: dict[str, asyncio.Task[ServerConnection]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @contextlib.asynccontextmanager
@@ -139,7 +139,7 @@ class McpServers:
         servers = [self._with_env(server, (env or {}).get(server.name)) for server in self._servers]
         if unknown := sorted(set(env or {}) - set(self._bans)):
             raise ConfigError(f"there is no MCP server {unknown[0]!r}")
-        own: list[Connection] = []
+        own: list[ServerConnection] = []
         try:
             results = await asyncio.gather(
                 *(self._open(server, own) for server in servers), return_exceptions=True
@@ -191,16 +191,16 @@ class McpServers:
             )
         return replace(server, env={**server.env, **env})
 
-    async def _open(self, server: Server, own: list[Connection]) -> Connection:
+    async def _open(self, server: Server, own: list[ServerConnection]) -> ServerConnection:
         self._bans[server.name].check(server.name, None)
         if server.shared:
             return await self._open_shared(server)
-        connection = Connection(server)
+        connection = ServerConnection(server)
         await self._start(connection)
         own.append(connection)
         return connection
 
-    async def _open_shared(self, server: Server) -> Connection:
+    async def _open_shared(self, server: Server) -> ServerConnection:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
@@ -221,21 +221,25 @@ class McpServers:
         except McpServerError as error:
             raise error.again() from error
 
-    async def _replace(self, server: Server, before: asyncio.Task[Connection] | None) -> Connection:
+    async def _replace(
+        self, server: Server, before: asyncio.Task[ServerConnection] | None
+    ) -> ServerConnection:
         if before is not None and (old := await _of(before)) is not None:
             await old.close()
-        connection = Connection(server)
+        connection = ServerConnection(server)
         await self._start(connection)
         return connection
 
-    async def _start(self, connection: Connection) -> None:
+    async def _start(self, connection: ServerConnection) -> None:
         try:
             await connection.start()
         except McpServerError as error:
             self._bans[error.server].note_failure(error)
             raise
 
-    async def _call(self, connection: Connection, tool: str, arguments: dict[str, Any]) -> str:
+    async def _call(
+        self, connection: ServerConnection, tool: str, arguments: dict[str, Any]
+    ) -> str:
         from mcp import MCPError
 
         server = connection.server
@@ -327,11 +331,13 @@ def _bytes_in(base64: str) -> int:
     return len(base64.rstrip("=")) * 3 // 4
 
 
-def _named(tools: Sequence[tuple[Connection, Tool]]) -> dict[str, tuple[Connection, Tool]]:
+def _named(
+    tools: Sequence[tuple[ServerConnection, Tool]],
+) -> dict[str, tuple[ServerConnection, Tool]]:
     """Give each tool a name that endpoints accept and no other tool has."""
     plain = [re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)[:_NAME_LENGTH] for _, tool in tools]
     counts = Counter(plain)
-    names: dict[str, tuple[Connection, Tool]] = {}
+    names: dict[str, tuple[ServerConnection, Tool]] = {}
     # A prefixed name must not take the plain name of another tool.
     taken = {name for name, count in counts.items() if count == 1}
     for name, (connection, tool) in zip(plain, tools, strict=True):
@@ -348,17 +354,17 @@ def _named(tools: Sequence[tuple[Connection, Tool]]) -> dict[str, tuple[Connecti
     return names
 
 
-def _is_alive(task: asyncio.Task[Connection]) -> bool:
+def _is_alive(task: asyncio.Task[ServerConnection]) -> bool:
     return not task.cancelled() and task.exception() is None and task.result().is_alive()
 
 
-async def _of(task: asyncio.Task[Connection]) -> Connection | None:
+async def _of(task: asyncio.Task[ServerConnection]) -> ServerConnection | None:
     """Return the connection of a start, or None if that failed."""
     await asyncio.wait({task})
     return None if task.cancelled() or task.exception() else task.result()
 
 
-async def _close_all(connections: Sequence[Connection]) -> None:
+async def _close_all(connections: Sequence[ServerConnection]) -> None:
     async def close() -> None:
         await asyncio.gather(*(connection.close() for connection in connections))
 
