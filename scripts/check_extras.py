@@ -96,7 +96,7 @@ COMBINATIONS = (
         ("trainer:torch", "engine:torch", "command:demo"),
     ),
     Combination(
-        ("server", "postgres"),
+        ("server", "postgres", "mcp"),
         ROOT / "constraints" / "dev.txt",
         ("store:sqlite", "store:postgres"),
         first=(),

@@ -83,7 +83,7 @@ def lines(extras: Sequence[str]) -> tuple[str, ...]:
     return (*map(line, extras), *(line(*pair) for pair in combinations(extras, 2)))
 
 
-CLIENT = (line(), line("export"), *map(line, ADAPTERS))
+CLIENT = (line(), line("export"), line("mcp"), *map(line, ADAPTERS))
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "cuda": (*lines((*TRAINERS, *ENGINES)), line("demo", "verl", "vllm"), *BARE),
     # pip refuses SGLang for the same reasons as with CUDA. It serves on a CPU only in the
