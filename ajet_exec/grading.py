@@ -27,6 +27,7 @@ class ProgramResult:
     :param status: the exit status, or 128 and the number of the signal that ended it.
     :param signal: that number, 0 if there was none.
     :param calls: number of its model calls that were answered.
+    :param limit: ``call_limit`` or ``token_limit`` if it has used up one of its `CallRules`.
     :param stdout: file with its output, which may have a gap; `stderr` likewise.
     """
 
@@ -39,15 +40,17 @@ class ProgramResult:
     calls: int
     stdout: Path
     stderr: Path
+    limit: str | None = None
 
-    def facts(self) -> dict[str, int | float | bool]:
-        """Return the numbers, as ``result.json`` has them."""
+    def facts(self) -> dict[str, int | float | bool | str | None]:
+        """Return the facts, as ``result.json`` has them."""
         return {
             "exit_code": self.status,
             "signal": self.signal,
             "timed_out": self.timed_out,
             "seconds": round(self.seconds, 3),
             "calls": self.calls,
+            "limit": self.limit,
         }
 
 

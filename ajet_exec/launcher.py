@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import json
 import os
@@ -69,7 +70,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
         async def run(task: Any) -> EpisodeOutcome:
             raise TypeError(f"task {task!r}: a program in a sandbox needs an episode to run in")
 
-        super().__init__(run, Terms(), client)
+        super().__init__(run, Terms(rules=program.rules), client)
         self._server = client
         self._program = program
         self._sandbox = sandbox
@@ -87,6 +88,12 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
 
     async def __aexit__(self, *_: object) -> None:
         self._workshop.close()
+
+    def through(self, client: Any) -> BoxedProgram:
+        """Extend the base class: the copy has the same working copies."""
+        other = copy.copy(self)
+        other.client = other._server = client
+        return other
 
     async def agent(self, task: Task, episode: Any) -> EpisodeOutcome:
         """Run the program as an episode, and return its reward.
@@ -117,7 +124,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
         stdout, stderr = directory / "stdout", directory / "stderr"
         _redact(stdout, episode)
         _redact(stderr, episode)
-        calls = (await self._server.episode_status(episode)).calls
+        status = await self._server.episode_status(episode)
         result = ProgramResult(
             task=item_of(task),
             work=directory / "work",
@@ -125,14 +132,15 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             signal=max(0, ended.status - _SIGNAL_BASE),
             timed_out=ended.timed_out,
             seconds=ended.seconds,
-            calls=calls,
+            calls=status.calls,
+            limit=status.limit,
             stdout=stdout,
             stderr=stderr,
         )
         self._show("stdout", _tail(stdout, None))
         self._show("stderr", _tail(stderr, None))
         self._show("result", json.dumps(result.facts()))
-        if not calls:
+        if not status.calls:
             how = "was stopped after its time limit" if ended.timed_out else "ended"
             raise NoCallsError(
                 f"the program {how} with status {ended.status} and made no model call that was "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ajet_core.interfaces import BoxLimits
+from ajet_core.protocol import CallRules
 from ajet_exec.grading import ProgramResult
 from ajet_exec.profiles import EndpointProfile, load_profiles
 
@@ -33,6 +34,7 @@ class ProgramTerms:
         commit alone.
     :param tests: a directory that only the reward sees, at ``/tests``.
     :param read_only: files and directories of the host that both see, by path in the box.
+    :param rules: limits of the program's model calls, and sampling parameters that replace its own.
     :param timeout: seconds for the program; `reward_timeout` for the reward.
     :param stdin: what the program reads from its stdin.
     :param prompt_field: the field of a task with its prompt.
@@ -52,6 +54,7 @@ class ProgramTerms:
     git: tuple[Path, str] | None = None
     tests: Path | None = None
     read_only: Mapping[str, Path] = field(default_factory=dict)
+    rules: CallRules = field(default_factory=CallRules)
     timeout: float = 600.0
     reward_timeout: float = 60.0
     grace: float = 5.0

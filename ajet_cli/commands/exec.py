@@ -22,7 +22,7 @@ from ajet_cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.errors import ConfigError, SandboxError, UnreadableFileError
 from ajet_core.interfaces import BoxLimits, Sandbox
 from ajet_core.plugin import PluginManager
-from ajet_core.protocol import RunConfig
+from ajet_core.protocol import CallRules, CallSampling, RunConfig
 from ajet_exec import BoxedProgram, ProgramTerms, load_profiles, load_sandbox
 from ajet_exec.terms import HIDDEN_FIELDS
 
@@ -65,6 +65,9 @@ _FAILED = 1
 @click.option("--limit", "limits", multiple=True, metavar="NAME=VALUE", help="Such as memory=4G.")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for PROGRAM.")
 @click.option("--reward-timeout", default=60.0, show_default=True, help="Seconds for the reward.")
+@click.option("--max-calls", type=click.IntRange(1), help="Model calls of an episode.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens sampled for an episode.")
+@click.option("--temperature", type=float, help="Replaces what PROGRAM requests.")
 @click.option("--group", type=click.IntRange(1), help="Episodes per task.  [default: the run's]")
 @click.option("--concurrency", type=click.IntRange(1), help="Episodes at once.")
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
@@ -120,6 +123,11 @@ def exec_(
         git=_git(options["git"]),
         tests=_path(options["tests"]),
         read_only={path: Path(path) for path in map(_absolute, options["read_only"])},
+        rules=CallRules(
+            max_calls=options["max_calls"],
+            max_tokens=options["max_tokens"],
+            sampling=CallSampling(temperature=options["temperature"]),
+        ),
         timeout=options["timeout"],
         reward_timeout=options["reward_timeout"],
         stdin=options["stdin"],
@@ -176,6 +184,7 @@ async def _once(
             [task],
             boxed.agent,
             kind="eval",
+            rules=terms.rules,
             retries=0,
             concurrency=1,
         )

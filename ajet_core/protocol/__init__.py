@@ -103,7 +103,7 @@ __all__ = [
     "AlgorithmConfig", "BatchConfig", "BatchProgress", "CallRules", "CallSampling",
     "ClaimRequest", "ComponentChoice", "EndRequest", "EngineServer", "EngineServers",
     "EpisodeGrant", "EpisodeStatus", "EpisodeTimelines", "ErrorBody", "ErrorDetail",
-    "Evaluation", "EvaluationConfig", "EvaluationList", "EvaluationSampling", "Event",
+    "Evaluation", "EvaluationConfig", "EvaluationList", "Event",
     "FailureConfig", "Finding", "GroupCounts", "GroupCountsAnswer", "GroupCountsRequest",
     "HealthKind", "Heartbeats", "HeartbeatsRequest", "JointId", "JointOutcome", "JointOutcomes",
     "JointOutcomesRequest", "JointPart", "LoraConfig", "MixtureConfig", "MixtureStage",

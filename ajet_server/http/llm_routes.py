@@ -200,8 +200,10 @@ class CallRoute:
                     await asyncio.sleep(0)
             else:
                 asked = dialect.read(body, episode.session)
-            agent = _agent_name(request) or speaker(asked.request, service.run.agents)
             model_request = asked.request
+            if (named := request.path_params.get("model")) is not None:
+                model_request = replace(model_request, model=named)
+            agent = _agent_name(request) or speaker(model_request, service.run.agents)
             if episode.record.kind == "eval":
                 model_request = replace(model_request, is_evaluation=True)
                 model_request = overridden(model_request, service.run.evaluation_sampling)

@@ -27,7 +27,7 @@ from ajet_core.errors import SandboxError
 from ajet_core.interfaces import BoxExit, BoxLimits, BoxProgram, Sandbox
 from ajet_testing.conformance import ConformanceSuite
 
-__all__ = ["BoxRun", "SandboxSuite"]
+__all__ = ["BoxRun", "LimitName", "SandboxSuite"]
 
 LimitName = Literal["memory", "processes", "file", "output"]
 _PORT = 8642

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from ajet_core.interfaces import Sandbox
 from ajet_exec import load_sandbox
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from tests.exec.usable import no_bubblewrap
 
 REPLIES = (ScriptedReply(prompt="", says=("42<|im_end|>",)),)
 ASK = """
@@ -32,8 +32,8 @@ open("answer.txt", "w").write(text)
 
 @pytest.fixture(scope="session")
 def sandbox() -> Sandbox:
-    if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
+    if why := no_bubblewrap():
+        pytest.skip(why)
     return load_sandbox("bubblewrap")
 
 

@@ -13,6 +13,7 @@ from ajet_exec.boxes.bare import BareSandbox
 from ajet_exec.boxes.bubblewrap import BubblewrapSandbox, BubblewrapSettings
 from ajet_exec.boxes.containers import ContainerSettings, PodmanSandbox
 from ajet_testing.suites.sandbox_suite import LimitName, SandboxSuite
+from tests.exec.usable import no_bubblewrap
 
 IMAGE = "localhost/ajet-test:1"
 """A Debian with Python, as ``debootstrap --include=python3-minimal`` makes it."""
@@ -26,7 +27,7 @@ def has_image() -> bool:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@pytest.mark.skipif(bool(no_bubblewrap()), reason=no_bubblewrap())
 class TestBubblewrap(SandboxSuite):
     def make_sandbox(self) -> Sandbox:
         return BubblewrapSandbox(BubblewrapSettings())

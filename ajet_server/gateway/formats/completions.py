@@ -95,6 +95,7 @@ def read_completions_request(body: bytes) -> tuple[ModelRequest, CompletionsBody
         )
     request = ModelRequest(
         id_prefix=ID_PREFIX,
+        model=parsed.model or "",
         prompt=_prompt(parsed.prompt),
         n=parsed.n or 1,
         max_tokens=parsed.max_tokens or _MAX_TOKENS,

@@ -50,7 +50,7 @@ def test_null_means_absent():
         "function_call",
         "user",
     ]
-    assert parse(**dict.fromkeys(names)) == parse()
+    assert parse(**dict.fromkeys(names)) == parse(model=None)
 
 
 def test_settings_are_taken():

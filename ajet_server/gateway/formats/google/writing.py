@@ -149,7 +149,7 @@ def _usage(exchange: Exchange, generations: Collection[Generation]) -> dict[str,
     """Return the tokens used; the prompt counts once, whatever the number of candidates."""
     prompt = len(exchange.prompt.ids)
     sampled = sum(len(one.sampled_ids) for one in generations)
-    thoughts = sum(Spans(one, exchange.request.tools).reasoning() for one in generations)
+    thoughts = sum(Spans(one, exchange.request.callable_tools).reasoning() for one in generations)
     usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled - thoughts}
     if thoughts:
         usage["thoughtsTokenCount"] = thoughts
