@@ -48,7 +48,7 @@ class Swarm:
     http: httpx.AsyncClient
     agents: httpx.AsyncClient
 
-    async def claim(self, **wanted: str) -> dict[str, Any]:
+    async def claim(self, **wanted: Any) -> dict[str, Any]:
         return await call(self.http, "POST", "/v1/episodes", {"task_id": "a", **wanted})
 
     async def chat(self, grant: dict[str, Any], *texts: str) -> str:
@@ -177,6 +177,28 @@ async def test_streams_and_keys_in_paths_are_forwarded(model_dir: Path, tmp_path
                 },
             )
             assert unknown.status_code == 401
+
+
+async def test_limits_of_a_claim_count_at_all_gateways(model_dir: Path, tmp_path: Path) -> None:
+    async with swarm(tmp_path / "run", model_dir) as it:
+        grant = await it.claim(max_calls=2)
+        said = await it.chat(grant, "hello")
+        await it.chat(grant, "hello", said, "and now?")
+        for _ in range(2):
+            with pytest.raises(AssertionError, match="call_limit"):
+                await it.chat(grant, "once more")
+        # Whichever of them has the episode, the one that is left counts what was recorded.
+        for gateway in it.gateways:
+            await it.patient(await it.claim(kind="eval"), "hello")
+            if gateway is it.gateways[-1]:
+                break
+            gateway.process.terminate()
+            await gateway.process.wait()
+            with pytest.raises(AssertionError, match="call_limit"):
+                await it.chat(grant, "once more")
+        end = f"/v1/episodes/{grant['episode_id']}/end"
+        ended = await call(it.http, "POST", end, {"reward": 1.0})
+        assert (ended["calls"], ended["limit"]) == (2, "call_limit")
 
 
 @pytest.fixture
