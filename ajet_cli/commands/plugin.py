@@ -26,7 +26,7 @@ from ajet_core.plugin.kinds import BY_NAME, RESERVED_COMMANDS
 from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with
 
 PACKAGES = frozenset(
-    {"core", "cli", "engines", "installation", "server", "stores", "testing", "torch"}
+    {"core", "cli", "engines", "exec", "installation", "server", "stores", "testing", "torch"}
     | {"training", "worlds"}
 )
 """Names after ``ajet_`` of agentjet's own packages."""

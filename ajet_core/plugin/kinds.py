@@ -50,8 +50,9 @@ KindName = Literal[
 ]
 
 RESERVED_COMMANDS = frozenset(
-    {"config", "doctor", "engine", "env", "mixture", "pause", "plugins", "preflight", "resume"}
-) | {"serve", "status", "token", "version"}
+    {"config", "doctor", "engine", "env", "gateway", "mixture", "pause", "plugins"}
+    | {"preflight", "resume", "serve", "status", "token", "version"}
+)
 """Names of the built-in subcommands of ``ajet``."""
 
 

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ajet_core.protocol.base import AS_JSON_INTEGER, Message, Name
 
-PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+PositiveInt = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1), AS_JSON_INTEGER]
 NonNegative = Annotated[float, Field(ge=0)]
 PassAt = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -210,9 +210,9 @@ class CallSampling(Message):
     :param max_tokens: the most that an answer may have; agents may request fewer.
     """
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Field(strict=True, ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), AS_JSON_INTEGER] | None = None
     max_tokens: PositiveInt | None = None
 
 
@@ -230,7 +230,7 @@ class CallRules(Message):
     sampling: CallSampling = CallSampling()
     max_calls: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
-    allow_no_calls: bool | None = None
+    allow_no_calls: Annotated[bool, Field(strict=True)] | None = None
 
 
 class AgentRule(Message):

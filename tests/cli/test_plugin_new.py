@@ -127,6 +127,7 @@ def test_a_distribution_can_have_a_name_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_the_types_of_new_plugins_are_right(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
     projects = [new_project(kind, f"our-{kind}") for kind in KINDS]
     for project in projects:
         settings = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["mypy"]

@@ -69,6 +69,12 @@ def is_alive(process: int) -> bool:
     return state not in "ZX"
 
 
+async def gone(*processes: int) -> None:
+    """Wait until processes have ended: a signal arrives a moment after it was sent."""
+    while any(map(is_alive, processes)):
+        await asyncio.sleep(0.01)
+
+
 async def hanging(tools: Any, directory: Path, name: str = "hangs") -> tuple[asyncio.Task, int]:
     """A call that has begun and does not end, and the process of its server."""
     started = directory / "started"
@@ -222,8 +228,7 @@ async def test_processes_end_with_their_episode_and_so_do_their_children() -> No
         process, child = int(await tools.call("process")), int(await tools.call("child"))
         assert is_alive(process)
         assert is_alive(child)
-    assert not is_alive(process)
-    assert not is_alive(child)
+    await gone(process, child)
 
 
 async def test_processes_end_when_the_episode_is_cancelled(tmp_path: Path) -> None:
@@ -245,7 +250,8 @@ async def test_processes_end_when_the_episode_is_cancelled(tmp_path: Path) -> No
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert [is_alive(process) for process in processes] == [False, False]
+    assert len(processes) == 2
+    await gone(*processes)
 
 
 async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
@@ -299,9 +305,12 @@ async def test_a_shared_server_serves_all_episodes_and_is_started_again(server: 
         os.kill(int(processes[0]), signal.SIGKILL)
         while is_alive(int(processes[0])):
             await asyncio.sleep(0.01)
-        again = await call(servers, "process")
-        assert again != processes[0]
-    assert not is_alive(int(again))
+        again = processes[0]
+        while again == processes[0]:
+            # A call that begins before its end is noticed fails with it.
+            with contextlib.suppress(McpServerError):
+                again = await call(servers, "process")
+    await gone(int(again))
 
 
 def test_shared_servers_can_be_used_in_one_event_loop_after_another() -> None:
@@ -309,8 +318,7 @@ def test_shared_servers_can_be_used_in_one_event_loop_after_another() -> None:
     first = asyncio.run(call(servers, "process"))
     second = asyncio.run(call(servers, "process"))
     assert first != second
-    assert not is_alive(int(first))
-    assert not is_alive(int(second))
+    asyncio.run(gone(int(first), int(second)))
 
 
 async def test_a_shared_server_that_is_stuck_is_replaced() -> None:
@@ -319,7 +327,7 @@ async def test_a_shared_server_that_is_stuck_is_replaced() -> None:
         with pytest.raises(McpTimeoutError):
             await call(servers, "blocks")
         assert await call(servers, "process") != first
-        assert not is_alive(int(first))
+        await gone(int(first))
 
 
 async def test_a_server_that_fails_too_often_is_refused_for_a_while() -> None:

@@ -72,6 +72,10 @@ class Example:
         self.directory = directory
         self.plugins = plugins
         self.old = name.endswith("1-2")
+        # The module of an example of `ajet_step_finished`.
+        self.module = "my_plugin"
+        if name != "example":
+            self.module = f"{name.replace('-', '_')}.{hook.removeprefix('ajet_')}"
         (info,) = [info for info in plugins.plugins(load=True) if info.name == name]
         assert info.problem == ""
         if hook not in info.hooks:
@@ -396,7 +400,7 @@ def test_step_finished(example: Example, caplog: pytest.LogCaptureFixture) -> No
     summary = StepSummary(step=3, policy_version=3, metrics={"reward_mean": 0.5})
     example.plugins.notify("ajet_step_finished", summary=summary)
     if not example.old:
-        sys.modules["my_plugin"].waiting.join()
+        sys.modules[example.module].waiting.join()
     assert said(caplog) == ["step 3: 0.500"]
 
 
@@ -405,7 +409,7 @@ def test_step_finished_drops_what_it_cannot_send(
 ) -> None:
     if example.old:
         pytest.skip("the example of that hook API sends at once")
-    monkeypatch.setattr(sys.modules["my_plugin"], "start_sender", lambda: None)
+    monkeypatch.setattr(sys.modules[example.module], "start_sender", lambda: None)
     for step in range(101):
         summary = StepSummary(step=step, policy_version=3, metrics={"reward_mean": 0.5})
         example.plugins.notify("ajet_step_finished", summary=summary)

@@ -94,6 +94,7 @@ async def recorded(fields: dict[str, Any], *, is_evaluation: bool = False) -> tu
     one = Gateway(engine, renderer, capabilities=REPORTS)
     request = read_chat_request(body(USER, stop=[","], **fields))
     if is_evaluation:
+        request = replace(request, is_evaluation=True)
         request = overridden(request, CallSampling(temperature=0.5))
     await one.service.complete(one.session, request, one.record)
     (call_of_episode,) = one.calls
