@@ -281,14 +281,14 @@ class AgentSuite(ConformanceSuite):
             Task(f"many {i}", group=f"many {i // 4}", payload=f"t{i:03}x") for i in range(MANY)
         ]
         async with AsyncSwarmClient(swarm.url, swarm.token) as client:
-            report = await train_async(
-                trainable(together, reward=_one),
+            report = await client.run_episodes_until_all_complete(
                 tasks,
-                client=client,
+                trainable(together, reward=_one).agent,
                 episodes_per_task=1,
                 concurrency=MANY,
                 retries=0,
-                progress=False,
+                # So many programs keep the event loop from sending heartbeats.
+                lease_seconds=600.0,
             )
         assert [str(failure.error) for failure in report.failures] == []
         assert len(report.outcomes) == MANY
