@@ -62,17 +62,17 @@ from typing import Any, ClassVar
 
 # fmt: off
 __all__ = [
-    "AjetError", "AuthError", "BackendEnvironmentError", "BatchStarvedError",
-    "BodyTooLargeError", "BusyError", "CallLimitError", "ChannelError", "ConfigError",
-    "ContextLengthError", "DamagedRecordError", "DeadlineError", "EngineError",
-    "EpisodeClosedError", "EpisodeError", "EpisodeNotFoundError", "ForbiddenError",
-    "HeadTooLargeError", "ModelDirectoryError", "NotFoundError", "NotRollingError",
-    "PluginApiError", "PluginConflictError", "PluginError", "PluginLoadError", "RequestError",
-    "RoutingError", "SandboxError", "SealError", "ServerUnreachableError", "SlowRequestError",
-    "StateError", "StepRefusedError", "StoreError", "StoreFullError", "StoreUnavailableError",
-    "TokenLimitError", "TrainerError", "UnknownComponentError", "UnreadableFileError",
-    "UnsupportedError", "VersionError", "WeightsGoneError", "WeightsLostError",
-    "WorkerBootError", "WorkerDiedError", "WorkerError", "error_from_payload",
+    "AjetError", "AuthError", "BackendEnvironmentError", "BatchStarvedError", "BodyTooLargeError",
+    "BusyError", "CallLimitError", "ChannelError", "ConfigError", "ContextLengthError",
+    "DamagedRecordError", "DeadlineError", "EngineError", "EpisodeClosedError", "EpisodeError",
+    "EpisodeNotFoundError", "ForbiddenError", "HeadTooLargeError", "ModelDirectoryError",
+    "NotFoundError", "NotRollingError", "PluginApiError", "PluginConflictError", "PluginError",
+    "PluginLoadError", "RequestError", "RoutingError", "SandboxError", "SealError",
+    "ServerUnreachableError", "SlowRequestError", "StateError", "StepRefusedError", "StoreError",
+    "StoreFullError", "StoreUnavailableError", "TokenLimitError", "TrainerError",
+    "UnknownComponentError", "UnreadableFileError", "UnsupportedError", "VersionError",
+    "WeightsGoneError", "WeightsLostError", "WorkerBootError", "WorkerDiedError", "WorkerError",
+    "error_from_payload",
 ]
 # fmt: on
 

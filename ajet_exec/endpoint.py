@@ -39,7 +39,7 @@ def egress_proxy(hosts: Collection[str]) -> Serve:
 
     It knows ``CONNECT`` alone, which programs use for https.
     """
-    allowed = {host if ":" in host else f"{host}:{_HTTPS}" for host in hosts}
+    allowed = {(host if ":" in host else f"{host}:{_HTTPS}").lower() for host in hosts}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = (await reader.readline()).decode("latin-1").split()

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import inspect
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -27,7 +28,9 @@ from ajet_exec.profiles import filled
 from ajet_exec.terms import ProgramTerms
 from ajet_exec.workshop import Workshop
 
-_SIGNAL_BASE = 128
+_log = logging.getLogger("ajet.exec")
+
+_SIGNAL_BASE, _SIGNALS = 128, 65
 _PROXY_PORT = 3128
 _PASSED = ("PATH", "LANG", "TERM")
 _TAIL = 600
@@ -113,10 +116,14 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
                 with contextlib.suppress(OSError):
                     _redact(directory / "stdout", episode)
                     _redact(directory / "stderr", episode)
-                if self._program.keep or failed:
-                    await asyncio.to_thread(self._keep_all, directory, episode)
-                elif self._program.artifacts:
-                    await asyncio.to_thread(self._keep_artifacts, directory, episode)
+                try:
+                    if self._program.keep or failed:
+                        await asyncio.to_thread(self._keep_all, directory, episode)
+                    elif self._program.artifacts:
+                        await asyncio.to_thread(self._keep_artifacts, directory, episode)
+                # What cannot be kept changes no reward.
+                except OSError as error:
+                    _log.warning("files of episode %s are not kept: %s", episode.episode_id, error)
             return outcome
 
     async def _rolled_out(self, task: Task, episode: Episode, directory: Path) -> EpisodeOutcome:
@@ -129,7 +136,8 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             task=item_of(task),
             work=directory / "work",
             status=ended.status,
-            signal=max(0, ended.status - _SIGNAL_BASE),
+            # No signal has a larger number.
+            signal=number if 0 < (number := ended.status - _SIGNAL_BASE) < _SIGNALS else 0,
             timed_out=ended.timed_out,
             seconds=ended.seconds,
             calls=status.calls,
@@ -216,6 +224,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
                 stdout=directory / "stdout",
                 stderr=directory / "stderr",
                 read_only=program.read_only,
+                hidden=self._hidden(),
                 endpoints=endpoints,
                 host_network=program.host_network,
                 limits=program.limits,
@@ -248,7 +257,8 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
     ) -> EpisodeOutcome:
         program, isolated = self._program, self._sandbox.isolated
         facts = directory / "facts"
-        facts.mkdir(mode=0o755)
+        facts.mkdir()
+        facts.chmod(0o755)
         (facts / "task.json").write_text(json.dumps(result.task), encoding="utf-8")
         (facts / "result.json").write_text(json.dumps(result.facts()), encoding="utf-8")
         shutil.copyfile(result.stdout, facts / "stdout")
@@ -279,6 +289,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
                 stdout=out,
                 stderr=err,
                 read_only=mounts,
+                hidden=self._hidden(),
                 host_network=program.reward_network,
                 limits=program.limits,
             ),
@@ -295,16 +306,30 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             )
         return reward_of(out.read_text(encoding="utf-8", errors="replace"))
 
+    def _hidden(self) -> list[Path]:
+        """Return what no program may see: solutions, and what belongs to other episodes."""
+        program = self._program
+        given = [program.tests, program.git[0] if program.git else None]
+        return [
+            self._workshop.base,
+            program.out.absolute(),
+            *(path.absolute() for path in given if path is not None),
+            *(path.absolute() for path in program.hidden),
+        ]
+
     def _environ(self) -> dict[str, str]:
         """Return the variables of the host that programs get."""
         return {name: os.environ[name] for name in _PASSED if name in os.environ}
 
     def _keep_all(self, directory: Path, episode: Episode) -> None:
         target = self._program.out / "episodes" / episode.episode_id
-        shutil.copytree(directory, target, symlinks=True, dirs_exist_ok=True)
-        for file in target.rglob("*"):
+        for file in directory.rglob("*"):
+            # Neither links, which may lead anywhere, nor pipes and sockets.
             if file.is_file() and not file.is_symlink():
-                _redact(file, episode)
+                copy_of = target / file.relative_to(directory)
+                copy_of.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy_of)
+                _redact(copy_of, episode)
         self._show("kept in", str(target))
 
     def _keep_artifacts(self, directory: Path, episode: Episode) -> None:

@@ -37,6 +37,7 @@ class ProgramTerms:
     :param rules: limits of the program's model calls, and sampling parameters that replace its own.
     :param timeout: seconds for the program; `reward_timeout` for the reward.
     :param stdin: what the program reads from its stdin.
+    :param hidden: more files and directories that the program must not see, such as its tasks.
     :param prompt_field: the field of a task with its prompt.
     :param hidden_fields: fields of a task that only the reward sees.
     :param host_network: the program reaches what the host does; `reward_network`: the reward does.
@@ -59,6 +60,7 @@ class ProgramTerms:
     reward_timeout: float = 60.0
     grace: float = 5.0
     stdin: Literal["nothing", "prompt"] = "nothing"
+    hidden: tuple[Path, ...] = ()
     prompt_field: str = "prompt"
     hidden_fields: frozenset[str] = HIDDEN_FIELDS
     limits: BoxLimits = field(default_factory=BoxLimits)

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from uuid import uuid4
 
 from ajet_core.errors import ConfigError, SandboxError
 from ajet_exec.boxes import owners
@@ -19,6 +20,7 @@ _CONTROL = ".ajet"
 class Workshop:
     """The directories of one launcher's episodes.
 
+    :ivar base: the directory of those of all launchers of this user.
     :param files: a directory to copy for each episode.
     :param git: a repository and a commit to check out for each episode.
     :param base: where to make them; by default a directory of this user for temporary files.
@@ -32,8 +34,8 @@ class Workshop:
     ) -> None:
         self._files = files
         self._git = git
-        self._base = base or Path(tempfile.gettempdir()) / f"ajet-exec-{os.geteuid()}"
-        self._own = self._base / owners.launcher()
+        self.base = base or Path(tempfile.gettempdir()) / f"ajet-exec-{os.geteuid()}"
+        self._own = self.base / owners.launcher() / uuid4().hex
         self._checkout: asyncio.Task[Path] | None = None
 
     def open(self) -> None:
@@ -44,17 +46,20 @@ class Workshop:
         """
         if self._files is not None and not self._files.is_dir():
             raise ConfigError(f"{self._files} is not a directory to copy", param="files")
-        self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._base.is_symlink() or self._base.stat().st_uid != os.geteuid():
-            raise SandboxError(f"{self._base} belongs to another user: set TMPDIR")
-        for directory in self._base.iterdir():
+        self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.base.is_symlink() or self.base.stat().st_uid != os.geteuid():
+            raise SandboxError(f"{self.base} belongs to another user: set TMPDIR")
+        for directory in self.base.iterdir():
             if owners.is_gone(directory.name):
                 shutil.rmtree(directory, ignore_errors=True)
-        self._own.mkdir(exist_ok=True)
+        self._own.mkdir(parents=True)
 
     def close(self) -> None:
         """Remove the launcher's directory."""
         shutil.rmtree(self._own, ignore_errors=True)
+        # Others of this process may still have theirs.
+        with contextlib.suppress(OSError):
+            self._own.parent.rmdir()
 
     @contextlib.asynccontextmanager
     async def episode(self) -> AsyncIterator[Path]:
@@ -69,7 +74,13 @@ class Workshop:
             source = self._files if self._git is None else await self._checked_out()
             if source is not None:
                 await _command("cp", "-a", "--reflink=auto", f"{source}/.", str(work))
-            (work / _CONTROL / "home").mkdir(parents=True, exist_ok=True)
+            # What was copied may have links there, which would lead out of the working copy.
+            control = work / _CONTROL
+            if control.is_symlink() or control.is_file():
+                control.unlink()
+            elif control.is_dir():
+                shutil.rmtree(control)
+            (control / "home").mkdir(parents=True)
             yield directory
         finally:
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))

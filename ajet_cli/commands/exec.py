@@ -136,11 +136,12 @@ def exec_(
         host_network=options["network"],
         reward_network=options["reward_network"],
         allow_hosts=options["allow_host"],
-        artifacts=options["artifacts"],
+        artifacts=_artifacts(options["artifacts"]),
+        hidden=tuple(Path(options[name]) for name in ("tasks", "task") if options[name]),
         out=Path(options["out"]),
         keep=options["keep"],
         keep_failed=options["keep_failed"],
-        hidden_fields=frozenset(options["hide"]) or HIDDEN_FIELDS,
+        hidden_fields=HIDDEN_FIELDS | frozenset(options["hide"]),
     )
     sandbox = _sandbox(options, state.plugins)
     settings = state.settings(set_flags("client", url=url)).client
@@ -220,7 +221,10 @@ def _reward(text: str) -> tuple[str, ...] | Callable[[Any], Any]:
     :raises ConfigError: there is no such function.
     """
     if not _FUNCTION.fullmatch(text):
-        return tuple(shlex.split(text))
+        try:
+            return tuple(shlex.split(text))
+        except ValueError as error:
+            raise click.UsageError(f"--reward {text}: {error}") from error
     module, _, name = text.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -257,6 +261,16 @@ def _limits(given: Sequence[str]) -> BoxLimits:
             )
         values[_LIMITS[name]] = int(number) * _UNITS[unit]
     return BoxLimits(**values)
+
+
+def _artifacts(given: Sequence[str]) -> tuple[str, ...]:
+    for pattern in given:
+        if not pattern or pattern.startswith("/"):
+            raise click.UsageError(
+                f"--artifact {pattern!r}: give a pattern relative to the working copy, such as "
+                "'*.log'"
+            )
+    return tuple(given)
 
 
 def _git(text: str | None) -> tuple[Path, str] | None:

@@ -39,8 +39,8 @@ class BoxProgram:
     :param work: its working directory, mounted at ``/work``; the sandbox may change its owner.
     :param stdin: a file to read; None is an empty one. `stdout` and `stderr` are files to write.
     :param read_only: files and directories of the host, by their absolute path in the box.
-    :param endpoints: by port of 127.0.0.1 in the box, what serves its connections, in the caller's
-        event loop.
+    :param hidden: files and directories of the host that it must not see, `work` aside.
+    :param endpoints: by port of 127.0.0.1, what serves its connections in the caller's event loop.
     :param host_network: whether the program also reaches what the host does.
     """
 
@@ -51,6 +51,7 @@ class BoxProgram:
     stderr: Path
     stdin: Path | None = None
     read_only: Mapping[str, Path] = field(default_factory=dict)
+    hidden: Sequence[Path] = ()
     endpoints: Mapping[int, Serve] = field(default_factory=dict)
     host_network: bool = False
     limits: BoxLimits = field(default_factory=BoxLimits)

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ajet_core.credentials import state_dir
@@ -149,9 +149,13 @@ class BubblewrapSandbox(Sandbox[BubblewrapSettings]):
             else:
                 yield from ("--ro-bind", str(entry), str(entry))
         yield from ("--dev", "/dev", "--proc", "/proc")
-        for place in self._empty_directories():
+        empty = self._empty_directories(program.hidden)
+        for place in empty:
             yield from ("--perms", "1777", "--size", str(self.settings.tmp_bytes))
             yield from ("--tmpfs", place)
+        for file in {_resolved(path) for path in program.hidden}:
+            if file.is_file() and not any(file.is_relative_to(place) for place in empty):
+                yield from ("--ro-bind", "/dev/null", str(file))
         yield from ("--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd")
         if program.host_network and Path("/run/systemd/resolve").is_dir():
             yield from ("--ro-bind", "/run/systemd/resolve", "/run/systemd/resolve")
@@ -160,9 +164,9 @@ class BubblewrapSandbox(Sandbox[BubblewrapSettings]):
             yield from ("--ro-bind", str(outside), inside)
         yield from ("--remount-ro", "/", "--chdir", "/work")
 
-    def _empty_directories(self) -> list[str]:
+    def _empty_directories(self, hidden_for_program: Sequence[Path]) -> list[str]:
         """Return the directories to hide, those that contain others first."""
-        ours = [Path.home(), state_dir(), *map(Path, self.settings.hidden)]
+        ours = [Path.home(), state_dir(), *map(Path, self.settings.hidden), *hidden_for_program]
         named = {
             *(Path("/") / name for name in _EMPTY),
             Path("/dev") / "shm",

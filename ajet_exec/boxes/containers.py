@@ -143,6 +143,9 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
             yield from ("--ulimit", f"{name}={most}:{most}")
         yield from ("--tmpfs", f"/tmp:rw,mode=1777,size={self.settings.tmp_bytes}")  # noqa: S108
         yield from ("--network", "host" if program.host_network else "none")
+        if self.client == "podman":
+            # It would pass the host's variables of proxies on.
+            yield "--http-proxy=false"
         yield from ("--volume", f"{program.work}:/work:rw", "--volume", f"{gate}:{_GATE}:ro")
         for inside, outside in program.read_only.items():
             yield from ("--volume", f"{outside}:{inside}:ro")

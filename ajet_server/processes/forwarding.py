@@ -9,12 +9,12 @@ from enum import Enum
 
 import httpx
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ajet_core.errors import WorkerDiedError
+from ajet_core.errors import AjetError, WorkerDiedError
 from ajet_server.http.disconnect import until_disconnect
-from ajet_server.http.http_errors import error_response
+from ajet_server.http.http_errors import error_response, on_ajet_error
 from ajet_server.processes.gateway import EpisodeAtError
 
 FORWARDED = "x-ajet-forwarded"
@@ -78,8 +78,13 @@ class Forwarding:
                 await send({"type": "http.response.start", "status": MISDIRECTED, "headers": []})
                 await send({"type": "http.response.body"})
                 return
-            if body is None:
-                body = await request.body()
+            try:
+                body = await request.body() if body is None else body
+            except ClientDisconnect:
+                return
+            except AjetError as refused:
+                await (await on_ajet_error(request, refused))(scope, receive, send)
+                return
             if await self._forwarded(at.url, Request(scope, receive), body, send):
                 return
             self._forget(at.episode_id)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentjet import AsyncSwarmClient, SwarmClient, Task
+from agentjet import AsyncSwarmClient, EpisodeOutcome, SwarmClient, Task
 from agentjet.client import RunnerReport
 from ajet_core.interfaces import BoxLimits, Sandbox
-from ajet_exec import BoxedProgram, ProgramTerms
+from ajet_exec import BoxedProgram, ProgramResult, ProgramTerms
 from ajet_testing.scripted_swarm import ScriptedSwarm
 
 pytestmark = pytest.mark.processes
@@ -292,3 +293,44 @@ def running(text: str) -> list[str]:
             if text.encode() in arguments:
                 commands.append(str(arguments))
     return commands
+
+
+async def test_solutions_and_other_episodes_are_hidden(
+    rolled: Exec, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    # Neither below /tmp nor below a home directory, which are hidden anyway.
+    with tempfile.TemporaryDirectory(dir="/var/lib", prefix="ajet-test-") as place:
+        shown = Path(place)
+        shown.chmod(0o755)
+        tests, tasks = shown / "tests", shown / "tasks.jsonl"
+        tests.mkdir()
+        (tests / "grade.py").write_text("solution = 42")
+        tasks.write_text('{"answer": 42}')
+        (shown / "visible").write_text("for all")
+        script = f"python3 ask.py; cat {shown}/visible; cat {tests}/grade.py {tasks}; ls -A {tests}"
+        outcome = await rolled.reward(
+            script, seen_by_reward, tests=tests, hidden=(tasks,), out=shown / "out"
+        )
+    assert outcome.metadata["stdout"] == "for all"
+
+
+def seen_by_reward(result: ProgramResult) -> EpisodeOutcome:
+    return EpisodeOutcome(reward=1.0, metadata={"stdout": result.stdout.read_text().strip()})
+
+
+async def test_links_of_what_is_copied_lead_nowhere(rolled: Exec, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "files/.ajet").symlink_to(elsewhere)
+    await rolled.reward("python3 ask.py")
+    assert list(elsewhere.iterdir()) == []
+
+
+async def test_what_cannot_be_kept_changes_no_reward(rolled: Exec, tmp_path: Path) -> None:
+    script = "python3 ask.py; mkfifo pipe; ln -s /etc/passwd link; echo $OPENAI_API_KEY > key"
+    outcome = await rolled.reward(script, keep=True, out=tmp_path / "out")
+    assert outcome.reward == 1.0
+    for kept in (tmp_path / "out/episodes").iterdir():
+        assert (kept / "work/key").read_text() == "***\n"
+        assert not (kept / "work/pipe").exists()
+        assert not (kept / "work/link").is_symlink()
