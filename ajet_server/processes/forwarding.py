@@ -16,6 +16,7 @@ from ajet_core.errors import AjetError, WorkerDiedError
 from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.http_errors import error_response, on_ajet_error
 from ajet_server.processes.gateway import EpisodeAtError
+from ajet_server.processes.machines import watching_options
 
 FORWARDED = "x-ajet-forwarded"
 """A header of requests that another gateway has sent on."""
@@ -144,12 +145,18 @@ class Forwarding:
 
 
 def _client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(
+    transport = httpx.AsyncHTTPTransport(
         # `ssl` reads SSL_CERT_FILE; a proxy of the environment is not for the way between gateways.
         verify=ssl.create_default_context(),
         trust_env=False,
-        timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS),
+        # An answer may take long, but not if the other machine is gone.
+        socket_options=watching_options(),
+    )
+    return httpx.AsyncClient(
+        transport=transport,
+        trust_env=False,
+        timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
     )
 
 

@@ -267,19 +267,28 @@ def _certificate(settings: ServerSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _watch(writer: asyncio.StreamWriter) -> None:
-    """Let a connection break when the other machine is gone."""
-    tcp: socket.socket = writer.get_extra_info("socket")
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
+def watching_options() -> list[tuple[int, int, int]]:
+    """Return options of a socket whose connection breaks when the other machine is gone."""
+    wanted = (
         ("TCP_KEEPIDLE", _KEEP_IDLE),
         ("TCP_KEEPINTVL", _KEEP_INTERVAL),
         ("TCP_KEEPCNT", _KEEP_COUNT),
         ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MS),
-    ):
-        # macOS has not all of them.
-        if hasattr(socket, option):
-            tcp.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    )
+    # macOS has not all of them.
+    options = [
+        (socket.IPPROTO_TCP, int(getattr(socket, name)), value)
+        for name, value in wanted
+        if hasattr(socket, name)
+    ]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *options]
+
+
+def _watch(writer: asyncio.StreamWriter) -> None:
+    """Let a connection break when the other machine is gone."""
+    tcp: socket.socket = writer.get_extra_info("socket")
+    for option in watching_options():
+        tcp.setsockopt(*option)
 
 
 async def _greeting(reader: asyncio.StreamReader) -> list[Any]:
