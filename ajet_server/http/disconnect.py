@@ -29,10 +29,12 @@ async def until_disconnect(
     """
     task = asyncio.ensure_future(work)
     limit = asyncio.timeout(timeout)
+    waiting = True
 
     def finished(_: asyncio.Task[T]) -> None:
         # Expire the timeout now: this ends the wait for the disconnect without a separate task.
-        if not limit.expired():
+        # Callbacks that are due already run although they are removed below.
+        if waiting and not limit.expired():
             limit.reschedule(0.0)
 
     try:
@@ -44,6 +46,7 @@ async def until_disconnect(
         if not task.done():
             raise
     finally:
+        waiting = False
         task.remove_done_callback(finished)
         if not task.done():
             task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -52,6 +53,27 @@ async def test_a_client_that_hangs_up_ends_the_work() -> None:
         await until_disconnect(client.request, work, 60.0)
     assert caught.value.status_code == 499
     assert work.cancelled()
+
+
+async def test_a_client_hangs_up_as_the_work_ends() -> None:
+    """Neither the end of the work nor the hang-up may leave an error in the event loop."""
+    loop = asyncio.get_running_loop()
+    errors: list[dict[str, object]] = []
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    for ahead in (True, False):
+        client = Client()
+        result = loop.create_future()
+        ends = [client.gone.set, lambda result=result: result.set_result("done")]
+        for end in ends if ahead else reversed(ends):
+            loop.call_soon(end)
+
+        async def work(result: asyncio.Future[str] = result) -> str:
+            return await result
+
+        with contextlib.suppress(HTTPException):
+            assert await until_disconnect(client.request, work(), 60.0) == "done"
+        await asyncio.sleep(0)
+    assert not errors
 
 
 async def test_the_deadline_ends_the_work() -> None:
