@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from agentjet.agents.programs import (
 )
 from agentjet.agents.registered import load_judge
 from agentjet.agents.tasks import TaskId
-from agentjet.agents.terms import Reward, Terms
+from agentjet.agents.terms import GroupScore, Reward, Terms
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient
 from ajet_core.protocol import CallRules, CallSampling
 
@@ -31,6 +31,7 @@ def trainable(
     client: Client | None = None,
     *,
     reward: Reward | str | None = None,
+    group_reward: GroupScore | None = None,
     models: Models | None = None,
     roles: Mapping[str, str] | None = None,
     passthrough: Collection[str] = (),
@@ -65,6 +66,9 @@ def trainable(
         `EpisodeOutcome`, or, with several models, a mapping of these by role. Or the name of a
         judge; see `load_judge`. None if the program itself returns the reward. Model calls that
         `reward` makes are not part of the episode.
+    :param group_reward: called with a task and a list of what the program returned in each of its
+        episodes; returns a list of as many rewards, for rankings and other comparisons. `train`
+        waits for all episodes of a task. A direct call is a group of one.
     :param models: servers by role (their URLs, or clients of them), instead of a client, if several
         models are trained together.
     :param roles: the role of each model call, by the name of the calling agent or of the requested
@@ -98,6 +102,7 @@ def trainable(
             trainable,
             client=target if client is None else client,
             reward=reward,
+            group_reward=group_reward,
             models=models,
             roles=roles,
             passthrough=passthrough,
@@ -112,10 +117,13 @@ def trainable(
         )
     if isinstance(reward, str):
         reward = load_judge(reward)
+    if reward is not None and group_reward is not None:
+        raise TypeError("reward= and group_reward= were given: pass one")
     if models is not None and client is not None:
         raise TypeError("models= already names the servers: do not pass a client as well")
     terms = Terms(
         reward=reward,
+        group_reward=group_reward,
         roles=dict(roles or {}),
         passthrough=frozenset(passthrough),
         agents=dict(agents or {}),
@@ -144,7 +152,7 @@ def trainable(
     if is_program(target):
         if is_async(target):
             return AsyncTrainable(target, terms, _async_client(client, models))
-        _refuse_async_reward(reward)
+        _refuse_async_reward(reward or group_reward)
         return SyncTrainable(target, terms, _sync_client(client, models))
     return _of_agent(target, client, models, terms)
 
@@ -177,7 +185,7 @@ def _refuse_generators(target: Any) -> None:
         )
 
 
-def _refuse_async_reward(reward: Reward | None) -> None:
+def _refuse_async_reward(reward: Callable[..., Any] | None) -> None:
     if reward is not None and is_async(reward):
         raise TypeError("the reward function is async, which requires an async program")
 
@@ -187,7 +195,7 @@ def _of_agent(
 ) -> AsyncTrainable[Any] | SyncTrainable[Any]:
     adapter = installed_adapters().of(agent)
     if isinstance(client, SyncClient):
-        _refuse_async_reward(terms.reward)
+        _refuse_async_reward(terms.reward or terms.group_reward)
 
         def run_sync(task: Any) -> Any:
             return adapter.run_sync(adapter.fresh(agent), task)

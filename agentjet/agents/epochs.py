@@ -65,6 +65,12 @@ def plan(
             raise RequestError(f"{name} is {value}; it must be at least 1", param=name)
     tasks = _tasks(program, items)
     its_size = _size(status, size)
+    if program.terms.group_reward is not None and status.config.batch.full_by == "episodes":
+        raise RequestError(
+            "a group reward needs all episodes of a task in one batch: set batch.full_by to "
+            '"tasks" or "differing_tasks"',
+            param="batch.full_by",
+        )
     if first is None and resume:
         first = 1
     elif first is None:

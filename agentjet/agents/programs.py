@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -13,7 +13,7 @@ from agentjet.agents.adapters import installed_adapters
 from agentjet.agents.route import STRANGE, Route, routed
 from agentjet.agents.sending import instrument
 from agentjet.agents.tasks import item_of
-from agentjet.agents.terms import Terms, score
+from agentjet.agents.terms import Terms, only_outcome, score
 from agentjet.client import (
     AsyncSwarm,
     AsyncSwarmClient,
@@ -90,6 +90,20 @@ class Trainable(ABC, Generic[R]):
         others = dict(kwargs)
         return others.pop(names[0]), (), others
 
+    def group_outcomes(self, task: Task, results: Sequence[R]) -> Any:
+        """Reward all episodes of a task, as `group_reward` of a runner; may return an awaitable."""
+        assert self.terms.group_reward is not None
+        return self.terms.group_reward(item_of(task), results)
+
+    def _refuse_group_reward(self) -> None:
+        """:raises TypeError: episodes cannot be rewarded one by one."""
+        if self.terms.group_reward is not None:
+            name = getattr(self.plain, "__qualname__", self.plain)
+            raise TypeError(
+                f"{name!s} has a group reward: use `train`, or give a runner `{name!s}.rollout` "
+                f"and group_reward={name!s}.group_outcomes"
+            )
+
     def _begin(self, episode: Episode | SwarmEpisode) -> Route:
         instrument()
         installed_adapters().prepare()
@@ -152,8 +166,16 @@ class SyncTrainable(Trainable[R]):
         return EpisodeRun(episode=scoped, result=result, outcome=outcome)
 
     def agent(self, task: Task, episode: Any) -> Any:
-        """Run the program as an agent of a runner of `SwarmClient` or `Swarm`."""
+        """Run the program as an agent of a runner of `SwarmClient` or `Swarm`.
+
+        :raises TypeError: it has a group reward.
+        """
+        self._refuse_group_reward()
         return self._play(task, episode, (), {})[1]
+
+    def rollout(self, task: Task, episode: Any) -> R:
+        """Run the program as `agent` does, but return its result, for a group reward."""
+        return self._rolled_out(task, episode, (), {})
 
     def through(self, client: SyncClient) -> Self:
         """Return a copy that claims its episodes with another client."""
@@ -185,6 +207,19 @@ class SyncTrainable(Trainable[R]):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[R, Any]:
+        result = self._rolled_out(task, episode, args, kwargs)
+        reward = self.terms.reward
+        if self.terms.group_reward is not None:
+            return result, only_outcome(self.group_outcomes(task, [result]))
+        return result, (result if reward is None else reward(item_of(task), result))
+
+    def _rolled_out(
+        self,
+        task: Task,
+        episode: Episode | SwarmEpisode,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> R:
         route = self._begin(episode)
         item = item_of(task)
         try:
@@ -201,8 +236,7 @@ class SyncTrainable(Trainable[R]):
                 "declare it with `async def`"
             )
         self._check(route, episode)
-        reward = self.terms.reward
-        return result, (result if reward is None else reward(item, result))
+        return result
 
 
 class AsyncTrainable(Trainable[R]):
@@ -246,8 +280,16 @@ class AsyncTrainable(Trainable[R]):
         return EpisodeRun(episode=scoped, result=result, outcome=outcome)
 
     async def agent(self, task: Task, episode: Any) -> Any:
-        """Run the program as an agent of a runner of `AsyncSwarmClient` or `AsyncSwarm`."""
+        """Run the program as an agent of a runner of `AsyncSwarmClient` or `AsyncSwarm`.
+
+        :raises TypeError: it has a group reward.
+        """
+        self._refuse_group_reward()
         return (await self._play(task, episode, (), {}))[1]
+
+    async def rollout(self, task: Task, episode: Any) -> R:
+        """Run the program as `agent` does, but return its result, for a group reward."""
+        return await self._rolled_out(task, episode, (), {})
 
     def through(self, client: AsyncClient) -> Self:
         """Return a copy that claims its episodes with another client."""
@@ -279,6 +321,24 @@ class AsyncTrainable(Trainable[R]):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[R, Any]:
+        result = await self._rolled_out(task, episode, args, kwargs)
+        reward = self.terms.reward
+        if self.terms.group_reward is not None:
+            outcomes = self.group_outcomes(task, [result])
+            outcomes = await outcomes if inspect.isawaitable(outcomes) else outcomes
+            return result, only_outcome(outcomes)
+        if reward is None:
+            return result, result
+        outcome = reward(item_of(task), result)
+        return result, (await outcome if inspect.isawaitable(outcome) else outcome)
+
+    async def _rolled_out(
+        self,
+        task: Task,
+        episode: Episode | SwarmEpisode,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> R:
         route = self._begin(episode)
         item = item_of(task)
         try:
@@ -288,8 +348,4 @@ class AsyncTrainable(Trainable[R]):
             route.finished = True
             await route.connections.aclose()
         await self._check(route, episode)
-        reward = self.terms.reward
-        if reward is None:
-            return result, result
-        outcome = reward(item, result)
-        return result, (await outcome if inspect.isawaitable(outcome) else outcome)
+        return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,12 +26,16 @@ Scoped = ScopedEpisode | ScopedSwarmEpisode | AsyncScopedEpisode | AsyncScopedSw
 Reward = Callable[[Any, Any], Any]
 """Maps a task and the program's result to a reward, as agents of the client's runners return it."""
 
+GroupScore = Callable[[Any, Sequence[Any]], Any]
+"""Maps a task and the program's results in all of its episodes to as many rewards."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
     """Settings of the episodes that a program's calls become.
 
-    :param reward: None if the program returns its reward.
+    :param reward: None if the program returns its reward, or `group_reward` rewards it.
+    :param group_reward: rewards all episodes of a task together.
     :param roles: the role of a call, by the name of the calling agent or of the requested model.
     :param passthrough: models whose calls are not trained and not rerouted.
     :param agents: texts that the agents' system prompts contain, by agent name.
@@ -43,6 +47,7 @@ class Terms:
     """
 
     reward: Reward | None = None
+    group_reward: GroupScore | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
     passthrough: frozenset[str] = frozenset()
     agents: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +77,16 @@ class Terms:
         """Convert an item of a dataset to a task."""
         task = task_of(item, self.task_id)
         return task if task.tag or not self.tag else replace(task, tag=self.tag)
+
+
+def only_outcome(outcomes: Any) -> Any:
+    """Return the outcome in a group of one.
+
+    :raises ValueError: there is not exactly one.
+    """
+    if not isinstance(outcomes, Sequence) or isinstance(outcomes, str) or len(outcomes) != 1:
+        raise ValueError(f"the group reward must return a list with one outcome, not {outcomes!r}")
+    return outcomes[0]
 
 
 def score(scoped: Scoped, outcome: Any) -> None:

@@ -121,6 +121,9 @@ def train(
         raise TypeError("a function that is not async requires SwarmClient or Swarm")
     with _closing(server) as connected:
         status = _start(connected, config)
+        through = its.through(connected)
+        group_reward = its.group_outcomes if its.terms.group_reward is not None else None
+        agent = through.agent if group_reward is None else through.rollout
         reports: list[Report] = []
         spreads = Spreads()
         for count in _parts(epochs, curriculum):
@@ -144,12 +147,13 @@ def train(
                 reports.append(
                     connected.run_episodes_until_all_complete(
                         todo.tasks,
-                        its.through(connected).agent,
+                        agent,
                         episodes_per_task=todo.size,
                         concurrency=concurrency,
                         retries=retries,
                         episode_timeout=episode_timeout,
                         rules=its.terms.rules,
+                        group_reward=group_reward,
                         resume=resume,
                         on_result=shown.note,
                     )
@@ -191,6 +195,9 @@ async def train_async(
     connected = AsyncSwarmClient() if server is None else server
     try:
         status = await _start_async(connected, config)
+        through = its.through(connected)
+        group_reward = its.group_outcomes if its.terms.group_reward is not None else None
+        agent = through.agent if group_reward is None else through.rollout
         reports: list[Report] = []
         spreads = Spreads()
         for count in _parts(epochs, curriculum):
@@ -216,12 +223,13 @@ async def train_async(
                 reports.append(
                     await connected.run_episodes_until_all_complete(
                         todo.tasks,
-                        its.through(connected).agent,
+                        agent,
                         episodes_per_task=todo.size,
                         concurrency=concurrency,
                         retries=retries,
                         episode_timeout=episode_timeout,
                         rules=its.terms.rules,
+                        group_reward=group_reward,
                         resume=resume,
                         on_result=shown.note,
                     )

@@ -31,6 +31,7 @@ from agentjet.client._episode import (
     resumption,
 )
 from agentjet.client._evaluation import EvaluationReport, evaluation_report, tagged
+from agentjet.client._groups import GroupReward, check_group_reward
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     Concurrency,
@@ -498,6 +499,7 @@ class AsyncSwarmClient:
         episode_timeout: float | None = None,
         rules: CallRules = NO_RULES,
         resume: bool = False,
+        group_reward: GroupReward | None = None,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
         """Roll out many episodes, several at a time, each agent in a task of its own.
@@ -519,10 +521,15 @@ class AsyncSwarmClient:
         :param rules: as for `begin_episode`.
         :param resume: skip episodes that have already ended, also those of another program or an
             earlier run of this one; see `resume`.
+        :param group_reward: rewards all episodes of a task together. It is called with the task and
+            what the agent returned in each episode, and returns as many rewards or
+            `EpisodeOutcome` objects, in the same order. Episodes stay open until then.
+            Episodes that are given up are left out; if it raises, all of them are retried.
         :param on_result: called after each episode that ends or is given up.
         """
         check_concurrency(concurrency)
         check_episodes_per_task(episodes_per_task)
+        check_group_reward(group_reward, episodes_per_task, concurrency)
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
         if resume:
             left = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
@@ -535,6 +542,7 @@ class AsyncSwarmClient:
             outcome_of=EpisodeOutcome.of,
             end=self._end,
             terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
+            group_reward=group_reward,
             concurrency=concurrency,
             retries=retries,
             episode_timeout=episode_timeout,
@@ -554,6 +562,7 @@ class AsyncSwarmClient:
         lease_seconds: float = RUNNER_LEASE_SECONDS,
         episode_timeout: float | None = None,
         rules: CallRules = NO_RULES,
+        group_reward: GroupReward | None = None,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> EvaluationReport:
         """Roll out evaluation episodes, which are never trained on, and score them.
@@ -579,6 +588,7 @@ class AsyncSwarmClient:
             lease_seconds=lease_seconds,
             episode_timeout=episode_timeout,
             rules=rules,
+            group_reward=group_reward,
             on_result=on_result,
         )
         return evaluation_report(report, wanted, config)

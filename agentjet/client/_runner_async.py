@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from agentjet.client._episode import (
     ClaimTerms,
     Episode,
-    EpisodeOutcome,
     EpisodeResult,
     EpisodeT,
     EpisodeT_contra,
@@ -22,6 +22,7 @@ from agentjet.client._episode import (
     abort_cause,
     abort_reason,
 )
+from agentjet.client._groups import CompleteGroup, GroupReward, Groups
 from agentjet.client._runner import (
     Concurrency,
     Job,
@@ -37,7 +38,8 @@ from ajet_core.protocol import AgentCause, Pace
 
 T = TypeVar("T")
 
-AsyncAgent = Callable[[Task, Episode], Awaitable[float | EpisodeOutcome]]
+AsyncAgent = Callable[[Task, Episode], Awaitable[Any]]
+"""Returns a reward or an `EpisodeOutcome`; with a group reward, what that takes."""
 
 # Long enough to reach a live server, short enough for a user who pressed Ctrl-C.
 _ABORT_SECONDS = 5.0
@@ -73,6 +75,7 @@ async def run_episodes(
     outcome_of: Callable[[object], OutcomeT],
     end: Callable[[EpisodeT, OutcomeT], Awaitable[object]],
     terms: ClaimTerms,
+    group_reward: GroupReward | None,
     concurrency: Concurrency,
     retries: int,
     episode_timeout: float | None,
@@ -84,6 +87,7 @@ async def run_episodes(
     :param claim: claims an episode.
     :param outcome_of: converts an agent's return value to an outcome.
     :param end: reports an outcome to the server.
+    :param group_reward: None if agents return outcomes.
     :param terms: terms of all claims, without `heartbeat_seconds`, which the runner sets.
     """
     began = clock()
@@ -98,6 +102,7 @@ async def run_episodes(
         episode_timeout=episode_timeout,
         ledger=ledger,
         jobs=deque(jobs),
+        group_reward=group_reward,
         concurrency=concurrency,
     )
     await runner.keep_pace()
@@ -133,6 +138,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         episode_timeout: float | None,
         ledger: Ledger[EpisodeT, OutcomeT],
         jobs: deque[Job],
+        group_reward: GroupReward | None,
         concurrency: Concurrency,
     ) -> None:
         self._client = client
@@ -145,6 +151,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._outcome_of = outcome_of
         self._end = end
         self._jobs = jobs
+        self._group_reward = group_reward
+        self._groups = Groups(jobs)
         self._turns = Turns(in_order=terms.kind == "train")
         self._turn = asyncio.Condition()
         self._open: dict[str, EpisodeT] = {}
@@ -195,7 +203,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             await self._next(job)
             if not concerns_one_episode(error):
                 raise
-            return self._ledger.failed(job, error, None)
+            return await self._failed(job, error, None)
         await self._next(job)
         self._open[episode.episode_id] = episode
         try:
@@ -230,11 +238,14 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                     "the agent is not async; declare it with `async def`, or use SwarmClient, "
                     "which runs agents in threads"
                 )
-            outcome = self._outcome_of(await self._in_time(rolling))
+            result = await self._in_time(rolling)
+            if self._group_reward is not None:
+                result = await self._rewarded(job, result)
+            outcome = self._outcome_of(result)
         except Exception as error:  # noqa: BLE001 - an agent may raise anything; it is reported
             final = self._ledger.is_last(job)
             reached = await self._abort_surely(episode, error, final=final)
-            return self._ledger.failed(job, error, episode, outage=not reached)
+            return await self._failed(job, error, episode, outage=not reached)
         except BaseException as error:
             await self._abort(episode, error)
             raise
@@ -249,9 +260,36 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
                 await self._abort(episode, error, final=final)
             if fatal:
                 raise
-            return self._ledger.failed(job, error, episode)
+            return await self._failed(job, error, episode)
         self._ledger.ended(EpisodeResult(task=job.task, episode=episode, outcome=outcome))
         return False
+
+    async def _failed(
+        self, job: Job, error: BaseException, episode: EpisodeT | None, *, outage: bool = False
+    ) -> bool:
+        """Record a failed attempt; return True if the job is to be retried."""
+        again = self._ledger.failed(job, error, episode, outage=outage)
+        complete = self._groups.failed(job, given_up=not again)
+        if complete is not None:
+            await self._reward(complete)
+        return again
+
+    async def _rewarded(self, job: Job, result: object) -> object:
+        """Return the outcome of an episode, once all episodes of its task have a result."""
+        outcome, complete = self._groups.join(job, result)
+        if complete is not None:
+            await self._reward(complete)
+        return await asyncio.wrap_future(outcome)
+
+    async def _reward(self, group: CompleteGroup) -> None:
+        assert self._group_reward is not None
+        try:
+            rewards = self._group_reward(group.task, group.results)
+            group.outcomes(await rewards if inspect.isawaitable(rewards) else rewards)
+        except BaseException as error:
+            group.failed(error)
+            if not isinstance(error, Exception):
+                raise
 
     async def _in_time(self, rolling: Awaitable[T]) -> T:
         """Return the agent's result.

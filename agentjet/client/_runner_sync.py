@@ -11,12 +11,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 from agentjet.client._episode import (
     ClaimTerms,
     Episode,
-    EpisodeOutcome,
     EpisodeResult,
     EpisodeT,
     EpisodeT_contra,
@@ -27,6 +26,7 @@ from agentjet.client._episode import (
     abort_cause,
     abort_reason,
 )
+from agentjet.client._groups import CompleteGroup, GroupReward, Groups
 from agentjet.client._runner import (
     Concurrency,
     Job,
@@ -40,7 +40,8 @@ from agentjet.client._runner import (
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
 from ajet_core.protocol import AgentCause, Pace
 
-SyncAgent = Callable[[Task, Episode], float | EpisodeOutcome]
+SyncAgent = Callable[[Task, Episode], Any]
+"""Returns a reward or an `EpisodeOutcome`; with a group reward, what that takes."""
 
 _ABORT_THREADS = 16
 _MOST_THREADS = 1024
@@ -110,6 +111,7 @@ def run_episodes(
     outcome_of: Callable[[object], OutcomeT],
     end: Callable[[EpisodeT, OutcomeT], object],
     terms: ClaimTerms,
+    group_reward: GroupReward | None,
     concurrency: Concurrency,
     retries: int,
     episode_timeout: float | None,
@@ -121,6 +123,7 @@ def run_episodes(
     :param claim: claims an episode.
     :param outcome_of: converts an agent's return value to an outcome.
     :param end: reports an outcome to the server.
+    :param group_reward: None if agents return outcomes.
     :param terms: terms of all claims, without `heartbeat_seconds`, which the runner sets.
     """
     began = clock()
@@ -135,6 +138,8 @@ def run_episodes(
         terms=terms,
         episode_timeout=episode_timeout,
         clock=clock,
+        groups=Groups(jobs),
+        group_reward=group_reward,
         concurrency=concurrency,
     )
     try:
@@ -181,6 +186,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         terms: ClaimTerms,
         episode_timeout: float | None,
         clock: Callable[[], float],
+        groups: Groups,
+        group_reward: GroupReward | None,
         concurrency: Concurrency,
     ) -> None:
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -198,6 +205,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._open: dict[str, _Rolling[EpisodeT]] = {}
         self._turns = Turns(in_order=terms.kind == "train")
         self._changed = threading.Condition()
+        self._groups = groups
+        self._group_reward = group_reward
         self._stopping = False
         self._concurrency = concurrency
         self._pace: Pace | None = None
@@ -220,6 +229,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             still_open = [rolling.episode for rolling in self._open.values()]
             self._open.clear()
             self._changed.notify_all()
+        self._groups.stop(RunnerStoppedError("the runner was stopped"))
         for _ in range(self._workers):
             self.jobs.put(None)
         if still_open:
@@ -229,6 +239,11 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     def decide(self, attempt: _Attempt[EpisodeT, OutcomeT], *, again: bool) -> None:
         """Let the thread of an attempt continue."""
+        if attempt.error is not None:
+            complete = self._groups.failed(attempt.job, given_up=not again)
+            if complete is not None:
+                # The calling thread has other results to wait for.
+                threading.Thread(target=self._reward, args=(complete,), daemon=True).start()
         with self._changed:
             attempt.again = again
             self._changed.notify_all()
@@ -328,7 +343,10 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     def _roll_out(self, job: Job, episode: EpisodeT) -> _Attempt[EpisodeT, OutcomeT] | None:
         try:
-            outcome = self._outcome_of(self._agent(job.task, episode))
+            result = self._agent(job.task, episode)
+            if self._group_reward is not None and self._waits(episode):
+                result = self._rewarded(job, result)
+            outcome = self._outcome_of(result)
         except BaseException as error:  # noqa: BLE001 - an agent may raise anything; it is reported
             if not self._finished(episode):
                 return None
@@ -362,6 +380,29 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             )
             self._changed.notify_all()
             return True
+
+    def _waits(self, episode: EpisodeT) -> bool:
+        """End the time limit of an episode; return False if it was already given up."""
+        with self._changed:
+            rolling = self._open.get(episode.episode_id)
+            if rolling is None:
+                return False
+            self._open[episode.episode_id] = replace(rolling, overdue_at=None)
+            return True
+
+    def _rewarded(self, job: Job, result: object) -> object:
+        """Return the outcome of an episode, once all episodes of its task have a result."""
+        outcome, complete = self._groups.join(job, result)
+        if complete is not None:
+            self._reward(complete)
+        return outcome.result()
+
+    def _reward(self, group: CompleteGroup) -> None:
+        assert self._group_reward is not None
+        try:
+            group.outcomes(self._group_reward(group.task, group.results))
+        except BaseException as error:  # noqa: BLE001 - it is the error of all open episodes
+            group.failed(error)
 
     def _finished(self, episode: EpisodeT) -> bool:
         """Mark an episode as finished; return False if it was already given up elsewhere."""

@@ -33,6 +33,7 @@ from agentjet.client._episode import (
     abort_reason,
     resumption,
 )
+from agentjet.client._groups import GroupReward, check_group_reward
 from agentjet.client._joint import Rewards, SwarmEpisode, SwarmOutcome, check_configs
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
@@ -453,6 +454,7 @@ class Swarm:
         episode_timeout: float | None = None,
         rules: CallRules = NO_RULES,
         resume: bool = False,
+        group_reward: GroupReward | None = None,
         on_result: Callable[[EpisodeResult[SwarmEpisode, SwarmOutcome] | EpisodeFailure], object]
         | None = None,
     ) -> RunnerReport[SwarmEpisode, SwarmOutcome]:
@@ -463,6 +465,7 @@ class Swarm:
         """
         check_concurrency(concurrency)
         check_episodes_per_task(episodes_per_task)
+        check_group_reward(group_reward, episodes_per_task, concurrency)
         self._join(again=True)
         self.resolve()
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
@@ -477,6 +480,7 @@ class Swarm:
             outcome_of=self._outcome,
             end=self._end,
             terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
+            group_reward=group_reward,
             concurrency=concurrency,
             retries=retries,
             episode_timeout=episode_timeout,

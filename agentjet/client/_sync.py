@@ -31,6 +31,7 @@ from agentjet.client._episode import (
     resumption,
 )
 from agentjet.client._evaluation import EvaluationReport, evaluation_report, tagged
+from agentjet.client._groups import GroupReward, check_group_reward
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     Concurrency,
@@ -496,6 +497,7 @@ class SwarmClient:
         episode_timeout: float | None = None,
         rules: CallRules = NO_RULES,
         resume: bool = False,
+        group_reward: GroupReward | None = None,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
         """Roll out many episodes, several at a time, each agent in a thread of its own.
@@ -517,10 +519,15 @@ class SwarmClient:
         :param rules: as for `begin_episode`.
         :param resume: skip episodes that have already ended, also those of another program or an
             earlier run of this one; see `resume`.
+        :param group_reward: rewards all episodes of a task together. It is called with the task and
+            what the agent returned in each episode, and returns as many rewards or
+            `EpisodeOutcome` objects, in the same order. Episodes stay open until then.
+            Episodes that are given up are left out; if it raises, all of them are retried.
         :param on_result: called in the calling thread after each episode that ends or is given up.
         """
         check_concurrency(concurrency)
         check_episodes_per_task(episodes_per_task)
+        check_group_reward(group_reward, episodes_per_task, concurrency)
         remaining = [(task, episodes_per_task) for task in as_tasks(tasks)]
         if resume:
             left = self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
@@ -533,6 +540,7 @@ class SwarmClient:
             outcome_of=EpisodeOutcome.of,
             end=self._end,
             terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
+            group_reward=group_reward,
             concurrency=concurrency,
             retries=retries,
             episode_timeout=episode_timeout,
@@ -552,6 +560,7 @@ class SwarmClient:
         lease_seconds: float = RUNNER_LEASE_SECONDS,
         episode_timeout: float | None = None,
         rules: CallRules = NO_RULES,
+        group_reward: GroupReward | None = None,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> EvaluationReport:
         """Roll out evaluation episodes, which are never trained on, and score them.
@@ -577,6 +586,7 @@ class SwarmClient:
             lease_seconds=lease_seconds,
             episode_timeout=episode_timeout,
             rules=rules,
+            group_reward=group_reward,
             on_result=on_result,
         )
         return evaluation_report(report, wanted, config)

@@ -369,3 +369,46 @@ def test_progress_says_epoch_reward_and_failures() -> None:
     assert "epoch 2/3, reward 0.500, 1 failed" in shown
     assert "2/2" in shown
     assert len(told) == 2
+
+
+@pytest.mark.parametrize("play", [plain.play, plain.play_sync])
+def test_a_group_reward_sees_all_episodes_of_a_task(own_swarm: ScriptedSwarm, play: Any) -> None:
+    seen: list[tuple[Any, int]] = []
+
+    def shares(task: Any, results: Any) -> list[float]:
+        seen.append((task, len(results)))
+        return [number / (len(results) - 1) for number, _ in enumerate(results)]
+
+    solve = trainable(play, group_reward=shares)
+    client = SwarmClient if play is plain.play_sync else AsyncSwarmClient
+    report = train(
+        solve, ["a", "b"], client=client(own_swarm.url, own_swarm.token), epochs=2, progress=False
+    )
+    assert Counter(seen) == {("a", 2): 2, ("b", 2): 2}
+    rewards = [(r.episode.group, r.outcome.reward) for r in report.outcomes]
+    assert sorted(rewards) == [
+        (f"{task}@{epoch}", reward) for task in "ab" for epoch in (1, 2) for reward in (0.0, 1.0)
+    ]
+
+
+def test_a_group_reward_is_one_way_to_reward(own_swarm: ScriptedSwarm) -> None:
+    with pytest.raises(TypeError, match="pass one"):
+        trainable(plain.play, reward=one, group_reward=lambda task, results: [])
+
+    async def later(task: Any, results: Any) -> list[float]:
+        return [1.0]
+
+    with pytest.raises(TypeError, match="async"):
+        trainable(plain.play_sync, group_reward=later)
+    with SwarmClient(own_swarm.url, own_swarm.token) as client:
+        solve = trainable(plain.play_sync, client, group_reward=lambda task, results: [0.25])
+        assert solve.episode("c").outcome == 0.25
+        report = client.run_episodes_until_all_complete(
+            ["d", "e"],
+            solve.rollout,
+            episodes_per_task=2,
+            group_reward=lambda task, results: [1.0] * len(results),
+        )
+        assert len(report.outcomes) == 4
+        with pytest.raises(TypeError, match="group_outcomes"):
+            solve.agent(Task("f"), client.begin_episode("f", kind="eval"))
