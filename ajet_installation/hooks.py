@@ -144,19 +144,25 @@ def ajet_register_readers() -> Sequence[ReaderSpec]:
 
 @hookimpl
 def ajet_register_judges() -> Sequence[JudgeSpec]:
-    """The judges ``exact`` and ``number``."""
+    """The judges ``exact``, ``number`` and ``rubric``."""
     return (
         JudgeSpec(
             name="exact",
-            target="agentjet.agents.judges:ExactJudge",
-            settings="agentjet.agents.judges:ExactJudgeSettings",
+            target="agentjet.judges.answers:ExactJudge",
+            settings="agentjet.judges.answers:ExactJudgeSettings",
             summary="1 if the result is the text of the task's answer",
         ),
         JudgeSpec(
             name="number",
-            target="agentjet.agents.judges:NumberJudge",
-            settings="agentjet.agents.judges:NumberJudgeSettings",
+            target="agentjet.judges.answers:NumberJudge",
+            settings="agentjet.judges.answers:NumberJudgeSettings",
             summary="1 if the last number of the result is that of the task's answer",
+        ),
+        JudgeSpec(
+            name="rubric",
+            target="agentjet.judges.rubric:RubricJudge",
+            settings="agentjet.judges.rubric:RubricJudgeSettings",
+            summary="A model's verdicts on criteria",
         ),
     )
 

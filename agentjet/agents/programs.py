@@ -175,7 +175,7 @@ class SyncTrainable(Trainable[R]):
 
     def rollout(self, task: Task, episode: Any) -> R:
         """Run the program as `agent` does, but return its result, for a group reward."""
-        return self._rolled_out(task, episode, (), {})
+        return self._result_of_plain(task, episode, (), {})
 
     def through(self, client: SyncClient) -> Self:
         """Return a copy that claims its episodes with another client."""
@@ -207,13 +207,13 @@ class SyncTrainable(Trainable[R]):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[R, Any]:
-        result = self._rolled_out(task, episode, args, kwargs)
+        result = self._result_of_plain(task, episode, args, kwargs)
         reward = self.terms.reward
         if self.terms.group_reward is not None:
             return result, only_outcome(self.group_outcomes(task, [result]))
         return result, (result if reward is None else reward(item_of(task), result))
 
-    def _rolled_out(
+    def _result_of_plain(
         self,
         task: Task,
         episode: Episode | SwarmEpisode,
@@ -289,7 +289,7 @@ class AsyncTrainable(Trainable[R]):
 
     async def rollout(self, task: Task, episode: Any) -> R:
         """Run the program as `agent` does, but return its result, for a group reward."""
-        return await self._rolled_out(task, episode, (), {})
+        return await self._result_of_plain(task, episode, (), {})
 
     def through(self, client: AsyncClient) -> Self:
         """Return a copy that claims its episodes with another client."""
@@ -321,7 +321,7 @@ class AsyncTrainable(Trainable[R]):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[R, Any]:
-        result = await self._rolled_out(task, episode, args, kwargs)
+        result = await self._result_of_plain(task, episode, args, kwargs)
         reward = self.terms.reward
         if self.terms.group_reward is not None:
             outcomes = self.group_outcomes(task, [result])
@@ -332,7 +332,7 @@ class AsyncTrainable(Trainable[R]):
         outcome = reward(item_of(task), result)
         return result, (await outcome if inspect.isawaitable(outcome) else outcome)
 
-    async def _rolled_out(
+    async def _result_of_plain(
         self,
         task: Task,
         episode: Episode | SwarmEpisode,

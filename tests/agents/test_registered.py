@@ -12,12 +12,6 @@ import pytest
 from openai import OpenAI
 
 from agentjet import load_judge, read_tasks, train, trainable
-from agentjet.agents.judges import (
-    ExactJudge,
-    ExactJudgeSettings,
-    NumberJudge,
-    NumberJudgeSettings,
-)
 from agentjet.agents.readers import (
     CsvReader,
     CsvReaderSettings,
@@ -25,6 +19,12 @@ from agentjet.agents.readers import (
     JsonlReaderSettings,
 )
 from agentjet.client import AsyncSwarmClient, SwarmClient
+from agentjet.judges.answers import (
+    ExactJudge,
+    ExactJudgeSettings,
+    NumberJudge,
+    NumberJudgeSettings,
+)
 from ajet_core.errors import ConfigError, UnknownComponentError, UnreadableFileError
 from ajet_core.interfaces import DatasetReader, Judge
 from ajet_core.plugin import PluginManager
@@ -201,7 +201,9 @@ def test_wrong_settings_are_refused_by_name(file: Path, plugins: PluginManager) 
 def test_unknown_names_are_refused_with_the_known_ones(file: Path, plugins: PluginManager) -> None:
     with pytest.raises(UnknownComponentError, match=r"'json'; known: csv, jsonl, records \(did"):
         read_tasks("json", "tasks")
-    with pytest.raises(UnknownComponentError, match=r"judge 'exakt'; known: exact, number, share"):
+    with pytest.raises(
+        UnknownComponentError, match=r"judge 'exakt'; known: exact, number, rubric, share"
+    ):
         trainable(reward="exakt")(ask)
 
 
@@ -214,7 +216,7 @@ def test_settings_of_what_is_not_installed_are_reported_once(
     (said,) = [r.getMessage() for r in caplog.records if "exakt" in r.getMessage()]
     assert said == (
         "the settings [judges.exakt] are not used: no usable plugin provides judge 'exakt'; "
-        "known: exact, number, share (did you mean 'exact'?)"
+        "known: exact, number, rubric, share (did you mean 'exact'?)"
     )
 
 

@@ -288,7 +288,7 @@ def test_an_async_agent_is_refused_by_the_sync_client(url: str) -> None:
     with SwarmClient(url, "token") as client:
         report = client.run_episodes_until_all_complete(
             ["a"],
-            lambda *_: Awaitable(),  # type: ignore[arg-type]
+            lambda *_: Awaitable(),
             retries=0,
         )
     assert "AsyncSwarmClient" in str(report.failures[0].error)

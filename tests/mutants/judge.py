@@ -8,8 +8,8 @@ import random
 import time
 from typing import Any
 
-from agentjet.agents import judges
-from agentjet.agents.judges import ExactJudge, NumberJudge
+from agentjet.judges import answers as judges
+from agentjet.judges.answers import ExactJudge, NumberJudge
 from tests.agents import outside
 from tests.mutants.planting import Mutants, around
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from agentjet.agents.judges import ExactJudge
 from agentjet.agents.readers import JsonlReader
+from agentjet.judges.answers import ExactJudge
 from ajet_core.interfaces import AgentAdapter
 from ajet_server.embedded.jsonl_logger import JsonlLogger
 from ajet_server.embedded.trie_merger import TrieMerger

@@ -105,7 +105,7 @@ def ajet_register_readers():
 @hookimpl
 def ajet_register_judges():
     return [JudgeSpec(name="bad", target=PARTS + "BrokenJudge",
-                      settings="agentjet.agents.judges:ExactJudgeSettings")]
+                      settings="agentjet.judges.answers:ExactJudgeSettings")]
 
 @hookimpl
 def ajet_register_worlds():

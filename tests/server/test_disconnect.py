@@ -63,9 +63,10 @@ async def test_a_client_hangs_up_as_the_work_ends() -> None:
     for ahead in (True, False):
         client = Client()
         result = loop.create_future()
-        ends = [client.gone.set, lambda result=result: result.set_result("done")]
-        for end in ends if ahead else reversed(ends):
-            loop.call_soon(end)
+        if ahead:
+            loop.call_soon(client.gone.set)
+        loop.call_soon(result.set_result, "done")
+        loop.call_soon(client.gone.set)
 
         async def work(result: asyncio.Future[str] = result) -> str:
             return await result
