@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = summary(WORLD, learned)
     print(line(WORLD, found), file=sys.stderr)
     if args.plot is not None:
-        draw({WORLD: learned}, args.plot, "ajet exec: success of a program in a sandbox, by step")
+        draw({WORLD: learned}, args.plot, "ajet exec: success by step")
     report({"benchmark": "exec_learning", "steps": args.steps, **found}, args.output)
 
 
