@@ -25,6 +25,7 @@ from ajet_core.interfaces import BoxExit, BoxProgram, Sandbox
 from ajet_exec.endpoint import egress_proxy, port_of, relay
 from ajet_exec.grading import GradingError, ProgramResult, reward_of
 from ajet_exec.profiles import filled
+from ajet_exec.redacting import redact_file
 from ajet_exec.terms import ProgramTerms
 from ajet_exec.workshop import Workshop
 
@@ -34,6 +35,8 @@ _SIGNAL_BASE, _SIGNALS = 128, 65
 _PROXY_PORT = 3128
 _PASSED = ("PATH", "LANG", "TERM")
 _TAIL = 600
+_LAST_LINE = 2**16
+_SHOWN = 2**20
 
 OnEpisode = Callable[[str, str], object]
 """Receives what happens in an episode: a heading and a text. For debugging."""
@@ -114,8 +117,8 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
                 failed = not done and self._kept_failures < self._program.keep_failed
                 self._kept_failures += failed
                 with contextlib.suppress(OSError):
-                    _redact(directory / "stdout", episode)
-                    _redact(directory / "stderr", episode)
+                    redact_file(directory / "stdout", episode.api_key)
+                    redact_file(directory / "stderr", episode.api_key)
                 try:
                     if self._program.keep or failed:
                         await asyncio.to_thread(self._keep_all, directory, episode)
@@ -129,8 +132,8 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
     async def _rolled_out(self, task: Task, episode: Episode, directory: Path) -> EpisodeOutcome:
         ended = await self._run(task, episode, directory)
         stdout, stderr = directory / "stdout", directory / "stderr"
-        _redact(stdout, episode)
-        _redact(stderr, episode)
+        redact_file(stdout, episode.api_key)
+        redact_file(stderr, episode.api_key)
         status = await self._server.episode_status(episode)
         result = ProgramResult(
             task=item_of(task),
@@ -145,8 +148,8 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             stdout=stdout,
             stderr=stderr,
         )
-        self._show("stdout", _tail(stdout, None))
-        self._show("stderr", _tail(stderr, None))
+        self._show("stdout", _tail(stdout, _SHOWN))
+        self._show("stderr", _tail(stderr, _SHOWN))
         self._show("result", json.dumps(result.facts()))
         if not status.calls:
             how = "was stopped after its time limit" if ended.timed_out else "ended"
@@ -296,15 +299,15 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             timeout=program.reward_timeout,
             grace=program.grace,
         )
-        self._show("stdout of the reward", _tail(out, None))
-        self._show("stderr of the reward", _tail(err, None))
+        self._show("stdout of the reward", _tail(out, _SHOWN))
+        self._show("stderr of the reward", _tail(err, _SHOWN))
         if ended.timed_out:
             raise GradingError(f"the reward command took more than {program.reward_timeout:g} s")
         if ended.status:
             raise GradingError(
                 f"the reward command ended with status {ended.status}: {_tail(err) or _tail(out)}"
             )
-        return reward_of(out.read_text(encoding="utf-8", errors="replace"))
+        return reward_of(_tail(out, _LAST_LINE))
 
     def _hidden(self) -> list[Path]:
         """Return what no program may see: solutions, and what belongs to other episodes."""
@@ -329,7 +332,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
                 copy_of = target / file.relative_to(directory)
                 copy_of.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy_of)
-                _redact(copy_of, episode)
+                redact_file(copy_of, episode.api_key)
         self._show("kept in", str(target))
 
     def _keep_artifacts(self, directory: Path, episode: Episode) -> None:
@@ -347,7 +350,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
                 copy = target / "artifacts" / file.relative_to(work)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
-                _redact(copy, episode)
+                redact_file(copy, episode.api_key)
 
 
 def _places(work: Path, *, isolated: bool) -> _Places:
@@ -373,14 +376,8 @@ def _is_inside(file: Path, directory: Path) -> bool:
     return file.resolve().is_relative_to(directory.resolve())
 
 
-def _redact(path: Path, episode: Episode) -> None:
-    """Remove the episode's key from a file."""
-    key = episode.api_key.encode()
-    content = path.read_bytes()
-    if key and key in content:
-        path.write_bytes(content.replace(key, b"***"))
-
-
-def _tail(path: Path, length: int | None = _TAIL) -> str:
-    text = path.read_text(encoding="utf-8", errors="replace").strip()
-    return text if length is None else text[-length:]
+def _tail(path: Path, length: int = _TAIL) -> str:
+    """Return the end of a file of any size."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - length))
+        return file.read(length).decode("utf-8", errors="replace").strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -13,6 +14,8 @@ from uuid import uuid4
 
 from ajet_core.errors import ConfigError, SandboxError
 from ajet_exec.boxes import owners
+
+_log = logging.getLogger("ajet.exec")
 
 _CONTROL = ".ajet"
 
@@ -51,12 +54,12 @@ class Workshop:
             raise SandboxError(f"{self.base} belongs to another user: set TMPDIR")
         for directory in self.base.iterdir():
             if owners.is_gone(directory.name):
-                shutil.rmtree(directory, ignore_errors=True)
+                remove_directory(directory)
         self._own.mkdir(parents=True)
 
     def close(self) -> None:
         """Remove the launcher's directory."""
-        shutil.rmtree(self._own, ignore_errors=True)
+        remove_directory(self._own)
         # Others of this process may still have theirs.
         with contextlib.suppress(OSError):
             self._own.parent.rmdir()
@@ -83,7 +86,7 @@ class Workshop:
             (control / "home").mkdir(parents=True)
             yield directory
         finally:
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
+            await asyncio.shield(asyncio.to_thread(remove_directory, directory))
 
     async def _checked_out(self) -> Path:
         """Return a checkout of the commit, which is made once."""
@@ -114,6 +117,31 @@ class Workshop:
         with (place / ".git/info/exclude").open("a") as file:
             file.write(f"/{_CONTROL}/\n")
         return place
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a directory, also what is in subdirectories that their owner may not write.
+
+    Go's cache of modules has such directories, for example.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    if not directory.exists():
+        return
+    _make_writable(directory)
+    for folder, folders, _ in os.walk(directory):
+        # Before the loop comes to them.
+        for name in folders:
+            _make_writable(Path(folder) / name)
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists():
+        _log.warning("cannot remove all of %s", directory)
+
+
+def _make_writable(directory: Path) -> None:
+    # That of another user cannot be changed. A link leads elsewhere.
+    if not directory.is_symlink():
+        with contextlib.suppress(OSError):
+            directory.chmod(0o700)
 
 
 async def _command(*argv: str, environ: dict[str, str] | None = None) -> str:

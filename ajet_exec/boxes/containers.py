@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import resource
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,8 +26,10 @@ _LABEL = "ajet.box"
 _SECONDS = 60.0
 _MOST = 4096
 _GATE = "/ajet-gate"
-# The program begins when the gate, a FIFO, is opened: by then its endpoints are in place.
-_WAIT = f'read -r _ < {_GATE}/gate; exec "$@"'
+_PROBE = ".ajet-probe"
+# The program begins when the gate, a FIFO, is opened: by then its endpoints are in place, and the
+# probe shows that the working copy can be written.
+_WAIT = f'(: > /work/{_PROBE}) 2> /dev/null; read -r _ < {_GATE}/gate && exec "$@"'
 
 
 class ContainerSettings(ComponentSettings):
@@ -44,6 +47,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
 
     client: ClassVar[str]
     package: ClassVar[str]
+    security: ClassVar[str]
     at_once: ClassVar[tuple[str, ...]] = ("--force",)
 
     def problem(self) -> str:
@@ -99,7 +103,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
             try:
                 pid = await self._first_process(container, process)
                 await stack.enter_async_context(serving(pid, program.endpoints))
-                await _opened(gate / "gate", process)
+                await _opened(gate / "gate", process, lambda: _probed(program.work))
             except BaseException:
                 await asyncio.shield(self._remove(container))
                 await asyncio.shield(process.wait())
@@ -116,7 +120,9 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
             )
 
     async def _create(self, program: BoxProgram, mark: str, gate: Path) -> str:
-        options = [*self._options(program, gate), "--label", f"{_LABEL}={mark}"]
+        # The first time it asks the container program.
+        user = await asyncio.to_thread(self._user, program.work)
+        options = [*self._options(program, gate), "--user", user, "--label", f"{_LABEL}={mark}"]
         command = ["/bin/sh", "-c", _WAIT, "sh", *program.argv]
         # Values are not in the arguments, which all users of the machine can read.
         environ = {**os.environ, **program.environ}
@@ -131,6 +137,22 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
             "create", *options, *names, self.settings.image, *command, environ=environ
         )
         return text.split()[-1]
+
+    def _user(self, work: Path) -> str:
+        """Return the user of a program: the owner of its working copy.
+
+        It has no capabilities, so that even root writes only what it owns.
+        """
+        if self._maps_users:
+            # The user who started it is root in its containers.
+            return "0:0"
+        owner = work.stat()
+        return f"{owner.st_uid}:{owner.st_gid}"
+
+    @functools.cached_property
+    def _maps_users(self) -> bool:
+        """Whether containers have a user namespace, in which the caller's user is root."""
+        return "rootless" in self._ask("info", "--format", self.security).stdout
 
     def _options(self, program: BoxProgram, gate: Path) -> Iterator[str]:
         limits = program.limits
@@ -212,6 +234,7 @@ class PodmanSandbox(_ContainerSandbox):
 
     client = "podman"
     package = "podman"
+    security = "{{if .Host.Security.Rootless}}rootless{{end}}"
     at_once = ("--force", "--time=0")
 
 
@@ -220,6 +243,7 @@ class DockerSandbox(_ContainerSandbox):
 
     client = "docker"
     package = "docker.io"
+    security = "{{.SecurityOptions}}"
 
 
 def _new_gate(parent: Path) -> Path:
@@ -231,9 +255,26 @@ def _new_gate(parent: Path) -> Path:
     return directory
 
 
-async def _opened(gate: Path, process: asyncio.subprocess.Process) -> None:
+def _probed(work: Path) -> None:
+    """Remove the file of the probe.
+
+    :raises SandboxError: the container could not make it.
+    """
+    try:
+        (work / _PROBE).unlink()
+    except FileNotFoundError:
+        raise SandboxError(
+            f"the program's user in the container cannot write to its working copy, {work}: check "
+            "its owner and mode, and the users that the container program maps"
+        ) from None
+
+
+async def _opened(
+    gate: Path, process: asyncio.subprocess.Process, check: Callable[[], object]
+) -> None:
     """Open a gate as soon as the program waits at it.
 
+    :param check: called before it is opened.
     :raises SandboxError: it ended before.
     """
     loop = asyncio.get_running_loop()
@@ -245,8 +286,11 @@ async def _opened(gate: Path, process: asyncio.subprocess.Process) -> None:
         except OSError:
             await asyncio.sleep(0.01)
             continue
-        os.write(descriptor, b"\n")
-        os.close(descriptor)
+        try:
+            check()
+            os.write(descriptor, b"\n")
+        finally:
+            os.close(descriptor)
         return
     raise SandboxError("the container ended before the program began: the image needs /bin/sh")
 

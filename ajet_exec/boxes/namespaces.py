@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +19,10 @@ from collections.abc import AsyncIterator, Mapping
 from ajet_core.errors import SandboxError
 from ajet_core.interfaces import Serve
 from ajet_exec.boxes import visiting
+
+MOST_CONNECTIONS = 64
+"""How many connections of a port of a box exist at once; more are reset."""
+_RETRY_SECONDS = 0.1
 
 
 def listen_in(pid: int, port: int) -> socket.socket:
@@ -80,25 +85,56 @@ async def serving(pid: int, endpoints: Mapping[int, Serve]) -> AsyncIterator[Non
 @contextlib.asynccontextmanager
 async def _served(listening: socket.socket, serve: Serve) -> AsyncIterator[None]:
     connections: set[asyncio.Task[None]] = set()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connections.add(task)
-        try:
-            await serve(reader, writer)
-        # A connection ends in many ways, which concern only the two ends.
-        except (OSError, asyncio.CancelledError):
-            return
-        finally:
-            connections.discard(task)
-            writer.close()
-
-    server = await asyncio.start_server(accept, sock=listening)
+    listening.setblocking(False)
+    accepting = asyncio.create_task(_accept(listening, serve, connections))
     try:
         yield
     finally:
-        server.close()
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
+        listening.close()
         for task in list(connections):
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
+
+
+async def _accept(
+    listening: socket.socket, serve: Serve, connections: set[asyncio.Task[None]]
+) -> None:
+    """Serve connections, and refuse those above the limit.
+
+    They are accepted one by one, so that a program cannot use up the caller's descriptors.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            accepted, _ = await loop.sock_accept(listening)
+        # The program has left its connection, or the caller has no descriptors at the moment.
+        except OSError:
+            await asyncio.sleep(_RETRY_SECONDS)
+            continue
+        if len(connections) >= MOST_CONNECTIONS:
+            # It gets a reset.
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.close()
+            # `sock_accept` does not wait while others are in line.
+            await asyncio.sleep(0)
+            continue
+        connection = asyncio.create_task(_serve(accepted, serve))
+        connections.add(connection)
+        connection.add_done_callback(connections.discard)
+        await asyncio.sleep(0)
+
+
+async def _serve(accepted: socket.socket, serve: Serve) -> None:
+    # A connection ends in many ways, which concern only the two ends.
+    with contextlib.suppress(OSError, asyncio.CancelledError):
+        try:
+            reader, writer = await asyncio.open_connection(sock=accepted)
+        except BaseException:
+            accepted.close()
+            raise
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.close()

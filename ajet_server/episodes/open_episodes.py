@@ -57,7 +57,7 @@ def limit_reached(rules: CallRules, calls: int, tokens: int) -> LimitReached | N
 class ReservedCalls:
     """Calls in progress that count for the limits of their episode.
 
-    :param count: those that are not recorded yet.
+    :param count: those that have no index yet, and so are not counted by the session.
     :ivar most_tokens: that each of them may sample; None if the episode has no limit.
     """
 
@@ -65,13 +65,15 @@ class ReservedCalls:
     count: int
     most_tokens: int | None = None
 
-    def recorded(self) -> None:
-        """Note that one of the calls is recorded, and so counted by the session."""
-        self.count -= 1
-        self.episode.calls_reserved -= 1
+    def taken(self) -> None:
+        """Note that one of the calls has taken its index, and so is counted by the session."""
+        # A call may be written after its request was cancelled and gave its calls back.
+        if self.count:
+            self.count -= 1
+            self.episode.calls_reserved -= 1
 
     def give_back(self) -> None:
-        """Release the calls that were not recorded."""
+        """Release the calls that took no index."""
         self.episode.calls_reserved -= self.count
         self.count = 0
 
@@ -88,7 +90,7 @@ class OpenEpisode:
     :ivar silent: whether its client missed its heartbeats, so that its slot was given away.
     :ivar elsewhere: its calls in another process that has opened it.
     :ivar rules: of its calls, as its record has them.
-    :ivar calls_reserved: calls in progress that are not recorded yet.
+    :ivar calls_reserved: calls in progress that have no index yet.
     """
 
     record: EpisodeRecord

@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ajet_core.errors import AjetError, ContextLengthError, DeadlineError, EpisodeClosedError
+from ajet_core.timeline import Call
 from ajet_server.episodes.open_episodes import OpenEpisode, ReservedCalls
 from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.gateway.formats.dialect import Dialect, DialectRequest, StreamWriter
-from ajet_server.gateway.formats.events import Choice
 from ajet_server.gateway.formats.exchange import Exchange
 from ajet_server.gateway.formats.retries import SameRequest, SharedAnswer
 from ajet_server.http.disconnect import until_disconnect, when_unread
@@ -152,10 +152,16 @@ class ModelCall:
         request = self._asked.request
         if (most := reserved.most_tokens) is not None:
             request = replace(request, most_tokens=min(most, request.most_tokens or most))
+
+        async def record(call: Call) -> None:
+            # The call took its index a moment ago, and nothing was awaited since.
+            reserved.taken()
+            await self._service.add_call(call)
+
         exchange = await completions.begin(
             self._episode.session,
             request,
-            self._service.add_call,
+            record,
             self._agent,
             is_retry=self._same.is_retry,
         )
@@ -193,9 +199,6 @@ class ModelCall:
                 writer = self._asked.writer(exchange)
                 async with aclosing(completions.events(exchange)) as events:
                     async for happened in events:
-                        if isinstance(happened, Choice):
-                            # Before the client can make its next call.
-                            reserved.recorded()
                         send(writer.write(happened))
             send(writer.end())
 

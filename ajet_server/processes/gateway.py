@@ -266,7 +266,9 @@ class GatewayEpisodes:
         if episode is None:
             if (url := self._elsewhere.get(episode_id)) is not None:
                 raise EpisodeAtError(episode_id, url)
-            episode = await self._opened(episode_id, key)
+            # A release meanwhile waits for this request.
+            with self._in_progress(episode_id):
+                episode = await self._opened(episode_id, key)
         if not hmac.compare_digest(episode.record.key_hash, hash_secret(key)):
             raise unknown_key()
         if episode.closing.locked():
@@ -360,6 +362,11 @@ class GatewayEpisodes:
             ) from None
 
     async def _open_with(self, episode_id: str, key: str) -> OpenEpisode:
+        # The request may be cancelled before.
+        with self._in_progress(episode_id):
+            return await self._open_in_progress(episode_id, key)
+
+    async def _open_in_progress(self, episode_id: str, key: str) -> OpenEpisode:
         self._check()
         opened = await self._server.call(OPEN_EPISODE, key)
         if isinstance(opened, str):

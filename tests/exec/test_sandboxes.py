@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from ajet_core.interfaces import ComponentSettings, Sandbox
+from ajet_core.errors import SandboxError
+from ajet_core.interfaces import BoxProgram, ComponentSettings, Sandbox
 from ajet_exec.boxes.bare import BareSandbox
 from ajet_exec.boxes.bubblewrap import BubblewrapSandbox, BubblewrapSettings
 from ajet_exec.boxes.containers import ContainerSettings, PodmanSandbox
@@ -52,3 +56,35 @@ class TestPodman(SandboxSuite):
         if not has_image():
             pytest.skip(f"there is no podman with the image {IMAGE}")
         return PodmanSandbox(ContainerSettings(image=IMAGE))
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
+    async def test_the_owner_of_the_working_copy_runs_the_program(self, place: Path) -> None:
+        def given(work: Path) -> None:
+            work.chmod(0o700)
+            os.chown(work, 12345, 12346)
+
+        run = await self._with(place, "import os; open('new', 'w'); print(os.getuid())", given)
+        assert run == "12345\n"
+
+    async def test_a_working_copy_that_cannot_be_written_is_a_failure(self, place: Path) -> None:
+        with pytest.raises(SandboxError, match="cannot write to its working copy"):
+            await self._with(place, "print('ran')", lambda work: work.chmod(0o555))
+        assert "ran" not in (place / "stdout").read_text()
+
+    async def _with(self, place: Path, source: str, change: Callable[[Path], object]) -> str:
+        """The output of a program whose working copy was changed."""
+        work = place / "changed"
+        work.mkdir()
+        (work / "program.py").write_text(source)
+        (work / "program.py").chmod(0o644)
+        change(work)
+        out = place / "stdout"
+        program = BoxProgram(
+            argv=(self.python, "/work/program.py"),
+            environ={"PATH": os.environ["PATH"]},
+            work=work,
+            stdout=out,
+            stderr=place / "stderr",
+        )
+        await self.make_sandbox().run(program, timeout=60.0)
+        return out.read_text()

@@ -7,13 +7,17 @@ import os
 import socket
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, MessageText, PlacedMessage, SampledFrom
+from ajet_server.processes.gateway import GatewayEpisodes, Unreported
 from ajet_server.processes.mailbox import Mailboxes, make_mailboxes
+from ajet_server.processes.methods import OPEN_EPISODE, Opened
 from ajet_server.processes.places import SERVER, place_of_episode, place_of_request
 from ajet_server.processes.wire import (
     TokensElsewhereError,
@@ -22,8 +26,10 @@ from ajet_server.processes.wire import (
     unpack_call,
     without_base,
 )
-from ajet_server.security.api_keys import episode_of, new_episode_key
+from ajet_server.security.api_keys import episode_of, hash_secret, new_episode_key
+from ajet_server.security.tenants import TenantLimits
 from ajet_server.workers import frames
+from ajet_server.workers.methods import Method
 from ajet_stores import codec
 from ajet_testing.servers import Running
 
@@ -186,3 +192,79 @@ async def test_a_gateway_process_that_stays_away_is_a_finding(server: Running) -
     (finding,) = (f for f in server.service.findings() if f.code == "gateway_missing")
     assert finding.message == "gateway process 2 is missing"
     assert finding.seconds == 7.0
+
+
+class _HeldServer:
+    """A server that answers OPEN_EPISODE when it is let, and nothing else."""
+
+    def __init__(self) -> None:
+        self.asked, self.answered = asyncio.Event(), asyncio.Event()
+
+    async def call(self, method: Method[Any, Any], key: str) -> Opened:
+        assert method is OPEN_EPISODE
+        self.asked.set()
+        await self.answered.wait()
+        record = EpisodeRecord(
+            episode_id=episode_of(key),
+            key_hash=hash_secret(key),
+            task_id="a",
+            group="a",
+            kind="train",
+            tag="",
+            client_id="client",
+            claim_version=0,
+            lease_seconds=60.0,
+            created_at=0.0,
+        )
+        return Opened(record=record, calls=[], tools=[], next_index=0, counts_calls=False)
+
+
+def gateway_episodes(server: Any) -> GatewayEpisodes:
+    limits = TenantLimits(8, 8, 8, 8, 8)
+    return GatewayEpisodes(server, Unreported(), limits, 30.0, check=lambda: None)
+
+
+async def test_a_release_waits_for_a_request_whose_episode_is_being_opened() -> None:
+    server = _HeldServer()
+    episodes = gateway_episodes(server)
+    ended = asyncio.Event()
+
+    async def request() -> str:
+        episode = await episodes.authenticate(new_episode_key("e", None))
+        async with episodes.counted(episode):
+
+            async def answer() -> str:
+                await ended.wait()
+                return "answer"
+
+            with episodes.running_call(episode, answer()) as call:
+                return await call
+
+    calling = asyncio.create_task(request())
+    await server.asked.wait()
+    # The gateway leaves, and another one asks for the episode before this one's answer arrives.
+    releasing = asyncio.create_task(episodes.release("e"))
+    await asyncio.sleep(0)
+    server.answered.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (calling.done(), releasing.done()) == (False, False)
+    ended.set()
+    assert await calling == "answer"
+    await releasing
+    assert episodes.ids == []
+
+
+async def test_a_release_waits_for_an_opening_whose_request_has_gone() -> None:
+    server = _HeldServer()
+    episodes = gateway_episodes(server)
+    request = asyncio.create_task(episodes.authenticate(new_episode_key("e", None)))
+    await server.asked.wait()
+    request.cancel()
+    await asyncio.wait([request])
+    releasing = asyncio.create_task(episodes.release("e"))
+    await asyncio.sleep(0)
+    server.answered.set()
+    await releasing
+    # The other gateway has it: a copy here would answer from an old conversation.
+    assert episodes.ids == []

@@ -1,0 +1,117 @@
+"""Parts of the launcher that need no sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_exec.boxes.namespaces import MOST_CONNECTIONS, _served
+from ajet_exec.redacting import redact_file
+
+ROOT = Path(__file__).parents[2]
+REMOVE = """
+import sys
+from pathlib import Path
+from ajet_exec.workshop import remove_directory
+remove_directory(Path(sys.argv[1]))
+"""
+
+
+@given(st.lists(st.sampled_from(["key", "k", "ke", "y", "x"])), st.integers(1, 9))
+def test_a_key_is_masked_wherever_a_chunk_ends(texts: list[str], chunk: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "file"
+        path.write_text("".join(texts))
+        redact_file(path, "key", chunk=chunk)
+        assert path.read_text() == "".join(texts).replace("key", "***")
+        assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_large_file_is_not_held_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(2**26)
+        file.seek(2**25)
+        file.write(b"secret")
+    path.chmod(0o640)
+    tracemalloc.start()
+    try:
+        redact_file(path, "secret", chunk=2**16)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 2**22
+    assert (path.stat().st_size, path.stat().st_mode & 0o777) == (2**26 - 3, 0o640)
+    with path.open("rb") as file:
+        file.seek(2**25)
+        assert file.read(4) == b"***\0"
+
+
+@pytest.mark.processes
+def test_directories_that_are_read_only_are_removed(tmp_path: Path) -> None:
+    place, outside = tmp_path / "copy", tmp_path / "outside"
+    cache = place / "go/pkg/mod/module@v1"
+    cache.mkdir(parents=True)
+    outside.mkdir()
+    (cache / "file.go").write_text("package module")
+    (cache / "link").symlink_to(outside)
+    closed = place / "closed"
+    (closed / "inside").mkdir(parents=True)
+    outside.chmod(0o555)
+    for directory in (cache, cache.parent):
+        directory.chmod(0o555)
+    closed.chmod(0)
+    # Root ignores modes, unless it lacks this capability.
+    without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
+    subprocess.run(
+        [*(without if os.geteuid() == 0 else []), sys.executable, "-c", REMOVE, place],
+        cwd=ROOT,
+        check=True,
+    )
+    assert not place.exists()
+    assert outside.stat().st_mode & 0o777 == 0o555
+
+
+@pytest.mark.processes
+async def test_connections_above_the_limit_are_reset() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+
+    async def said(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        try:
+            writer.write(b"word\n")
+            return await reader.readline()
+        except ConnectionError:
+            return b""
+
+    server = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    port = server.getsockname()[1]
+    async with _served(server, echo):
+        ends = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS)]
+        assert [await said(*end) for end in ends] == [b"word\n"] * MOST_CONNECTIONS
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        beyond = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+        assert [await said(*end) for end in beyond] == [b""] * 100
+        for _, writer in beyond:
+            writer.close()
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before
+        # The place of one that has ended is free again.
+        ends[0][1].close()
+        await ends[0][1].wait_closed()
+        while not await said(*(last := await asyncio.open_connection("127.0.0.1", port))):
+            last[1].close()
+        assert await said(*ends[1]) == b"word\n"
+        for _, writer in (*ends[1:], last):
+            writer.close()
