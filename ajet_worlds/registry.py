@@ -16,16 +16,20 @@ def load_world(
 ) -> World:
     """Load the world registered as `name`.
 
+    What the world raises names its plugin.
+
     :param settings: override those of ``[worlds.NAME]`` in ``ajet.toml``.
     :param plugins: the plugin manager to use; None uses that of this process.
     :raises UnknownComponentError: no installed plugin has it; the message lists the existing ones.
     :raises PluginError: its plugin cannot be used, or several plugins register the name.
     :raises ConfigError: its settings are invalid.
     """
+    from ajet_worlds.isolation import IsolatedWorld
+
     manager = plugins or default_manager()
     spec = manager.world(name)
-    checked = component_settings(manager, spec, settings)
-    return manager.create(spec, checked)
+    world = manager.create(spec, component_settings(manager, spec, settings))
+    return IsolatedWorld(world, manager.describe(spec))
 
 
 def world_specs(plugins: PluginManager | None = None) -> list[WorldSpec]:

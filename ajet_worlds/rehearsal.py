@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ajet_core.interfaces import Chat, World, WorldAnswer, WorldOutcome, WorldPrompt
+from ajet_worlds.isolation import IsolatedWorld
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ def _finish(playing: Coroutine[Any, Any, T], world: World) -> T:
         return result
     finally:
         playing.close()
+    name = str(world) if isinstance(world, IsolatedWorld) else type(world).__name__
     raise RuntimeError(
-        f"{type(world).__name__}.play awaits something other than its chat: use chat.wait to let "
-        "time pass"
+        f"{name}: play awaits something other than its chat; use chat.wait to let time pass"
     )

@@ -67,7 +67,7 @@ from ajet_demo.server_child import DemoServer
 from ajet_demo.tiny_model import create_tiny_model
 from ajet_worlds import load_world
 from ajet_worlds.agent import WorldAgent
-from ajet_worlds.grid import SlowGridWorld
+from ajet_worlds.grid import SlowGridSettings, SlowGridWorld
 
 EVAL_TASKS = 256
 POLL_SECONDS = 0.05
@@ -111,9 +111,7 @@ class SlowTools(SlowGridWorld):
     """The world ``slow-grid``, which also sums the time of its tools."""
 
     def __init__(self) -> None:
-        world = load_world("slow-grid", TOOLS)
-        assert isinstance(world, SlowGridWorld)
-        super().__init__(world.settings)
+        super().__init__(SlowGridSettings.model_validate(TOOLS))
         self.seconds = 0.0
 
     def delays(self, task_id: str) -> Iterator[float]:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import logging
+import random
 import re
 import socket
 from collections.abc import Awaitable, Callable
@@ -21,11 +22,15 @@ from agentjet.agents.isolation import IsolatedAdapter
 from ajet_cli.main import cli
 from ajet_core.errors import AjetError, EngineError, WorkerBootError, WorkerError
 from ajet_core.interfaces import (
+    Chat,
     LoggedRun,
     RunRecord,
     SampleStore,
     WeightUpdate,
     WorkerContext,
+    World,
+    WorldAnswer,
+    WorldPrompt,
 )
 from ajet_core.plugin import KindName, PluginManager
 from ajet_core.plugin.discovery import installed_entry_points
@@ -53,6 +58,7 @@ from ajet_server.workers.remote import RemoteEngine, RemoteTrainer
 from ajet_testing.scripted_engine import ScriptedEngine
 from ajet_testing.suites.advantage_suite import batch_of
 from ajet_worlds.registry import load_world
+from ajet_worlds.rehearsal import rehearse
 from tests.support.sites import Site
 from tests.worker.test_process import batch, request
 
@@ -133,8 +139,6 @@ def ajet_step_finished(summary):
 """
 OWNER = r"plugin 'broken' \(distribution ajet-broken 1\.2\)"
 ELSEWHERE: dict[str, set[str]] = {
-    # An exception of these aborts the episode of the program that plays the world.
-    "world": {"task_ids", "play", "expert", "novice"},
     # The launcher of `ajet exec` calls them, and aborts the episode.
     "sandbox": {"problem", "remove_leftovers", "run"},
     # A property without code that can fail at run time.
@@ -486,11 +490,69 @@ async def test_a_wrong_reward_of_a_judge(
     check_named(caught.value.message, "judge", message)
 
 
-def test_the_constructor_of_a_world(plugins: PluginManager) -> None:
-    break_(CONSTRUCTOR)
+PROMPT = WorldPrompt([{"role": "user", "content": "hello"}])
+
+
+class FailingChat(Chat):
+    """The chat of a model that is away."""
+
+    async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
+        raise ConnectionError("the model is away")
+
+    async def wait(self, seconds: float) -> None:
+        raise ConnectionError("the model is away")
+
+
+WORLD: dict[str, Callable[[World], object]] = {
+    "task_ids": lambda world: world.task_ids("train", 0, 1),
+    "play": lambda world: asyncio.run(world.play("task", FailingChat())),
+    "expert": lambda world: world.expert(PROMPT, random.Random(0)),
+    "novice": lambda world: world.novice(PROMPT, random.Random(0)),
+}
+
+
+@pytest.mark.parametrize("method", [CONSTRUCTOR, *WORLD])
+def test_a_method_of_a_world(method: str, plugins: PluginManager) -> None:
+    break_(method)
     with pytest.raises(AjetError) as caught:
-        load_world("bad", plugins=plugins)
+        WORLD.get(method, str)(load_world("bad", plugins=plugins))
     check_named(caught.value.message, "world")
+    assert method == CONSTRUCTOR or f"failed in {method}" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("play", "WorldOutcome"), ("expert", "WorldAnswer"), ("novice", "WorldAnswer")],
+)
+def test_a_wrong_result_of_a_world(
+    method: str, kind: str, plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def played(*_: object) -> float:
+        return 1.0
+
+    wrong = played if method == "play" else lambda *_: 1.0
+    monkeypatch.setattr(broken_parts.BrokenWorld, method, wrong)
+    with pytest.raises(AjetError) as caught:
+        WORLD[method](load_world("bad", plugins=plugins))
+    exception = f"TypeError: it returned a float instead of a {kind}"
+    check_named(caught.value.message, "world", exception)
+
+
+def test_an_exception_of_the_model_is_none_of_the_world(plugins: PluginManager) -> None:
+    with pytest.raises(ConnectionError, match=r"^the model is away$"):
+        WORLD["play"](load_world("bad", plugins=plugins))
+
+
+def test_a_world_that_awaits_something_else_is_named(
+    plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def impatient(*_: object) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(broken_parts.BrokenWorld, "play", impatient)
+    world = load_world("bad", plugins=plugins)
+    with pytest.raises(RuntimeError, match=rf"world 'bad' of {OWNER}: play awaits something"):
+        rehearse(world, "task", world.expert, random.Random(0))
 
 
 ADAPTER: dict[str, Callable[[IsolatedAdapter], object]] = {
@@ -557,7 +619,7 @@ def test_every_method_of_every_kind_is_broken_above() -> None:
         "agent": set(ADAPTER),
         "reader": {"read"},
         "judge": set(),
-        "world": set(),
+        "world": set(WORLD),
         "sandbox": set(),
     }
     methods_of = {

@@ -569,6 +569,34 @@ async def test_a_model_that_cannot_be_saved_is_not_exported_as_it_was_before(
     assert not list((server.run_dir / "export").glob("*"))
 
 
+async def test_an_export_that_fails_ends_the_run_and_is_made_by_the_next(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.roll(checkpoint_every=100)
+    await server.batch()
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+    attempts: list[Path] = []
+
+    def export(self: ScriptedTrainer, directory: Path) -> None:
+        attempts.append(directory)
+        raise RuntimeError("the disk is on holiday")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ScriptedTrainer, "export", export)
+        answer = await server.http.post("/v1/run/stop", headers=CONTROL)
+    assert answer.status_code == 503
+    message = error_of(answer)["message"]
+    assert "trainer 'scripted' of plugin 'scripted'" in message
+    assert "the disk is on holiday" in message
+    assert len(attempts) == 1
+    await until_state(server, ServerState.OFFLINE)
+    assert (await server.http.post("/v1/run/start", headers=CONTROL)).status_code == 200
+    await until_state(server, ServerState.ROLLING)
+    assert server.service.coordinator.step == 1
+    answer = await server.http.post("/v1/run/stop", headers=CONTROL)
+    assert answer.json()["export_dir"] == str(attempts[0])
+
+
 async def test_answers_of_aborted_episodes_that_were_cut_off_are_counted(server: Running) -> None:
     await server.roll()
     for task, most in (("a", 1), ("b", 1), ("b", 100)):

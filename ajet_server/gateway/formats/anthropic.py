@@ -403,11 +403,12 @@ class AnthropicDialect(Dialect):
         return read_messages_request(body)
 
     def error(self, error: AjetError) -> dict[str, Any]:
-        """Return Anthropic's error object."""
+        """Return Anthropic's error object, with agentjet's error type as `code`."""
         kind = _KINDS.get(error.status)
         if kind is None:
             kind = "invalid_request_error" if error.status < 500 else "api_error"
-        return {"type": "error", "error": {"type": kind, "message": _message_of(error)}}
+        content = {"type": kind, "message": _message_of(error), "code": error.type}
+        return {"type": "error", "error": content}
 
     def error_event(self, error: AjetError, position: int) -> bytes:  # noqa: ARG002
         """Return an ``error`` event, on which the SDK raises."""

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ajet_core.errors import ConfigError
 from ajet_testing.servers import CONTROL, TOKENS, Running, ServerFactory, write_scripted_model
 
 pytestmark = pytest.mark.postgres
+SAID = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
@@ -99,6 +100,35 @@ async def test_a_database_restarted_three_times_ends_and_loses_nothing(
         calls = await store.calls(trained)
         # A call whose answer was lost with its connection may have been repeated.
         assert all(len(calls[episode_id]) >= 2 for episode_id in trained)
+
+
+# How each format says which error of agentjet it is; its `type` or `status` has the format's words.
+CODES: dict[str, tuple[dict[str, Any], Callable[[Any], str]]] = {
+    "/v1/chat/completions": ({"messages": SAID}, lambda error: error["code"]),
+    "/v1/completions": ({"prompt": "hello"}, lambda error: error["code"]),
+    "/v1/responses": ({"input": "hello"}, lambda error: error["code"]),
+    "/v1/messages": ({"messages": SAID, "max_tokens": 9}, lambda error: error["code"]),
+    "/v1beta/models/any:generateContent": (
+        {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]},
+        lambda error: error["details"][0]["reason"].lower(),
+    ),
+}
+
+
+async def test_model_calls_say_in_every_format_that_the_database_is_away(
+    own: PostgresServer, servers: ServerFactory
+) -> None:
+    async with servers.running(store={**settings(own), "retry_seconds": 0.05}) as server:
+        await server.roll()
+        grant = await server.claim()
+        await asyncio.to_thread(own.stop, "immediate")
+        for path, (body, code) in CODES.items():
+            headers = {"authorization": f"Bearer {grant['api_key']}"}
+            answer = await server.http.post(path, headers=headers, json=body)
+            assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "true"), path
+            assert code(answer.json()["error"]) == "store_unavailable", answer.text
+        await asyncio.to_thread(own.start)
+        assert (await server.chat(grant)).status_code == 200
 
 
 async def test_a_server_that_is_started_again_goes_on_with_the_records(
