@@ -18,7 +18,6 @@ from agentjet.client._episode import (
     EpisodeT_contra,
     OutcomeT,
     RunnerReport,
-    Task,
     abort_cause,
     abort_reason,
 )
@@ -34,6 +33,7 @@ from agentjet.client._runner import (
     heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
+from ajet_core.interfaces import EpisodeOutcome, Task
 from ajet_core.protocol import AgentCause, Pace
 
 T = TypeVar("T")
