@@ -42,10 +42,10 @@ def _pieces(source: BinaryIO, secret: bytes, chunk: int) -> Iterator[bytes]:
     while data := source.read(chunk):
         data = rest + data
         start = 0
-        while (found := data.find(secret, start)) >= 0:
-            yield data[start:found]
+        while (at := data.find(secret, start)) >= 0:
+            yield data[start:at]
             yield MASK
-            start = found + len(secret)
+            start = at + len(secret)
         # The secret may begin in this chunk and end in the next one.
         kept = max(start, len(data) - len(secret) + 1)
         yield data[start:kept]

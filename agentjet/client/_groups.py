@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentjet.client._episode import Task
 from agentjet.client._runner import Concurrency, Job
 from ajet_core.errors import RequestError
+from ajet_core.interfaces import Task
 
 GroupReward = Callable[[Task, Sequence[Any]], Any]
 """Maps a task and what the agent returned in each of its episodes to as many outcomes.

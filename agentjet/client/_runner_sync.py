@@ -37,7 +37,7 @@ from agentjet.client._runner import (
     heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
-from ajet_core.interfaces import EpisodeOutcome, Task
+from ajet_core.interfaces import Task
 from ajet_core.protocol import AgentCause, Pace
 
 SyncAgent = Callable[[Task, Episode], Any]

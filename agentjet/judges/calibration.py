@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from agentjet.client import EpisodeOutcome
+from ajet_core.interfaces import EpisodeOutcome
 
 _SHOWN = 60
 

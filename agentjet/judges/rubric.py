@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from agentjet.client import EpisodeOutcome
 from agentjet.judges.model import JudgingModel, ModelJudgeSettings, Query
-from ajet_core.interfaces import Judge
+from ajet_core.interfaces import EpisodeOutcome, Judge
 
 _LONGEST_REASON = 500
 
