@@ -26,7 +26,7 @@ MISDIRECTED = 421
 _TRIES = 3
 _RETRY_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
-_IDLE_CONNECTIONS = 256
+_IDLE_CLIENTS = 256
 # Headers of one connection (RFC 9110, section 7.6.1), and those that httpx writes.
 _OF_CONNECTION = frozenset(
     {
@@ -57,7 +57,10 @@ class Forwarding:
     def __init__(self, app: ASGIApp, forget: Callable[[str], object]) -> None:
         self._app = app
         self._forget = forget
-        self._http: httpx.AsyncClient | None = None
+        # One for each request under way: a client's pool looks at all of its connections for each
+        # request, which costs more than the request once there are many.
+        self._idle: list[httpx.AsyncClient] = []
+        self._context = ssl.create_default_context()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -93,12 +96,11 @@ class Forwarding:
 
     async def _forwarded(self, url: str, request: Request, body: bytes, send: Send) -> bool:
         """Send a request on, and its answer back; return False if the gateway cannot answer it."""
-        if self._http is None:
-            self._http = _client()
         scope = request.scope
         query = scope["query_string"]
         target = url + scope["raw_path"].decode("latin-1") + ("?" + query.decode() if query else "")
-        sent = self._http.build_request(
+        client = self._idle.pop() if self._idle else _client(self._context)
+        sent = client.build_request(
             request.method,
             target,
             content=body,
@@ -108,10 +110,15 @@ class Forwarding:
             ],
         )
         try:
-            how = await until_disconnect(request, self._exchange(sent, send))
+            how = await until_disconnect(request, self._exchange(client, sent, send))
         except HTTPException:
             # The agent has closed the connection.
             return True
+        finally:
+            if len(self._idle) < _IDLE_CLIENTS:
+                self._idle.append(client)
+            else:
+                await client.aclose()
         if how is _Exchange.BROKEN:
             await _refuse(scope, request.receive, send, "the gateway that had this call has ended")
         elif how is _Exchange.ANSWERED:
@@ -119,12 +126,13 @@ class Forwarding:
             await send({"type": "http.response.body"})
         return how is not _Exchange.ELSEWHERE
 
-    async def _exchange(self, sent: httpx.Request, send: Send) -> _Exchange:
+    async def _exchange(
+        self, client: httpx.AsyncClient, sent: httpx.Request, send: Send
+    ) -> _Exchange:
         """Send a request, and its answer back but for its end."""
-        assert self._http is not None
         begun = False
         try:
-            answer = await self._http.send(sent, stream=True)
+            answer = await client.send(sent, stream=True)
             async with contextlib.aclosing(answer):
                 if answer.status_code == MISDIRECTED:
                     return _Exchange.ELSEWHERE
@@ -144,12 +152,11 @@ class Forwarding:
         return _Exchange.ANSWERED
 
 
-def _client() -> httpx.AsyncClient:
+def _client(context: ssl.SSLContext) -> httpx.AsyncClient:
     transport = httpx.AsyncHTTPTransport(
         # `ssl` reads SSL_CERT_FILE; a proxy of the environment is not for the way between gateways.
-        verify=ssl.create_default_context(),
+        verify=context,
         trust_env=False,
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS),
         # An answer may take long, but not if the other machine is gone.
         socket_options=watching_options(),
     )
