@@ -178,6 +178,36 @@ class SandboxSuite(ConformanceSuite):
         assert secret not in run.stdout
 
     @pytest.mark.usefixtures("isolated")
+    async def test_what_is_hidden_is_not_seen(self, place: Path) -> None:
+        # Not where `place` is, of which programs see nothing anyway.
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as hidden:  # noqa: S108
+            Path(hidden).chmod(0o755)
+            (Path(hidden) / "solution").write_text("solution")
+            run = await self.box(
+                place,
+                f"import pathlib\nfor path in (pathlib.Path('{hidden}') / 'solution',):\n"
+                "    try: print(path.read_text())\n"
+                "    except OSError: print('unseen')",
+                hidden=(Path(hidden),),
+            )
+        assert run.stdout == "unseen\n"
+
+    async def test_the_environment_is_in_no_arguments(self, place: Path) -> None:
+        secret = f"secret-{next(_numbers)}"
+        running = asyncio.create_task(
+            self.box(
+                place,
+                "import time\nopen('begun', 'w')\ntime.sleep(600)",
+                environ={"PATH": os.environ["PATH"], "KEY": secret},
+            )
+        )
+        await _until(lambda: list(place.glob("*/work/begun")), running)
+        # Every user of the machine can read them.
+        assert _containing(secret) == []
+        running.cancel()
+        await asyncio.wait([running])
+
+    @pytest.mark.usefixtures("isolated")
     async def test_the_endpoint_is_reached_and_no_other_address(self, place: Path) -> None:
         async def serve(reader: StreamReader, writer: StreamWriter) -> None:
             writer.write(b"served " + await reader.readline())
@@ -421,6 +451,16 @@ def _running(mark: str) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                pids.append(int(entry.name))
+    return pids
+
+
+def _containing(text: str) -> list[int]:
+    """Return the processes of this machine with a text somewhere in their arguments."""
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if text.encode() in (entry / "cmdline").read_bytes():
                 pids.append(int(entry.name))
     return pids
 
