@@ -177,19 +177,21 @@ class SandboxSuite(ConformanceSuite):
         assert "no\n" in run.stdout
         assert secret not in run.stdout
 
+    @pytest.fixture
+    def solution(self) -> Iterator[Path]:
+        """A directory that all users of the host can read, not below the one for working copies."""
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+            Path(directory).chmod(0o755)
+            (Path(directory) / "file").write_text("solution")
+            yield Path(directory)
+
     @pytest.mark.usefixtures("isolated")
-    async def test_what_is_hidden_is_not_seen(self, place: Path) -> None:
-        # Not where `place` is, of which programs see nothing anyway.
-        with tempfile.TemporaryDirectory(dir="/var/tmp") as hidden:  # noqa: S108
-            Path(hidden).chmod(0o755)
-            (Path(hidden) / "solution").write_text("solution")
-            run = await self.box(
-                place,
-                f"import pathlib\nfor path in (pathlib.Path('{hidden}') / 'solution',):\n"
-                "    try: print(path.read_text())\n"
-                "    except OSError: print('unseen')",
-                hidden=(Path(hidden),),
-            )
+    async def test_what_is_hidden_is_not_seen(self, place: Path, solution: Path) -> None:
+        run = await self.box(
+            place,
+            f"try: print(open('{solution}/file').read())\nexcept OSError: print('unseen')",
+            hidden=(solution,),
+        )
         assert run.stdout == "unseen\n"
 
     async def test_the_environment_is_in_no_arguments(self, place: Path) -> None:
