@@ -11,6 +11,7 @@ from typing import Any
 from ajet_core.interfaces import BoxExit, BoxLimits, BoxProgram
 from ajet_exec.boxes import bubblewrap, capture, owners, watching
 from ajet_exec.boxes.bubblewrap import BubblewrapSandbox
+from ajet_exec.boxes.tools import limited
 from tests.mutants.planting import Mutants, around, put
 
 box = Mutants("sandbox", "tests/exec/test_sandboxes.py::TestFewBubblewrap")
@@ -116,7 +117,7 @@ def privileges_are_kept() -> None:
     put(
         bubblewrap,
         "_inside",
-        lambda program, _: [*bubblewrap.limited(program.limits), *program.argv],
+        lambda program, _: [*limited(program.limits), *program.argv],
     )
 
 
