@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 from agentjet import EpisodeOutcome
 
 _SHOWN = 80
+_MOST_BYTES = 2**16
+_TEXT, _JSON = "reward.txt", "reward.json"
 
 
 class GradingError(RuntimeError):
@@ -62,13 +66,54 @@ def reward_of(text: str) -> EpisodeOutcome:
     :raises GradingError: it is neither, or the number is not finite.
     """
     line = (text.strip().splitlines() or [""])[-1].strip()
+    return _outcome(
+        line,
+        f"the reward command printed {line[:_SHOWN]!r} last; its last line must be a number, "
+        'or a JSON object such as {"reward": 0.5}',
+    )
+
+
+def reward_in(directory: Path) -> EpisodeOutcome | None:
+    """Return the outcome in Harbor's ``reward.txt`` or else ``reward.json``; None without either.
+
+    :param directory: that of these files, in which a program may have left anything.
+    :raises GradingError: the file does not contain a finite number, or an object of `reward_of`.
+    """
+    for name in (_TEXT, _JSON):
+        try:
+            # No link, which would lead to files of this process, and no pipe without a writer.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(directory / name, flags)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise GradingError(f"the reward command wrote {name}, which is no file") from error
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise GradingError(f"the reward command wrote {name}, which is no file")
+            content = file.read(_MOST_BYTES).decode("utf-8", errors="replace").strip()
+        return _outcome(
+            content,
+            f"the reward command wrote {content[:_SHOWN]!r} into {name}; it must contain a number"
+            + (', or a JSON object such as {"reward": 0.5}' if name == _JSON else ""),
+            number=name == _TEXT,
+        )
+    return None
+
+
+def _outcome(text: str, wrong: str, *, number: bool = False) -> EpisodeOutcome:
+    """Return the outcome that a text states.
+
+    :param wrong: the error's message if the text is no JSON.
+    :param number: whether it must be a number alone.
+    """
     try:
-        value: Any = json.loads(line)
-    except ValueError:
-        raise GradingError(
-            f"the reward command printed {line[:_SHOWN]!r} last; its last line must be a number, "
-            'or a JSON object such as {"reward": 0.5}'
-        ) from None
+        value: Any = json.loads(text)
+    # Python reads neither a number of thousands of digits nor an object nested that deeply.
+    except (ValueError, RecursionError):
+        raise GradingError(wrong) from None
+    if number and not isinstance(value, int | float):
+        raise GradingError(wrong)
     parts: Mapping[str, Any] = value if isinstance(value, dict) else {"reward": value}
     reward: Any = parts.get("reward")
     if not _is_number(reward):
@@ -84,4 +129,10 @@ def reward_of(text: str) -> EpisodeOutcome:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    # It is larger than any float.
+    except OverflowError:
+        return False

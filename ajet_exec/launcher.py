@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from agentjet import AsyncSwarmClient, EpisodeOutcome, Task
 from agentjet.agents import AsyncTrainable
@@ -22,8 +23,9 @@ from agentjet.agents.tasks import item_of
 from agentjet.agents.terms import Terms
 from agentjet.client import Episode
 from ajet_core.interfaces import BoxExit, BoxProgram, Sandbox
+from ajet_exec.disk import missing_room, used_bytes
 from ajet_exec.endpoint import egress_proxy, port_of, relay
-from ajet_exec.grading import GradingError, ProgramResult, reward_of
+from ajet_exec.grading import GradingError, ProgramResult, reward_in, reward_of
 from ajet_exec.profiles import filled
 from ajet_exec.redacting import redact_file
 from ajet_exec.terms import ProgramTerms
@@ -81,7 +83,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
         self._program = program
         self._sandbox = sandbox
         self._show = on_episode or (lambda *_: None)
-        self._workshop = Workshop(program.files, program.git, base)
+        self._workshop = Workshop(program.files, program.git, base, program.disk_bytes)
         self._kept_failures = 0
 
     async def __aenter__(self) -> BoxedProgram:
@@ -104,7 +106,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
     async def agent(self, task: Task, episode: Any) -> EpisodeOutcome:
         """Run the program as an episode, and return its reward.
 
-        :raises SandboxError: the sandbox failed.
+        :raises SandboxError: the sandbox failed, or the disk is full.
         :raises NoCallsError: the program made no model call that was answered.
         :raises GradingError: the reward failed.
         """
@@ -131,6 +133,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
 
     async def _rolled_out(self, task: Task, episode: Episode, directory: Path) -> EpisodeOutcome:
         ended = await self._run(task, episode, directory)
+        await self._workshop.check(directory)
         stdout, stderr = directory / "stdout", directory / "stderr"
         redact_file(stdout, episode.api_key)
         redact_file(stderr, episode.api_key)
@@ -158,6 +161,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
                 f"answered; the end of its stderr: {_tail(stderr) or '(empty)'}"
             )
         outcome = await self._reward(result, directory)
+        await self._workshop.check(directory)
         facts = {key: str(value) for key, value in result.facts().items()}
         return replace(outcome, metadata={**facts, **outcome.metadata})
 
@@ -270,7 +274,18 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             file.chmod(0o644)
         seen = "/facts" if isolated else str(facts)
         work = "/work" if isolated else str(result.work)
-        mounts = {**program.read_only, "/facts": facts}
+        # The program has ended, so that nothing of it can be in a directory with this name.
+        verifier = result.work / f".ajet-verifier-{uuid4().hex}"
+        # A program may take away the right to write.
+        result.work.chmod(result.work.stat().st_mode | 0o700)
+        verifier.mkdir()
+        verifier.chmod(0o777)
+        # The working copy alone can be written in a sandbox, so `/logs/verifier` leads there.
+        logs = directory / "logs"
+        logs.mkdir()
+        logs.chmod(0o755)
+        (logs / "verifier").symlink_to(f"{work}/{verifier.name}")
+        mounts = {**program.read_only, "/facts": facts, "/logs": logs}
         environ = {
             **self._environ(),
             "HOME": "/tmp" if isolated else str(result.work / ".ajet/home"),  # noqa: S108
@@ -278,6 +293,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             "AJET_RESULT": f"{seen}/result.json",
             "AJET_STDOUT": f"{seen}/stdout",
             "AJET_STDERR": f"{seen}/stderr",
+            "AJET_VERIFIER": "/logs/verifier" if isolated else str(verifier),
         }
         if program.tests is not None:
             mounts["/tests"] = program.tests
@@ -307,7 +323,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             raise GradingError(
                 f"the reward command ended with status {ended.status}: {_tail(err) or _tail(out)}"
             )
-        return reward_of(_tail(out, _LAST_LINE))
+        return reward_in(verifier) or reward_of(_tail(out, _LAST_LINE))
 
     def _hidden(self) -> list[Path]:
         """Return what no program may see: solutions, and what belongs to other episodes."""
@@ -326,6 +342,9 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
 
     def _keep_all(self, directory: Path, episode: Episode) -> None:
         target = self._program.out / "episodes" / episode.episode_id
+        target.mkdir(parents=True, exist_ok=True)
+        if missing := missing_room(target, used_bytes(directory)):
+            raise OSError(missing)
         for file in directory.rglob("*"):
             # Neither links, which may lead anywhere, nor pipes and sockets.
             if file.is_file() and not file.is_symlink():

@@ -45,6 +45,7 @@ class ProgramTerms:
     :param artifacts: patterns of files in the working copy that are kept for each episode.
     :param out: directory of what is kept, by episode.
     :param keep: keep everything of each episode; `keep_failed`: of so many that were aborted.
+    :param disk_bytes: of disk that the files of all episodes may use together.
     """
 
     argv: tuple[str, ...]
@@ -71,3 +72,4 @@ class ProgramTerms:
     out: Path = Path("runs/exec")
     keep: bool = False
     keep_failed: int = 0
+    disk_bytes: int | None = None

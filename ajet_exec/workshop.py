@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from ajet_core.errors import ConfigError, SandboxError
 from ajet_exec.boxes import owners
+from ajet_exec.disk import Disk, DiskUse, used_bytes
 
 _log = logging.getLogger("ajet.exec")
 
@@ -27,6 +28,7 @@ class Workshop:
     :param files: a directory to copy for each episode.
     :param git: a repository and a commit to check out for each episode.
     :param base: where to make them; by default a directory of this user for temporary files.
+    :param disk_bytes: that all episodes may use together; None is no limit but the disk.
     """
 
     def __init__(
@@ -34,12 +36,16 @@ class Workshop:
         files: Path | None = None,
         git: tuple[Path, str] | None = None,
         base: Path | None = None,
+        disk_bytes: int | None = None,
     ) -> None:
         self._files = files
         self._git = git
         self.base = base or Path(tempfile.gettempdir()) / f"ajet-exec-{os.geteuid()}"
         self._own = self.base / owners.launcher() / uuid4().hex
         self._checkout: asyncio.Task[Path] | None = None
+        self._disk = Disk(self.base, disk_bytes)
+        self._uses: dict[Path, DiskUse] = {}
+        self._source_bytes: int | None = None
 
     def open(self) -> None:
         """Make the launcher's directory, and remove those of launchers that were killed.
@@ -68,25 +74,44 @@ class Workshop:
     async def episode(self) -> AsyncIterator[Path]:
         """Yield the directory of an episode, whose subdirectory ``work`` is its working copy.
 
-        :raises SandboxError: the working copy cannot be made.
+        :raises SandboxError: the working copy cannot be made, or the disk became full, or all
+            episodes together used more of it than they may.
         """
-        directory = Path(tempfile.mkdtemp(dir=self._own))
-        try:
-            work = directory / "work"
-            work.mkdir()
-            source = self._files if self._git is None else await self._checked_out()
-            if source is not None:
-                await _command("cp", "-a", "--reflink=auto", f"{source}/.", str(work))
-            # What was copied may have links there, which would lead out of the working copy.
-            control = work / _CONTROL
-            if control.is_symlink() or control.is_file():
-                control.unlink()
-            elif control.is_dir():
-                shutil.rmtree(control)
-            (control / "home").mkdir(parents=True)
-            yield directory
-        finally:
-            await asyncio.shield(asyncio.to_thread(remove_directory, directory))
+        source = self._files if self._git is None else await self._checked_out()
+        if self._source_bytes is None:
+            size = 0 if source is None else await asyncio.to_thread(used_bytes, source)
+            self._source_bytes = size
+        async with self._disk.admitted(self._source_bytes) as use, use.limited():
+            directory = Path(tempfile.mkdtemp(dir=self._own))
+            use.directory = directory
+            self._uses[directory] = use
+            try:
+                await self._filled(directory / "work", source)
+                yield directory
+            finally:
+                del self._uses[directory]
+                await asyncio.shield(asyncio.to_thread(remove_directory, directory))
+
+    async def check(self, directory: Path) -> None:
+        """Look at the disk, because a program of an episode has ended.
+
+        :param directory: of the episode.
+        :raises SandboxError: what the program left may lack what it could not write.
+        """
+        await self._disk.check(self._uses[directory])
+
+    async def _filled(self, work: Path, source: Path | None) -> None:
+        """Make a working copy."""
+        await asyncio.to_thread(work.mkdir)
+        if source is not None:
+            await _command("cp", "-a", "--reflink=auto", f"{source}/.", str(work))
+        # What was copied may have links there, which would lead out of the working copy.
+        control = work / _CONTROL
+        if control.is_symlink() or control.is_file():
+            control.unlink()
+        elif control.is_dir():
+            remove_directory(control)
+        (control / "home").mkdir(parents=True)
 
     async def _checked_out(self) -> Path:
         """Return a checkout of the commit, which is made once."""

@@ -3,7 +3,10 @@
 An episode is a working copy of 100 files and two sandboxes, that of the program with an endpoint.
 Program and reward are ``true``, so that what is measured is the launcher and the sandboxes.
 
-    python benchmarks/exec.py [EPISODES] [SANDBOX]
+With AT_ONCE, as many episodes begin at the same moment, in as many rounds as EPISODES needs, and
+the seconds are those of an episode among the others.
+
+    python benchmarks/exec.py [EPISODES] [SANDBOX] [AT_ONCE]
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ async def episode(sandbox: Sandbox, workshop: Workshop) -> None:
             assert ended.status == 0
 
 
-async def main(count: int, name: str) -> None:
+async def main(count: int, name: str, at_once: int) -> None:
     sandbox = load_sandbox(name)
     with tempfile.TemporaryDirectory() as directory:
         files = Path(directory) / "files"
@@ -64,19 +67,34 @@ async def main(count: int, name: str) -> None:
         workshop = Workshop(files, base=Path(directory) / "copies")
         workshop.open()
         await episode(sandbox, workshop)
-        seconds, used = [], []
-        for _ in range(count):
-            began, before = time.perf_counter(), cpu()
+        seconds: list[float] = []
+        used: list[float] = []
+
+        async def timed() -> None:
+            began = time.perf_counter()
             await episode(sandbox, workshop)
             seconds.append(time.perf_counter() - began)
-            used.append(cpu() - before)
+
+        began_all = time.perf_counter()
+        for first in range(0, count, at_once):
+            number, before = min(at_once, count - first), cpu()
+            await asyncio.gather(*(timed() for _ in range(number)))
+            used.append((cpu() - before) / number)
+        whole = time.perf_counter() - began_all
+        left = len(list(workshop.base.rglob("work")))
         workshop.close()
-    print(f"{name}: {count} episodes, each a copy of 100 files and two sandboxes")
+    print(
+        f"{name}: {count} episodes, {at_once} at once, a copy of 100 files and two sandboxes each"
+    )
     print(
         json.dumps(
             {
                 "sandbox": name,
                 "episodes": count,
+                "at_once": at_once,
+                "episodes_per_second": round(count / whole, 2),
+                "seconds_most": round(max(seconds), 4),
+                "directories_left": left,
                 "seconds_median": round(statistics.median(seconds), 4),
                 "cpu_seconds_median": round(statistics.median(used), 4),
                 "goal_seconds": GOAL_SECONDS,
@@ -93,5 +111,6 @@ if __name__ == "__main__":
         main(
             int(arguments[0]) if arguments else 50,
             arguments[1] if len(arguments) > 1 else "bubblewrap",
+            int(arguments[2]) if len(arguments) > 2 else 1,
         )
     )

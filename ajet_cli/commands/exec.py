@@ -63,6 +63,7 @@ _FAILED = 1
 @click.option("--reward-network", is_flag=True, help="Give the reward the network of the host.")
 @click.option("--allow-host", multiple=True, metavar="HOST", help="Let PROGRAM reach a host.")
 @click.option("--limit", "limits", multiple=True, metavar="NAME=VALUE", help="Such as memory=4G.")
+@click.option("--disk", metavar="SIZE", help="Disk for all working copies, such as 20G.")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for PROGRAM.")
 @click.option("--reward-timeout", default=60.0, show_default=True, help="Seconds for the reward.")
 @click.option("--max-calls", type=click.IntRange(1), help="Model calls of an episode.")
@@ -141,6 +142,7 @@ def exec_(
         out=Path(options["out"]),
         keep=options["keep"],
         keep_failed=options["keep_failed"],
+        disk_bytes=None if options["disk"] is None else _size("--disk", options["disk"]),
         hidden_fields=HIDDEN_FIELDS | frozenset(options["hide"]),
     )
     sandbox = _sandbox(options, state.plugins)
@@ -254,13 +256,19 @@ def _limits(given: Sequence[str]) -> BoxLimits:
     values: dict[str, int] = {}
     for text in given:
         name, _, value = text.partition("=")
-        number, unit = (value[:-1], value[-1:].upper()) if value[-1:].isalpha() else (value, "")
-        if name not in _LIMITS or unit not in _UNITS or not number.isdigit():
+        if name not in _LIMITS:
             raise click.UsageError(
                 f"--limit {text}: give {', '.join(_LIMITS)} = a number, such as memory=4G"
             )
-        values[_LIMITS[name]] = int(number) * _UNITS[unit]
+        values[_LIMITS[name]] = _size(f"--limit {name}", value)
     return BoxLimits(**values)
+
+
+def _size(option: str, text: str) -> int:
+    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
+    if unit not in _UNITS or not number.isdigit():
+        raise click.UsageError(f"{option}={text}: give a number, such as 4G")
+    return int(number) * _UNITS[unit]
 
 
 def _artifacts(given: Sequence[str]) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
+from ajet_core.errors import SandboxError
+
 _CHUNK = 65536
 _LINGER_SECONDS = 1.0
 
@@ -17,15 +19,28 @@ class CappedFile:
     """A file of at most `limit` bytes: the first and the last half of what is written to it.
 
     The last half is a ring in the file itself, so that nothing is kept in memory.
+
+    :ivar error: of the first write that failed, such as that of a full disk.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
         self._half = max(1, limit // 2)
         self._file = path.open("w+b", buffering=0)
         self._written = 0
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> None:
-        """Append bytes."""
+        """Append bytes, unless an earlier write has failed.
+
+        The program need not wait for what nobody can keep.
+        """
+        if self.error is None:
+            try:
+                self._append(data)
+            except OSError as error:
+                self.error = error
+
+    def _append(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
             if self._written < self._half:
@@ -34,12 +49,24 @@ class CappedFile:
                 offset = (self._written - self._half) % self._half
                 at, room = self._half + offset, self._half - offset
             self._file.seek(at)
-            self._file.write(view[:room])
-            self._written += len(view[:room])
-            view = view[room:]
+            # A disk that becomes full takes a part.
+            count = self._file.write(view[:room])
+            self._written += count
+            view = view[count:]
 
     def close(self) -> None:
-        """Put the ring in order, with a line where bytes were left out."""
+        """Put the ring in order, with a line where bytes were left out.
+
+        :raises SandboxError: not everything that is to be kept could be written.
+        """
+        try:
+            self._complete()
+        except OSError as error:
+            self.error = self.error or error
+        if self.error is not None:
+            raise SandboxError(f"cannot keep what the program printed: {self.error}")
+
+    def _complete(self) -> None:
         with self._file:
             omitted = self._written - 2 * self._half
             if omitted <= 0:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ajet_core.errors import AjetError, WorkerDiedError
 from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.http_errors import error_response, on_ajet_error
-from ajet_server.processes.gateway import EpisodeAtError
+from ajet_server.processes.gateway_episodes import EpisodeAtError
 from ajet_server.processes.machines import watching_options
 
 FORWARDED = "x-ajet-forwarded"

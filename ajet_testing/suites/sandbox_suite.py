@@ -177,6 +177,38 @@ class SandboxSuite(ConformanceSuite):
         assert "no\n" in run.stdout
         assert secret not in run.stdout
 
+    @pytest.fixture
+    def solution(self) -> Iterator[Path]:
+        """A directory that all users of the host can read, not below the one for working copies."""
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+            Path(directory).chmod(0o755)
+            (Path(directory) / "file").write_text("solution")
+            yield Path(directory)
+
+    @pytest.mark.usefixtures("isolated")
+    async def test_what_is_hidden_is_not_seen(self, place: Path, solution: Path) -> None:
+        run = await self.box(
+            place,
+            f"try: print(open('{solution}/file').read())\nexcept OSError: print('unseen')",
+            hidden=(solution,),
+        )
+        assert run.stdout == "unseen\n"
+
+    async def test_the_environment_is_in_no_arguments(self, place: Path) -> None:
+        secret = f"secret-{next(_numbers)}"
+        running = asyncio.create_task(
+            self.box(
+                place,
+                "import time\nopen('begun', 'w')\ntime.sleep(600)",
+                environ={"PATH": os.environ["PATH"], "KEY": secret},
+            )
+        )
+        await _until(lambda: list(place.glob("*/work/begun")), running)
+        # Every user of the machine can read them.
+        assert _containing(secret) == []
+        running.cancel()
+        await asyncio.wait([running])
+
     @pytest.mark.usefixtures("isolated")
     async def test_the_endpoint_is_reached_and_no_other_address(self, place: Path) -> None:
         async def serve(reader: StreamReader, writer: StreamWriter) -> None:
@@ -421,6 +453,16 @@ def _running(mark: str) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                pids.append(int(entry.name))
+    return pids
+
+
+def _containing(text: str) -> list[int]:
+    """Return the processes of this machine with a text somewhere in their arguments."""
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if text.encode() in (entry / "cmdline").read_bytes():
                 pids.append(int(entry.name))
     return pids
 

@@ -123,7 +123,9 @@ def test_what_is_missing_is_named(example: ScriptedSwarm) -> None:
     for arguments, said in (
         (command[:at], "give the program after --"),
         (with_option("--profile", "x"), "there is no profile 'x'"),
-        (with_option("--limit", "memory=lots"), "--limit memory=lots"),
+        (with_option("--limit", "memory=lots"), "--limit memory=lots: give a number"),
+        (with_option("--disk", "lots"), "--disk=lots: give a number, such as 4G"),
+        (with_option("--limit", "size=1"), "--limit size=1: give"),
         (with_option("--box", "cardboard"), "cardboard"),
         (with_option("--files", "nowhere"), "nowhere"),
         (with_option("--reward", "no_module:f"), "cannot be imported"),

@@ -15,7 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_core.errors import SandboxError
+from ajet_exec.boxes.capture import CappedFile
 from ajet_exec.boxes.namespaces import MOST_CONNECTIONS, _served
+from ajet_exec.disk import Disk
 from ajet_exec.redacting import redact_file
 
 ROOT = Path(__file__).parents[2]
@@ -115,3 +118,66 @@ async def test_connections_above_the_limit_are_reset() -> None:
         assert await said(*ends[1]) == b"word\n"
         for _, writer in (*ends[1:], last):
             writer.close()
+
+
+async def test_copies_wait_for_room_in_the_budget(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, budget=10)
+    ends = [asyncio.Event() for _ in range(3)]
+    begun: list[int] = []
+
+    async def copy(number: int) -> None:
+        async with disk.admitted(5):
+            begun.append(number)
+            await ends[number].wait()
+
+    copies = [asyncio.create_task(copy(number)) for number in range(3)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert begun == [0, 1]
+    ends[1].set()
+    await copies[1]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert begun == [0, 1, 2]
+    with pytest.raises(SandboxError, match=r"needs .*--disk"):
+        async with Disk(tmp_path, budget=4).admitted(5):
+            pass
+    ends[0].set()
+    ends[2].set()
+    await asyncio.gather(*copies)
+
+
+async def test_the_largest_copy_is_aborted(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, budget=2**20)
+    ended: list[str] = []
+
+    async def copy(name: str, size: int) -> None:
+        async with disk.admitted(0) as use, use.limited():
+            use.directory = tmp_path / name
+            use.directory.mkdir()
+            (use.directory / "file").write_bytes(bytes(size))
+            if name == "small":
+                await large
+                ended.append(name)
+            await asyncio.Event().wait()
+
+    large = asyncio.ensure_future(
+        asyncio.gather(copy("large", 2**20), return_exceptions=True),
+    )
+    small = asyncio.create_task(copy("small", 2**18))
+    (error,) = await large
+    assert isinstance(error, SandboxError)
+    assert "uses most: 1.0 MiB" in error.message
+    while not ended:
+        await asyncio.sleep(0)
+    small.cancel()
+    await asyncio.wait([small])
+    assert small.cancelled()
+
+
+def test_output_that_cannot_be_kept_is_a_failure() -> None:
+    file = CappedFile(Path("/dev/full"), 100)
+    for _ in range(3):
+        file.write(b"lost")
+    with pytest.raises(SandboxError, match="cannot keep what the program printed"):
+        file.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +66,18 @@ class Exec:
 
     async def failure(self, script: str, reward: Any = RIGHT, **terms: Any) -> str:
         """Why an episode was aborted."""
+        (reason,) = set(await self.reasons(script, reward, **terms))
+        return reason
+
+    async def reasons(self, script: str, reward: Any = RIGHT, **terms: Any) -> list[str]:
+        """Why two equal episodes were aborted."""
         report = await self(script, reward, **terms)
         assert len(report.failures) == 2, report
-        failed = report.failures[0]
-        reasons = {
+        return [
             ended.reason.partition("\n")[0]
             for ended in self.swarm.episodes()
-            if ended.task_id == failed.task.id
-        }
-        assert len(reasons) == 1
-        return reasons.pop()
+            if ended.task_id == report.failures[0].task.id
+        ]
 
 
 @pytest.fixture
@@ -149,6 +153,93 @@ async def test_an_episode_whose_reward_is_unknown_is_aborted(
     reason = await rolled.failure("python3 ask.py", ("sh", "-c", printed), reward_timeout=1.0)
     assert reason.startswith("GradingError")
     assert said in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("reward.txt", " 0.5\n", {}),
+        ("reward.json", '{"reward": 0.5, "style": 2}', {"style": 2.0}),
+        ("reward.json", "0.5", {}),
+    ],
+)
+async def test_files_of_harbor_state_the_reward(
+    rolled: Exec, name: str, text: str, parts: dict[str, float]
+) -> None:
+    # What a program leaves in a directory of that name counts for nothing.
+    script = (
+        "python3 ask.py; mkdir -p logs/verifier .ajet/verifier; echo 9 > logs/verifier/reward.txt"
+    )
+    grade = ("sh", "-c", f"printf '%s' '{text}' > $AJET_VERIFIER/{name}; ls /logs/verifier")
+    outcome = await rolled.reward(script, grade)
+    assert (outcome.reward, outcome.components) == (0.5, parts)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    {
+        "echo great > reward.txt; echo 1": "into reward.txt; it must contain a number",
+        "echo '{\"reward\": 1}' > reward.txt": "into reward.txt; it must contain a number",
+        "echo NaN > reward.txt; echo 1": "must be a finite number",
+        "echo '{\"reward\": Infinity}' > reward.json": "must be a finite number",
+        "touch reward.json; echo 1": "wrote '' into reward.json",
+        "ln -s /facts/result.json reward.json": "reward.json, which is no file",
+        "mkfifo reward.txt": "reward.txt, which is no file",
+        "echo 1 > reward.txt; exit 3": "ended with status 3",
+    }.items(),
+)
+async def test_files_of_harbor_without_a_reward_abort(
+    rolled: Exec, command: str, said: str
+) -> None:
+    grade = ("sh", "-c", f"cd /logs/verifier; {command}")
+    reason = await rolled.failure("python3 ask.py", grade)
+    assert reason.startswith("GradingError")
+    assert said in reason
+
+
+async def test_the_reward_command_has_placeholders(rolled: Exec) -> None:
+    grade = ("sh", "-c", 'test "$0 $1" = "/work $AJET_TASK" && echo 1', "{work}", "{task_file}")
+    assert (await rolled.reward("python3 ask.py", grade)).reward == 1.0
+
+
+async def test_a_program_that_uses_up_the_budget_of_disk_is_aborted(rolled: Exec) -> None:
+    # One is stopped, and one ends before anyone looks.
+    for then, budget in (("; sleep 1000", 40 * 2**20), ("", 2**20)):
+        with_engine(rolled.swarm)
+        script = f"python3 ask.py; head -c 60000000 /dev/zero > big{then}"
+        for reason in await rolled.reasons(script, disk_bytes=budget):
+            assert reason.startswith("SandboxError: the working copies use more than")
+            assert "together (--disk)" in reason
+
+
+@pytest.mark.parametrize("script", ["cat /dev/zero > big", "cat /dev/zero > big; sleep 1000"])
+async def test_a_full_disk_is_no_reward(
+    swarm: ScriptedSwarm, sandbox: Sandbox, program: Path, tmp_path: Path, script: str
+) -> None:
+    with_engine(swarm)
+    with small_disk(tmp_path / "disk", 2**26) as disk:
+        rolled = Exec(swarm, sandbox, program, disk / "copies")
+        for reason in await rolled.reasons(f"python3 ask.py; {script}"):
+            assert reason.startswith("SandboxError")
+            assert "is full" in reason or "No space left" in reason
+        # There is room again.
+        with_engine(swarm)
+        assert (await rolled.reward("python3 ask.py")).reward == 1.0
+        (disk / "other").write_bytes(bytes(2**26 - 2**20))
+        assert "is full" in await rolled.failure("python3 ask.py")
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, size: int) -> Iterator[Path]:
+    """A file system of its own, as only root can mount it."""
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("this user or machine mounts no file systems")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
 
 
 async def test_a_program_has_no_network_but_its_endpoint(rolled: Exec) -> None:

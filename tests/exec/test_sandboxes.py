@@ -37,6 +37,14 @@ class TestBubblewrap(SandboxSuite):
         return BubblewrapSandbox(BubblewrapSettings())
 
 
+@pytest.mark.nightly
+class TestFewBubblewrap(TestBubblewrap):
+    """With little of what is many, for mutations."""
+
+    many: ClassVar[int] = 4
+    kills: ClassVar[int] = 1
+
+
 @pytest.mark.processes
 class TestNone(SandboxSuite):
     limits: ClassVar[frozenset[LimitName]] = frozenset({"memory", "file", "output"})

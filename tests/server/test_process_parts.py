@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, MessageText, PlacedMessage, SampledFrom
-from ajet_server.processes.gateway import GatewayEpisodes, Unreported
+from ajet_server.processes.gateway_episodes import GatewayEpisodes, Unreported
 from ajet_server.processes.mailbox import Mailboxes, make_mailboxes
 from ajet_server.processes.methods import OPEN_EPISODE, Opened
 from ajet_server.processes.places import SERVER, place_of_episode, place_of_request
