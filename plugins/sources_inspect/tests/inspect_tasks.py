@@ -7,7 +7,16 @@ import asyncio
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, get_model
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, mean, model_graded_qa, scorer
+from inspect_ai.scorer import (
+    Score,
+    Scorer,
+    Target,
+    accuracy,
+    includes,
+    mean,
+    model_graded_qa,
+    scorer,
+)
 from inspect_ai.solver import Generate, Solver, TaskState, basic_agent, generate, solver
 from inspect_ai.tool import Tool, tool
 
@@ -63,7 +72,7 @@ def crashing() -> Solver:
 
 @scorer(metrics=[accuracy()])
 def fragile() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001
+    async def score(state: TaskState, target: Target) -> Score:
         match state.sample_id:
             case "scorer":
                 raise ValueError("the scorer has a bug")
@@ -114,4 +123,6 @@ def in_parts() -> Task:
 @task
 def graded() -> Task:
     """A model grades the answers."""
-    return Task(dataset=samples("word0"), solver=generate(), scorer=model_graded_qa())
+    return Task(
+        dataset=samples("word0"), solver=generate(), scorer=model_graded_qa(partial_credit=True)
+    )

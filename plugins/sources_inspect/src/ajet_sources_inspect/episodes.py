@@ -1,4 +1,4 @@
-"""What happens in Inspect's process: samples are given their episodes, and the model's calls go there.
+"""In Inspect's process: samples are given their episodes, to which the model's calls are sent.
 
 Inspect calls hooks and samples in one task, so that a context variable set by a hook holds for the
 sample, its tools and all tasks that it starts.
@@ -116,7 +116,8 @@ class EpisodeModel(OpenAICompatibleAPI):
         if place.given > _ANSWERS:
             raise RuntimeError(f"the agent did not end after {_ANSWERS} equal answers")
         if any(tool.name == SUBMIT for tool in tools):
-            return ModelOutput.for_tool_call(MODEL, SUBMIT, {"answer": place.answer})
+            answer = {"answer": place.answer}
+            return ModelOutput.for_tool_call(MODEL, SUBMIT, answer, content="")
         place.uses_tools = place.uses_tools or bool(tools)
         return ModelOutput.from_content(MODEL, place.answer)
 

@@ -15,7 +15,6 @@ import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ajet_core.errors import ConfigError, EnvironmentFailedError
@@ -66,7 +65,7 @@ class InspectSource(TaskSource[InspectSettings]):
             asyncio.create_task(self._read_replies(self._process)),
         ]
         settings = self.settings.model_dump()
-        settings["log_dir"] = str(Path(self.settings.log_dir).absolute())
+        settings["log_dir"] = os.path.abspath(self.settings.log_dir)  # noqa: PTH100
         self._send({"task": self.argument, "settings": settings})
         try:
             reply = await asyncio.wait_for(loaded, self.settings.start_seconds)

@@ -17,7 +17,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
-from pathlib import Path
 from typing import Any
 
 from inspect_ai import SampleSource, Task, enqueue_sample, eval_async, task_with
@@ -98,12 +97,19 @@ class Evals:
         """Run evals until `close`."""
         its = self.settings
         limits = {"message_limit": its.message_limit, "time_limit": its.time_limit}
+        evals = 0
         while not self.closing:
             if not self.waiting:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             self._epochs.clear()
+            # Epochs are in the keys of Inspect's cache, and begin again at 1: answers that other
+            # weights gave must not be used.
+            evals += 1
+            os.environ["INSPECT_CACHE_DIR"] = str(
+                Path(os.environ["AJET_INSPECT_CACHE"], str(evals))
+            )
             problem = ""
             try:
                 (log,) = await eval_async(
@@ -229,7 +235,8 @@ def load(text: str, settings: InspectSettings) -> Task:
     """
     path, at, name = text.partition("@")
     if path.endswith(".py"):
-        text = str(Path(path).resolve()) + at + name
+        # Inspect searches for files without a task's name relative to the directory alone.
+        text = os.path.relpath(path) + at + name
     tasks = load_tasks([text], settings.args)
     if len(tasks) != 1:
         names = ", ".join(f"{path}@{task.name}" for task in tasks)
@@ -286,11 +293,10 @@ async def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     source = os.fdopen(os.dup(0), "rb", buffering=0)
     os.dup2(2, 1)
-    with open(os.devnull, "rb") as nothing:  # noqa: ASYNC230
-        os.dup2(nothing.fileno(), 0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     os.environ["INSPECT_DISPLAY"] = "none"
-    # Answers that other weights gave must not be used again.
-    os.environ["INSPECT_CACHE_DIR"] = os.environ["AJET_INSPECT_CACHE"]
 
     def reply(message: Mapping[str, Any]) -> None:
         replies.write(json.dumps(message) + "\n")

@@ -168,8 +168,8 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
     def _dataset(self, level: int | None, size: int, seed: int) -> Any:
         """:raises ConfigError: there is no such dataset, or its settings are wrong."""
         # Heavy: six seconds of a CPU.
-        import reasoning_gym  # noqa: PLC0415
-        from reasoning_gym.factory import (  # noqa: PLC0415
+        import reasoning_gym
+        from reasoning_gym.factory import (
             CURRICULA,
             DATASETS,
             create_curriculum,
@@ -200,5 +200,3 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
                 f"Reasoning Gym refuses the settings of {name}: {error}",
                 param="sources.reasoning_gym.config",
             ) from error
-
-
