@@ -65,7 +65,7 @@ class InspectSource(TaskSource[InspectSettings]):
             asyncio.create_task(self._read_replies(self._process)),
         ]
         settings = self.settings.model_dump()
-        settings["log_dir"] = os.path.abspath(self.settings.log_dir)  # noqa: PTH100
+        settings["log_dir"] = os.path.abspath(self.settings.log_dir)  # noqa: PTH100, ASYNC240
         self._send({"task": self.argument, "settings": settings})
         try:
             reply = await asyncio.wait_for(loaded, self.settings.start_seconds)

@@ -107,9 +107,7 @@ class Evals:
             # Epochs are in the keys of Inspect's cache, and begin again at 1: answers that other
             # weights gave must not be used.
             evals += 1
-            os.environ["INSPECT_CACHE_DIR"] = str(
-                Path(os.environ["AJET_INSPECT_CACHE"], str(evals))
-            )
+            os.environ["INSPECT_CACHE_DIR"] = f"{os.environ['AJET_INSPECT_CACHE']}/{evals}"
             problem = ""
             try:
                 (log,) = await eval_async(
