@@ -31,7 +31,7 @@ from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import PLANNER, REPLIES, WORKER
 
-__all__ = ["assert_learns", "learning_python"]
+__all__ = ["assert_learns", "learning_python", "real_server"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _DEVELOPMENT = _ROOT / ".venv" / "bin" / "python"
@@ -66,7 +66,7 @@ def assert_learns(play: _Play, directory: Path, replies: Sequence[ScriptedReply]
     tokenizer = directory / "scripted" / "models" / "scripted"
     teach = [python, "-m", "ajet_testing.teach", lesson, tokenizer, model]
     subprocess.run([*map(str, teach)], cwd=directory, check=True, env=_dev_env())  # noqa: S603
-    with _serving(directory, python) as (url, token, metrics):
+    with real_server(directory, python) as (url, token, metrics):
         tasks = [Task(f"t{i:03}x") for i in range(_STEPS * _TASKS)]
         report = train(
             trainable(play, reward=_score),
@@ -130,7 +130,7 @@ def _record(
 
 
 @contextlib.contextmanager
-def _serving(directory: Path, python: str) -> Iterator[tuple[str, str, Path]]:
+def real_server(directory: Path, python: str) -> Iterator[tuple[str, str, Path]]:
     """Run a server with a real engine and trainer; yield its URL, control token and metrics.
 
     :param python: the interpreter of the server.

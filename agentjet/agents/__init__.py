@@ -21,7 +21,14 @@ from agentjet.agents.decorator import trainable
 from agentjet.agents.overriding import derived_classes, override_method
 from agentjet.agents.programs import AsyncTrainable, EpisodeRun, SyncTrainable, Trainable
 from agentjet.agents.registered import load_judge, read_tasks
-from agentjet.agents.route import Route, agent_name, current_route, passthrough, routed
+from agentjet.agents.route import (
+    Route,
+    agent_name,
+    current_route,
+    enter_route,
+    passthrough,
+    routed,
+)
 from agentjet.agents.sending import RoutedTransports, instrument, routed_transports
 from agentjet.agents.tasks import task_of, text_of_task
 from agentjet.agents.threads import Threads
@@ -41,6 +48,7 @@ __all__ = [
     "current_agent",
     "current_route",
     "derived_classes",
+    "enter_route",
     "installed_adapters",
     "instrument",
     "load_judge",

@@ -131,6 +131,14 @@ def routed(route: Route | None) -> Iterator[None]:
         _route.reset(before)
 
 
+def enter_route(route: Route | None) -> None:
+    """Route the model calls of this context from here on, for code that cannot use `routed`.
+
+    For callbacks of frameworks that are called at the begin and the end of an episode.
+    """
+    _route.set(route)
+
+
 @contextmanager
 def agent_name(name: str) -> Iterator[None]:
     """Name the agent that makes the block's model calls; they are recorded and rewarded by name.

@@ -1,0 +1,1 @@
+"""agentjet's task source for Reasoning Gym: its procedural datasets, and its verifiers."""

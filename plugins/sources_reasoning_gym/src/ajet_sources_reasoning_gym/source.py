@@ -1,0 +1,202 @@
+"""The task source `reasoning_gym`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ajet_core.errors import ConfigError, EnvironmentFailedError
+from ajet_core.interfaces import NO_ANSWER, EpisodeOutcome, Task, TaskProbe
+from ajet_core.plugin.targets import did_you_mean
+from ajet_sources import QuestionSource
+from ajet_sources_reasoning_gym.settings import ReasoningGymSettings
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_DRAWS = 20
+_SHOWN = 80
+_log = logging.getLogger("ajet.sources.reasoning_gym")
+
+
+def answer_in(text: str) -> str:
+    """Return what stands in the last ``<answer>``, or else the whole text."""
+    found = _ANSWER.findall(text)
+    return (found[-1] if found else text).strip()
+
+
+class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
+    """One procedural dataset. Its verifier scores each answer from 0 to 1.
+
+    Verifiers that raise on an answer do so because it is not of the form they expect: it is
+    wrong, and its reward is 0, with the component ``verifier_raised``.
+    """
+
+    def __init__(self, settings: ReasoningGymSettings, argument: str = "") -> None:
+        super().__init__(settings, argument)
+        self._splits: dict[str, list[Task]] = {}
+        self._scorers: dict[float | None, Any] = {}
+        self._raised = False
+
+    async def open(self) -> None:
+        """Generate the tasks, in a thread: some datasets need a second for each."""
+        self._splits = await asyncio.to_thread(self._generate)
+
+    def splits(self) -> Sequence[str]:
+        """``train``, and ``eval`` if it has a size."""
+        return ("train", "eval") if self.settings.eval_size else ("train",)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks of a split."""
+        return self._splits[split]
+
+    def question(self, task: Task) -> str:
+        """Return the question of the entry."""
+        return str(task.payload["question"])
+
+    def messages(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        """Return the question, after the system message."""
+        asked = super().messages(task)
+        system = self.settings.system
+        return [{"role": "system", "content": system}, *asked] if system else asked
+
+    def reference(self, task: Task) -> str | None:
+        """Return the answer of the entry."""
+        answer = task.payload["answer"]
+        return None if answer is None else str(answer)
+
+    async def score(self, task: Task, answer: str) -> EpisodeOutcome | None:
+        """Ask the verifier, in a thread.
+
+        :raises EnvironmentFailedError: the verifier raises on the answer of its own entry, or
+            its score is no number.
+        """
+        try:
+            return await self._ask_verifier(task, answer)
+        except EnvironmentFailedError as error:
+            if answer_in(answer) == self.reference(task):
+                raise
+            self._note_raised(error)
+            return EpisodeOutcome(reward=0.0, components={"verifier_raised": 1.0})
+
+    async def probe(self, task: Task, probe: TaskProbe) -> EpisodeOutcome | None:
+        """Score an answer that needs no model.
+
+        :raises EnvironmentFailedError: the verifier raises, which in an episode counts as wrong.
+        """
+        answers = {"nop": "", "unknown": NO_ANSWER, "question": self.question(task)}
+        answer = answers.get(probe, self.reference(task))
+        return None if answer is None else await self._ask_verifier(task, answer)
+
+    async def _ask_verifier(self, task: Task, answer: str) -> EpisodeOutcome:
+        """:raises EnvironmentFailedError: it raises."""
+        scorer = self._scorers[task.difficulty]
+        given = answer_in(answer)
+        try:
+            score = await asyncio.to_thread(scorer.score_answer, answer=given, entry=task.payload)
+            reward = float(score)
+        except Exception as error:
+            raise EnvironmentFailedError(
+                f"the verifier of {self.argument} raised on the answer {given[:_SHOWN]!r} to "
+                f"{task.id}: {type(error).__name__}: {error}"
+            ) from error
+        return EpisodeOutcome(reward=reward, components={"verifier_raised": 0.0})
+
+    def _note_raised(self, error: EnvironmentFailedError) -> None:
+        if not self._raised:
+            self._raised = True
+            _log.warning("%s; it counts as wrong, as will others", error)
+
+    def _generate(self) -> dict[str, list[Task]]:
+        its = self.settings
+        levels: Sequence[int | None] = its.levels or [None]
+        seen: set[str] = set()
+        splits: dict[str, list[Task]] = {}
+        # The smaller split first: if the dataset has few different entries, it is complete.
+        for split in reversed(self.splits()):
+            size = its.size if split == "train" else its.eval_size
+            shares = [size // len(levels) + (i < size % len(levels)) for i in range(len(levels))]
+            splits[split] = [
+                task
+                for place, (level, share) in enumerate(zip(levels, shares, strict=True))
+                for task in self._draw(split, level, place, share, seen)
+            ]
+        return splits
+
+    def _draw(
+        self, split: str, level: int | None, place: int, size: int, seen: set[str]
+    ) -> list[Task]:
+        """Draw entries with questions that no split has yet.
+
+        :raises ConfigError: the dataset has too few different ones.
+        """
+        its = self.settings
+        difficulty = None if level is None else place / max(len(its.levels) - 1, 1)
+        tasks: list[Task] = []
+        for draw in range(_DRAWS):
+            # Seeds of different splits, levels and draws are far apart, because entry i of a
+            # dataset is often made with the seed plus i.
+            key = f"{split}/{level}/{draw}/{its.seed}".encode()
+            seed = int.from_bytes(hashlib.sha256(key).digest()[:4], "big")
+            data = self._dataset(level, size, seed)
+            self._scorers.setdefault(difficulty, data)
+            for entry in data:
+                digest = hashlib.sha256(
+                    json.dumps([self.argument, entry["question"]]).encode()
+                ).hexdigest()[:16]
+                if digest not in seen and len(tasks) < size:
+                    seen.add(digest)
+                    tasks.append(
+                        Task(
+                            f"{self.argument}-{digest}",
+                            payload=entry,
+                            tag=its.tag or self.argument,
+                            difficulty=difficulty,
+                        )
+                    )
+            if len(tasks) == size:
+                return tasks
+        raise ConfigError(
+            f"{self.argument} gave only {len(tasks)} different questions of {size} for the split "
+            f"{split}: lower size or eval_size, or make the dataset larger with config",
+            param="sources.reasoning_gym.size",
+        )
+
+    def _dataset(self, level: int | None, size: int, seed: int) -> Any:
+        """:raises ConfigError: there is no such dataset, or its settings are wrong."""
+        # Heavy: six seconds of a CPU.
+        import reasoning_gym
+        from reasoning_gym.factory import (
+            CURRICULA,
+            DATASETS,
+            create_curriculum,
+        )
+
+        name = self.argument
+        if name not in DATASETS:
+            raise ConfigError(
+                f"Reasoning Gym has no dataset {name!r}{did_you_mean(name, sorted(DATASETS))}; "
+                "write reasoning_gym:DATASET, such as reasoning_gym:chain_sum",
+                param="source",
+            )
+        if level is not None and name not in CURRICULA:
+            raise ConfigError(f"{name} has no curriculum: leave out levels", param="source")
+        try:
+            if level is None:
+                return reasoning_gym.create_dataset(
+                    name, size=size, seed=seed, **self.settings.config
+                )
+            curriculum = create_curriculum(name)
+            curriculum.set_global_level(level)
+            defaults = {"size": size, "seed": seed, **self.settings.config}
+            config = curriculum.generate_configuration(defaults)
+            config.validate()
+            return DATASETS[name][0](config)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"Reasoning Gym refuses the settings of {name}: {error}",
+                param="sources.reasoning_gym.config",
+            ) from error
