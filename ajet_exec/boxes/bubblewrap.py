@@ -160,6 +160,8 @@ class BubblewrapSandbox(Sandbox[BubblewrapSettings]):
         if program.host_network and Path("/run/systemd/resolve").is_dir():
             yield from ("--ro-bind", "/run/systemd/resolve", "/run/systemd/resolve")
         yield from ("--bind", str(program.work), "/work")
+        for inside, outside in program.writable.items():
+            yield from ("--bind", str(outside), inside)
         for inside, outside in program.read_only.items():
             yield from ("--ro-bind", str(outside), inside)
         yield from ("--remount-ro", "/", "--chdir", "/work")
