@@ -44,6 +44,8 @@ AjetError                         internal_error          500
 ├── TrainerError                  trainer_error           500
 │   ├── StepRefusedError          step_refused            500
 │   └── WeightsLostError          weights_lost            500
+├── EnvironmentFailedError        environment_failed      500
+├── EnvironmentFailedError        environment_failed      500
 ├── RoutingError                  routing_error           500
 ├── SandboxError                  sandbox_failed          500
 ├── DeadlineError (TimeoutError)  deadline_exceeded       504
@@ -62,14 +64,15 @@ from typing import Any, ClassVar
 
 # fmt: off
 __all__ = [
-    "AjetError", "AuthError", "BackendEnvironmentError", "BatchStarvedError", "BodyTooLargeError",
-    "BusyError", "CallLimitError", "ChannelError", "ConfigError", "ContextLengthError",
-    "DamagedRecordError", "DeadlineError", "EngineError", "EpisodeClosedError", "EpisodeError",
-    "EpisodeNotFoundError", "ForbiddenError", "HeadTooLargeError", "ModelDirectoryError",
-    "NotFoundError", "NotRollingError", "PluginApiError", "PluginConflictError", "PluginError",
+    "AjetError", "AuthError", "BackendEnvironmentError", "BatchStarvedError",
+    "BodyTooLargeError", "BusyError", "CallLimitError", "ChannelError", "ConfigError",
+    "ContextLengthError", "DamagedRecordError", "DeadlineError", "EngineError",
+    "EnvironmentFailedError", "EpisodeClosedError", "EpisodeError", "EpisodeNotFoundError",
+    "ForbiddenError", "HeadTooLargeError", "ModelDirectoryError", "NotFoundError",
+    "NotRollingError", "PluginApiError", "PluginConflictError", "PluginError",
     "PluginLoadError", "RequestError", "RoutingError", "SandboxError", "SealError",
-    "ServerUnreachableError", "SlowRequestError", "StateError", "StepRefusedError", "StoreError",
-    "StoreFullError", "StoreUnavailableError", "TokenLimitError", "TrainerError",
+    "ServerUnreachableError", "SlowRequestError", "StateError", "StepRefusedError",
+    "StoreError", "StoreFullError", "StoreUnavailableError", "TokenLimitError", "TrainerError",
     "UnknownComponentError", "UnreadableFileError", "UnsupportedError", "VersionError",
     "WeightsGoneError", "WeightsLostError", "WorkerBootError", "WorkerDiedError", "WorkerError",
     "error_from_payload",
@@ -410,6 +413,13 @@ class SandboxError(AjetError):
     """A sandbox could not run a program."""
 
     type = "sandbox_failed"
+    status = 500
+
+
+class EnvironmentFailedError(AjetError):
+    """The environment of a task, or its grader, failed: there is no reward."""
+
+    type = "environment_failed"
     status = 500
 
 

@@ -37,7 +37,7 @@ HEAVY = frozenset({"torch", "transformers", "tensorflow", "jax", "numpy", "panda
 
 State = Literal["created", "imported", "wrong"]
 _SECONDS = 600
-_LIGHT = frozenset({"agent", "world", "reader", "judge", "sandbox"})
+_LIGHT = frozenset({"agent", "world", "reader", "judge", "sandbox", "source"})
 """Kinds whose components are created with their settings alone."""
 
 

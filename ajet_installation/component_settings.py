@@ -13,6 +13,7 @@ from ajet_core.plugin import (
     PluginManager,
     ReaderSpec,
     SandboxSpec,
+    SourceSpec,
     WorldSpec,
 )
 from ajet_core.plugin.kinds import kind_of
@@ -25,7 +26,7 @@ _reported: set[tuple[str, str]] = set()
 
 def component_settings(
     plugins: PluginManager,
-    spec: AgentSpec | WorldSpec | ReaderSpec | JudgeSpec | SandboxSpec,
+    spec: AgentSpec | WorldSpec | ReaderSpec | JudgeSpec | SandboxSpec | SourceSpec,
     given: Mapping[str, Any] | None = None,
 ) -> ComponentSettings:
     """Return the checked settings of a component, from ``ajet.toml`` (such as ``[worlds.NAME]``).

@@ -12,6 +12,7 @@ from ajet_core.plugin.components import (
     MergerSpec,
     ReaderSpec,
     SandboxSpec,
+    SourceSpec,
     StoreSpec,
     WorldSpec,
 )
@@ -187,6 +188,19 @@ def ajet_register_sandboxes() -> Sequence[SandboxSpec]:
             target="ajet_exec.boxes.containers:PodmanSandbox",
             settings="ajet_exec.boxes.containers:ContainerSettings",
             summary="A container of an image, by podman",
+        ),
+    )
+
+
+@hookimpl
+def ajet_register_sources() -> Sequence[SourceSpec]:
+    """The source ``rows``."""
+    return (
+        SourceSpec(
+            name="rows",
+            target="ajet_sources.rows:RowsSource",
+            settings="ajet_sources.rows:RowsSettings",
+            summary="The rows of a JSON lines or CSV file, with a judge and perhaps a program",
         ),
     )
 

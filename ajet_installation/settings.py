@@ -369,6 +369,7 @@ class Settings(BaseSettings):
     :param readers: settings of dataset readers by name.
     :param judges: settings of judges by name.
     :param sandboxes: settings of sandboxes by name.
+    :param sources: settings of task sources by name.
     :raises ConfigError: there is an unknown key, an invalid value, or an unreadable file.
     """
 
@@ -393,6 +394,7 @@ class Settings(BaseSettings):
     readers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     judges: dict[str, dict[str, Any]] = Field(default_factory=dict)
     sandboxes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    sources: dict[str, dict[str, Any]] = Field(default_factory=dict)
     plugins: PluginSettings = Field(default_factory=PluginSettings)
     client: ClientSettings = Field(default_factory=ClientSettings)
 

@@ -25,7 +25,8 @@ from pathlib import Path
 from options import at_least
 from reporting import report
 
-from ajet_core.timeline import Call, TokenTree, TokenTrie
+from ajet_core.timeline import Call, TokenTree
+from ajet_server.embedded.trie import TokenTrie
 
 CONTEXT, SAMPLED = 78, 50
 VOCABULARY = 50_000

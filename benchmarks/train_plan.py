@@ -41,7 +41,6 @@ from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import (
     LAYOUTS,
     Call,
-    TokenTrie,
     TrainBatch,
     TrainCall,
     TrainEpisode,
@@ -50,6 +49,7 @@ from ajet_core.timeline import (
     TrainTree,
     lay_out,
 )
+from ajet_server.embedded.trie import TokenTrie
 from ajet_training.planner import Plan, choose_plan
 
 VOCABULARY = 448

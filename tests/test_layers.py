@@ -32,7 +32,15 @@ ALLOWED: dict[str, set[str]] = {
     },
     "ajet_worlds": {"ajet_core", "ajet_installation", "agentjet"},
     "ajet_exec": {"ajet_core", "ajet_installation", "agentjet"},
-    "ajet_cli": {"ajet_core", "ajet_installation", "agentjet", "ajet_exec", "ajet_server"},
+    "ajet_sources": {"ajet_core", "ajet_installation", "agentjet"},
+    "ajet_cli": {
+        "ajet_core",
+        "ajet_installation",
+        "agentjet",
+        "ajet_exec",
+        "ajet_server",
+        "ajet_sources",
+    },
     "ajet_testing": {
         "ajet_core",
         "ajet_installation",

@@ -29,17 +29,16 @@ from agentjet.client._credentials import TokenClient
 from agentjet.client._episode import (
     Episode,
     EpisodeFailure,
-    EpisodeOutcome,
     EpisodeResult,
     Resumption,
     RunnerReport,
-    Task,
 )
 from agentjet.client._evaluation import EvaluationReport, TaskEvaluation
 from agentjet.client._joint import SwarmEpisode, SwarmOutcome
 from agentjet.client._swarm_async import AsyncScopedSwarmEpisode, AsyncSwarm
 from agentjet.client._swarm_sync import ScopedSwarmEpisode, Swarm
 from agentjet.client._sync import ScopedEpisode, SwarmClient
+from ajet_core.interfaces import EpisodeOutcome, Task
 
 __all__ = [
     "AsyncScopedEpisode",

@@ -19,13 +19,11 @@ from agentjet.client._episode import (
     ClaimTerms,
     Episode,
     EpisodeFailure,
-    EpisodeOutcome,
     EpisodeResult,
     Kind,
     PendingEpisode,
     Resumption,
     RunnerReport,
-    Task,
     abort_cause,
     abort_reason,
     resumption,
@@ -52,6 +50,7 @@ from ajet_core.errors import (
     StateError,
     error_from_payload,
 )
+from ajet_core.interfaces import EpisodeOutcome, Task
 from ajet_core.protocol import (
     AbortRequest,
     AgentCause,

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agentjet.client._episode import RunnerReport, Task
+from agentjet.client._episode import RunnerReport
 from agentjet.client._runner import as_tasks
+from ajet_core.interfaces import Task
 from ajet_core.pass_at import mean_pass_at
 from ajet_core.protocol import EvaluationConfig
 

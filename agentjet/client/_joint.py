@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentjet.client._episode import Episode, EpisodeOutcome
+from agentjet.client._episode import Episode
 from ajet_core.errors import ConfigError, RequestError
+from ajet_core.interfaces import EpisodeOutcome
 from ajet_core.protocol import RunConfig
 
 

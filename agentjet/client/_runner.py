@@ -13,11 +13,11 @@ from agentjet.client._episode import (
     EpisodeT,
     OutcomeT,
     RunnerReport,
-    Task,
     failure_reason,
     traceback_text,
 )
 from ajet_core.errors import EpisodeError, RequestError
+from ajet_core.interfaces import Task
 from ajet_core.protocol import Pace
 
 Concurrency = int | Literal["auto"]

@@ -12,13 +12,11 @@ from typing import Generic, Protocol, TypeVar, cast
 from agentjet.client._episode import (
     ClaimTerms,
     Episode,
-    EpisodeOutcome,
     EpisodeResult,
     EpisodeT,
     EpisodeT_contra,
     OutcomeT,
     RunnerReport,
-    Task,
     abort_cause,
     abort_reason,
 )
@@ -33,6 +31,7 @@ from agentjet.client._runner import (
     heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
+from ajet_core.interfaces import EpisodeOutcome, Task
 from ajet_core.protocol import AgentCause, Pace
 
 T = TypeVar("T")

@@ -16,14 +16,12 @@ from typing import Generic, Protocol
 from agentjet.client._episode import (
     ClaimTerms,
     Episode,
-    EpisodeOutcome,
     EpisodeResult,
     EpisodeT,
     EpisodeT_contra,
     OutcomeT,
     RunnerReport,
     RunnerStoppedError,
-    Task,
     abort_cause,
     abort_reason,
 )
@@ -38,6 +36,7 @@ from agentjet.client._runner import (
     heartbeat_seconds,
 )
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
+from ajet_core.interfaces import EpisodeOutcome, Task
 from ajet_core.protocol import AgentCause, Pace
 
 SyncAgent = Callable[[Task, Episode], float | EpisodeOutcome]

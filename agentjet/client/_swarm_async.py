@@ -29,7 +29,6 @@ from agentjet.client._episode import (
     Kind,
     Resumption,
     RunnerReport,
-    Task,
     abort_cause,
     abort_reason,
     resumption,
@@ -53,6 +52,7 @@ from ajet_core.errors import (
     RequestError,
     StateError,
 )
+from ajet_core.interfaces import Task
 from ajet_core.protocol import (
     AgentCause,
     CallRules,

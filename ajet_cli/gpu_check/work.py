@@ -8,16 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ajet_core.interfaces import GenerateRequest, SamplingParams, ServingEngine
-from ajet_core.timeline import (
-    Call,
-    Layout,
-    TokenTree,
-    TokenTrie,
-    TrainBatch,
-    TrainCall,
-    TrainEpisode,
-    lay_out,
-)
+from ajet_core.timeline import Call, Layout, TokenTree, TrainBatch, TrainCall, TrainEpisode, lay_out
+from ajet_server.embedded.trie import TokenTrie
 
 ROLLOUTS = 4
 """Completions of each prompt, as in a group of a run."""

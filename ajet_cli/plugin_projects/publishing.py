@@ -40,6 +40,7 @@ SUITES: dict[KindName, tuple[str, ...]] = {
     "reader": ("ReaderSuite",),
     "judge": ("JudgeSuite",),
     "sandbox": ("SandboxSuite",),
+    "source": ("SourceSuite",),
     "logger": ("LoggerSuite",),
     "command": ("CommandSuite",),
 }
@@ -352,7 +353,7 @@ def _usage(kind: KindName, name: str) -> str:
     known = BY_NAME[kind]
     if kind == "command":
         return f"`ajet {name}`"
-    if kind in {"world", "reader", "judge", "sandbox", "agent", "logger"}:
+    if kind in {"world", "reader", "judge", "sandbox", "source", "agent", "logger"}:
         return f"`[{known.set_by.format(name)}]` in ajet.toml"
     return f'`{known.chosen_by or f"{kind}.name"} = "{name}"`'
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Any, Generic
 
 from ajet_core.interfaces.context import SettingsT_co
 
@@ -16,11 +17,18 @@ class ModelEndpoint:
 
     :param base_url: URL of an OpenAI-compatible API, including ``/v1``.
     :param api_key: valid only for one episode, while it is open.
+    :param episode_id: the id of the episode in logs.
+    :param path_url: `base_url` with the key in it, for programs that read keys from variables of
+        the process, which episodes share; "" if the server has no such URL.
+    :param sampling: parameters for each model call, such as ``temperature``, by OpenAI's names.
     """
 
     base_url: str
     api_key: str = field(repr=False)
     model: str = "default"
+    episode_id: str = ""
+    path_url: str = field(default="", repr=False)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 class AgentAdapter(Generic[SettingsT_co], ABC):

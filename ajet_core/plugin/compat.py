@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-HOOK_API: tuple[int, int] = (1, 4)
+HOOK_API: tuple[int, int] = (1, 5)
 """(major, minor) of the hook specifications in `ajet_core.plugin.spec`.
 
 The minor version increases when a hook, a hook argument, a spec field or a method with a default is

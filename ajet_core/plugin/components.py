@@ -23,6 +23,7 @@ from ajet_core.interfaces import (
     MetricsLogger,
     SampleStore,
     Sandbox,
+    TaskSource,
     Trainer,
     TrainerCapabilities,
     World,
@@ -124,6 +125,11 @@ class JudgeSpec(ComponentSpec[Judge]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec(ComponentSpec[Sandbox]):
     """An `ajet_core.interfaces.Sandbox`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSpec(ComponentSpec[TaskSource]):
+    """An `ajet_core.interfaces.TaskSource`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from ajet_core.interfaces import (
     MetricsLogger,
     SampleStore,
     Sandbox,
+    TaskSource,
     Trainer,
     World,
 )
@@ -29,6 +30,7 @@ from ajet_core.plugin.components import (
     MergerSpec,
     ReaderSpec,
     SandboxSpec,
+    SourceSpec,
     StoreSpec,
     TrainerSpec,
     WorldSpec,
@@ -46,6 +48,7 @@ KindName = Literal[
     "reader",
     "judge",
     "sandbox",
+    "source",
     "command",
 ]
 
@@ -95,6 +98,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("reader", "ajet_register_readers", ReaderSpec, DatasetReader, set_by="readers.{}"),
     Kind("judge", "ajet_register_judges", JudgeSpec, Judge, set_by="judges.{}"),
     Kind("sandbox", "ajet_register_sandboxes", SandboxSpec, Sandbox, set_by="sandboxes.{}"),
+    Kind("source", "ajet_register_sources", SourceSpec, TaskSource, set_by="sources.{}"),
     Kind("command", "ajet_register_commands", CommandSpec, None),
 )
 

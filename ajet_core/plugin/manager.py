@@ -36,6 +36,7 @@ from ajet_core.plugin.components import (
     PluginInfo,
     ReaderSpec,
     SandboxSpec,
+    SourceSpec,
     StoreSpec,
     TrainerSpec,
     WorldSpec,
@@ -120,6 +121,7 @@ class PluginManager:
     reader = _finder("reader", ReaderSpec)
     judge = _finder("judge", JudgeSpec)
     sandbox = _finder("sandbox", SandboxSpec)
+    source = _finder("source", SourceSpec)
     command = _finder("command", CommandSpec)
 
     def component(self, kind: KindName, name: str) -> ComponentSpec:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         MergerSpec,
         ReaderSpec,
         SandboxSpec,
+        SourceSpec,
         StoreSpec,
         TrainerSpec,
         WorldSpec,
@@ -155,6 +156,17 @@ def ajet_register_sandboxes() -> Sequence[SandboxSpec]:  # type: ignore[empty-bo
     `[sandboxes.NAME]` in `ajet.toml` configures it.
 
     .. versionadded:: 1.4
+    """
+
+
+@hookspec
+def ajet_register_sources() -> Sequence[SourceSpec]:  # type: ignore[empty-body]
+    """Register the task sources of this plugin.
+
+    `ajet train`, `ajet eval`, `ajet check` and `ajet_sources.load_source` select a source by its
+    name, as in `NAME:ARGUMENT?key=value`. `[sources.NAME]` in `ajet.toml` configures it.
+
+    .. versionadded:: 1.5
     """
 
 

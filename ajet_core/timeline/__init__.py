@@ -26,7 +26,6 @@ from ajet_core.timeline.layouts import LAYOUTS, LINEAR_LAYOUTS, Layout, lay_out
 from ajet_core.timeline.message import MessageText, PlacedMessage
 from ajet_core.timeline.sampled_from import SampledFrom
 from ajet_core.timeline.tree import Sampling, TokenNode, TokenTree
-from ajet_core.timeline.trie import MergePolicy, TokenTrie
 
 __all__ = [
     "LAYOUTS",
@@ -38,7 +37,6 @@ __all__ = [
     "CallCredit",
     "CostModel",
     "Layout",
-    "MergePolicy",
     "MessageText",
     "PassShape",
     "PlacedMessage",
@@ -46,7 +44,6 @@ __all__ = [
     "Sampling",
     "TokenNode",
     "TokenTree",
-    "TokenTrie",
     "TrainBatch",
     "TrainCall",
     "TrainEpisode",

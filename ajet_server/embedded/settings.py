@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ajet_core.interfaces import ComponentSettings
-from ajet_core.timeline import MergePolicy
+from ajet_server.embedded.trie import MergePolicy
 
 __all__ = ["FileName", "JsonlLoggerSettings", "SqliteStoreSettings", "TrieMergerSettings"]
 

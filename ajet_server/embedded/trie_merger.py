@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ajet_core.interfaces import Merger, MergerPromises
-from ajet_core.timeline import Call, TokenTree, TokenTrie
+from ajet_core.timeline import Call, TokenTree
 from ajet_server.embedded.settings import TrieMergerSettings
+from ajet_server.embedded.trie import TokenTrie
 
 
 class TrieMerger(Merger[TrieMergerSettings]):

@@ -12,11 +12,11 @@ from agentjet.client._episode import (
     Episode,
     EpisodeFailure,
     RunnerReport,
-    Task,
     abort_cause,
     abort_reason,
     failure_reason,
 )
+from ajet_core.interfaces import Task
 
 EPISODE = Episode(
     episode_id="ep-1",

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_core.interfaces import WorkerContext
-from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
+from ajet_core.timeline import Call, MessageText, PlacedMessage
 from ajet_server.embedded.settings import SqliteStoreSettings
+from ajet_server.embedded.trie import TokenTrie
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_stores import codec
 from ajet_testing.suites.samples import conversation, make_episode

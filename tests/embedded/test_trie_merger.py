@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from ajet_core.interfaces import Merger, MergerPromises, WorkerContext
-from ajet_core.timeline import MergePolicy
 from ajet_server.embedded.settings import TrieMergerSettings
+from ajet_server.embedded.trie import MergePolicy
 from ajet_server.embedded.trie_merger import TrieMerger
 from ajet_testing.suites.merger_suite import MergerSuite
 

@@ -20,9 +20,10 @@ from ajet_core.interfaces import (
     WorkerContext,
 )
 from ajet_core.protocol import ComponentChoice, ModelConfig, RunConfig
-from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage
+from ajet_core.timeline import Call, MessageText, PlacedMessage
 from ajet_core.timeline.radix import common_prefix
 from ajet_server.embedded.settings import SqliteStoreSettings, TrieMergerSettings
+from ajet_server.embedded.trie import MergePolicy
 from ajet_server.embedded.trie_merger import TrieMerger
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.store.sqlite_store import SqliteStore

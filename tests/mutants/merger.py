@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ajet_core.interfaces import MergerPromises
-from ajet_core.timeline import Call, TokenTree, radix, trie
-from ajet_core.timeline.relaxed import SameText
-from ajet_server.embedded import trie_merger
+from ajet_core.timeline import Call, TokenTree, radix
+from ajet_server.embedded import trie, trie_merger
+from ajet_server.embedded.relaxed import SameText
 from ajet_server.embedded.trie_merger import TrieMerger
 from tests.mutants.planting import Mutants, around, put
 

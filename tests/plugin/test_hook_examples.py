@@ -30,6 +30,7 @@ from ajet_core.errors import (
     UnreadableFileError,
 )
 from ajet_core.interfaces import (
+    TASK_PROBES,
     BoxExit,
     BoxProgram,
     GenerateRequest,
@@ -43,6 +44,7 @@ from ajet_core.plugin.loading import HOOK_NAMES
 from ajet_core.protocol import AlgorithmConfig, ModelConfig, ServerState, StepSummary
 from ajet_core.timeline import TrainBatch, TrainEpisode, TrainSegment, TrainTree
 from ajet_exec import load_sandbox
+from ajet_sources import load_source
 from ajet_testing.plugins import plugins_with
 from ajet_testing.suites.advantage_suite import AdvantageSuite, batch_of
 from ajet_testing.suites.judge_suite import UNUSABLE, JudgeSuite
@@ -334,6 +336,21 @@ def test_register_judges(example: Example) -> None:
         judge({"answer": "4"}, None)
     with pytest.raises(ConfigError, match=r"judges\.brief\.answer"):
         judge({"solution": "4"}, "4")
+
+
+async def test_register_sources(example: Example) -> None:
+    Path("ajet.toml").write_text("[sources.sums]\nsize = 5\n")
+    async with load_source("sums:hard?size=8", plugins=example.plugins) as source:
+        train, others = source.tasks("train"), source.tasks("eval")
+        assert len({task.id for task in [*train, *others]}) == 16
+        for task in train:
+            rewards = [await source.probe(task, probe) for probe in TASK_PROBES]
+            assert [its and its.reward for its in rewards] == [1.0, 0.0, 0.0, 0.0]
+    async with load_source("sums:easy", plugins=example.plugins) as source:
+        assert len(source.tasks("train")) == 5
+    with pytest.raises(ConfigError, match="write sums:easy or sums:hard, not 'odd'"):
+        async with load_source("sums:odd", plugins=example.plugins):
+            pass
 
 
 @pytest.mark.processes

@@ -167,13 +167,13 @@ def test_another_missing_component_mentions_the_broken_plugin_and_the_known_name
 
 
 REFUSED = {
-    "other major": (("2.0",), "needs hook API 2.0, but this agentjet offers 1.4: upgrade agentjet"),
+    "other major": (("2.0",), "needs hook API 2.0, but this agentjet offers 1.5: upgrade agentjet"),
     "older major": (
         ("0.9",),
-        "was written for hook API 0.9, but this agentjet offers 1.4: upgrade the",
+        "was written for hook API 0.9, but this agentjet offers 1.5: upgrade the",
     ),
-    "newer minor": (("1.5",), "needs hook API 1.5, but this agentjet offers 1.4: upgrade agentjet"),
-    "undeclared": ((), '"1.4" = "ajet_odd_hooks"'),
+    "newer minor": (("1.6",), "needs hook API 1.6, but this agentjet offers 1.5: upgrade agentjet"),
+    "undeclared": ((), '"1.5" = "ajet_odd_hooks"'),
     "not a version": (("one",), "'one' is not a hook API version"),
 }
 
@@ -182,7 +182,7 @@ REFUSED = {
 def test_a_plugin_for_another_hook_api_is_refused_before_import(
     site: Site, imported: Callable[[], set[str]], declared: tuple[str, ...], reason: str
 ) -> None:
-    assert HOOK_API == (1, 4)
+    assert HOOK_API == (1, 5)
     site.install("ajet-odd", ONE_ENGINE.format("odd"), name="odd", hook_api=declared)
     manager = PluginManager()
     assert reason in info_of(manager, "odd").problem

@@ -8,7 +8,8 @@ from typing import Any
 from ajet_core.interfaces import AdvantageEstimator, Merger
 from ajet_core.plugin import AdvantageSpec, MergerSpec, PluginManager, hookimpl
 from ajet_core.plugin.discovery import installed_entry_points
-from ajet_core.timeline import Call, TokenTree, TokenTrie, TrainEpisode
+from ajet_core.timeline import Call, TokenTree, TrainEpisode
+from ajet_server.embedded.trie import TokenTrie
 from ajet_testing.plugins import entry_points_of
 
 Fault = Callable[[Sequence[Call]], object]

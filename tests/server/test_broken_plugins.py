@@ -13,7 +13,8 @@ import pytest
 from ajet_core.errors import ConfigError, PluginError
 from ajet_core.interfaces import ComponentSettings, WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ServerState
-from ajet_core.timeline import Call, TokenNode, TokenTree, TokenTrie
+from ajet_core.timeline import Call, TokenNode, TokenTree
+from ajet_server.embedded.trie import TokenTrie
 from ajet_server.observe.checked_components import CheckedEstimator, CheckedMerger
 from ajet_testing.scripted_engine import ScriptedEngine
 from ajet_testing.scripted_trainer import ScriptedTrainer

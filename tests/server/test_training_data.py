@@ -11,9 +11,10 @@ import pytest
 
 from ajet_core.interfaces import ComponentSettings, EpisodeRecord, TrainerInfo, WorkerContext
 from ajet_core.protocol import RunConfig
-from ajet_core.timeline import Call, CostModel, MergePolicy
+from ajet_core.timeline import Call, CostModel
 from ajet_server.batches.training_data import TrainingData, training_data
 from ajet_server.embedded.settings import TrieMergerSettings
+from ajet_server.embedded.trie import MergePolicy
 from ajet_server.embedded.trie_merger import TrieMerger
 from ajet_testing.servers import CLIENT, CONTROL, Running, key
 from ajet_testing.suites.samples import conversation, make_call, make_episode

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage, TokenTree, TokenTrie
+from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTree
+from ajet_server.embedded.trie import MergePolicy, TokenTrie
 from ajet_testing.suites.samples import make_call
 
 # Few different tokens, so that branches meet again by chance.

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_core.timeline import Call, MergePolicy, MessageText, PlacedMessage, TokenTree
+from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTree
 from ajet_core.timeline.radix import common_prefix
+from ajet_server.embedded.trie import MergePolicy
 from ajet_testing.suites.samples import conversation
 
 from .episodes import tree_of

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_core.timeline import Call, Sampling, TokenTree, TokenTrie
+from ajet_core.timeline import Call, Sampling, TokenTree
 from ajet_core.timeline.radix import RadixTree, Run
+from ajet_server.embedded.trie import TokenTrie
 from ajet_testing.suites.merger_suite import assert_exact, assert_shared, assert_trained_once
 from ajet_testing.suites.samples import conversation, make_call
 

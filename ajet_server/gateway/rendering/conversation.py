@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTrie
+from ajet_core.timeline import Call, MessageText, PlacedMessage
+from ajet_server.embedded.trie import TokenTrie
 from ajet_server.gateway.rendering.canonical import (
     ConversationDigests,
     canonical_tools,

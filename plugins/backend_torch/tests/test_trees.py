@@ -31,7 +31,6 @@ from ajet_core.timeline import (
     CostModel,
     Layout,
     PassShape,
-    TokenTrie,
     TrainBatch,
     TrainCall,
     TrainEpisode,
@@ -40,6 +39,7 @@ from ajet_core.timeline import (
     TrainTree,
     lay_out,
 )
+from ajet_server.embedded.trie import TokenTrie
 
 FAMILIES = ["qwen2", "llama", "gpt_neox", "gemma", "gemma2"]
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ajet_core.errors import StoreFullError
-from ajet_core.timeline import Call, TokenTrie
+from ajet_core.timeline import Call
+from ajet_server.embedded.trie import TokenTrie
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.gateway.rendering.messages import ChatMessage

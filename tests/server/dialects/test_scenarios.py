@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ajet_core.timeline import TokenTrie
+from ajet_server.embedded.trie import TokenTrie
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.rendering.canonical import message_text
 from ajet_server.gateway.rendering.conversation import ConversationIndex

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ajet_core.timeline import TokenTrie
+from ajet_server.embedded.trie import TokenTrie
 from ajet_server.gateway.formats.chat import read_chat_request
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex

@@ -7,8 +7,8 @@ from typing import Literal
 
 from ajet_core.timeline.call import Call
 from ajet_core.timeline.radix import RadixTree, Run
-from ajet_core.timeline.relaxed import Spoken
 from ajet_core.timeline.tree import Sampling, TokenNode, TokenTree
+from ajet_server.embedded.relaxed import Spoken
 
 MergePolicy = Literal["exact", "text", "ignore_tools"]
 """When a call continues an existing context:

@@ -1,0 +1,131 @@
+"""The task source: an environment with its tasks, which rolls them out and scores them."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, Literal, Self, get_args
+
+from ajet_core.interfaces.agent import ModelEndpoint
+from ajet_core.interfaces.context import SettingsT_co
+from ajet_core.interfaces.task import EpisodeOutcome, Task
+
+TaskProbe = Literal["reference", "nop", "unknown", "question"]
+"""What can be scored without a model: the task's own solution, nothing (an empty answer), the
+answer "I do not know", and the question as the answer."""
+
+TASK_PROBES: tuple[TaskProbe, ...] = get_args(TaskProbe)
+NO_ANSWER = "I do not know"
+
+
+class TaskSource(Generic[SettingsT_co], ABC):
+    """An environment: tasks, how one is rolled out with a model, and how it is scored.
+
+    One object serves all episodes of a process, many at a time, on one event loop; it must not
+    block the loop. It is an async context manager. Its constructor does nothing that can fail or
+    takes long: `open` does.
+
+    Everything that fails in the environment, rather than in the agent's work, must raise
+    `EnvironmentFailedError`. The episode is then aborted. It must never become a reward.
+
+    :ivar argument: what follows ``NAME:`` in the name of the source, "" by default.
+    :ivar reward_range: least and greatest reward of a task; may be set for each object.
+    :ivar in_groups: whether the episodes of a task are rolled out together, by `roll_out_group`.
+    """
+
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    in_groups: bool = False
+
+    def __init__(self, settings: SettingsT_co, argument: str = "") -> None:
+        self.settings = settings
+        self.argument = argument
+
+    async def __aenter__(self) -> Self:
+        """Open the source."""
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Load or start what the source needs; called once, before the methods below.
+
+        :raises ConfigError: the argument or a setting is wrong.
+        :raises EnvironmentFailedError: the environment cannot be started.
+        """
+
+    async def close(self) -> None:
+        """End what was started, also if `open` failed; no process of the source may be left."""
+
+    def splits(self) -> Sequence[str]:
+        """Return the names of its splits, the one to train on first."""
+        return ("train",)
+
+    @abstractmethod
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks of a split, in the same order each time.
+
+        Ids are unique in the source, do not depend on the order of tasks, and are the same in each
+        process: a key of the data set, or a digest of the content. Splits share no task.
+        """
+
+    def capacity(self) -> int | None:
+        """Return how many episodes the environment takes at a time; None if any number."""
+        return None
+
+    @abstractmethod
+    async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
+        """Roll out one episode with the model of `episode`, and return its outcome.
+
+        What the agent does wrong is rewarded: bad answers, crashes of its program, its time limit.
+        A cancellation ends everything that belongs to the episode.
+
+        :raises EnvironmentFailedError: the environment or its grader failed.
+        """
+
+    async def roll_out_group(
+        self, task: Task, episodes: Sequence[ModelEndpoint]
+    ) -> Sequence[EpisodeOutcome]:
+        """Roll out several episodes of a task together, for rewards that compare them.
+
+        Used if `in_groups` is set. After an interruption a group may have fewer episodes.
+
+        :return: an outcome for each episode, in order.
+        :raises EnvironmentFailedError: as `roll_out`; all episodes are aborted.
+        """
+        async with asyncio.TaskGroup() as group:
+            rolling = [group.create_task(self.roll_out(task, episode)) for episode in episodes]
+        return [one.result() for one in rolling]
+
+    async def score(self, task: Task, answer: str) -> EpisodeOutcome | None:  # noqa: ARG002
+        """Score an answer without a model; None if the source cannot.
+
+        :raises EnvironmentFailedError: the grader failed.
+        """
+        return None
+
+    def reference(self, task: Task) -> str | None:  # noqa: ARG002
+        """Return an answer to which `score` gives the greatest reward, if it is known."""
+        return None
+
+    def question(self, task: Task) -> str:  # noqa: ARG002
+        """Return what the model is asked, "" if it is not one text."""
+        return ""
+
+    async def probe(self, task: Task, probe: TaskProbe) -> EpisodeOutcome | None:
+        """Score something that needs no model; None if the task has no such thing.
+
+        :raises EnvironmentFailedError: the environment or its grader failed.
+        """
+        answers = {"nop": "", "unknown": NO_ANSWER}
+        if probe == "reference":
+            answer = self.reference(task)
+        else:
+            answer = answers[probe] if probe in answers else self.question(task) or None
+        return None if answer is None else await self.score(task, answer)

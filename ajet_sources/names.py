@@ -1,0 +1,119 @@
+"""Names of sources: ``NAME:ARGUMENT?key=value``, or the path of a file with rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from ajet_core.errors import ConfigError
+from ajet_core.interfaces import TaskSource
+from ajet_core.plugin import PluginManager
+from ajet_core.plugin.targets import did_you_mean
+from ajet_installation.component_settings import component_settings
+from ajet_installation.interpreters import local_manager
+
+ROWS = "rows"
+FORM = "NAME:ARGUMENT?key=value, such as reasoning_gym:chain_sum?size=500, or a file of rows"
+
+_NAME = re.compile(r"([a-z][a-z0-9_-]*)(?::(.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceName:
+    """What the name of a source says.
+
+    :param name: of the component.
+    :param argument: what the source takes its tasks from, "" if nothing was given.
+    :param settings: override those of ``[sources.NAME]``; values are strings, or JSON where they
+        look like it. ``a.b=1`` is ``{"a": {"b": 1}}``.
+    """
+
+    name: str
+    argument: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parse_source(text: str, known: Collection[str]) -> SourceName:
+    """Parse the name of a source.
+
+    ``?`` in an argument is written ``%3F``, and ``&`` in a value ``%26``. A text without a name
+    is the path of a file for the source ``rows``.
+
+    :param known: names of the sources that are installed.
+    :raises ConfigError: the text is not of this form, or no such source is installed.
+    """
+    head, question, query = text.partition("?")
+    if not head.strip():
+        raise ConfigError(f"{text!r} names no source: write {FORM}", param="source")
+    settings = _settings(text, query) if question else {}
+    match = _NAME.fullmatch(head)
+    if match and match[1] in known:
+        return SourceName(match[1], unquote(match[2] or ""), settings)
+    path = unquote(head)
+    looks_like_name = match is not None and match[2] is not None
+    if Path(path).is_file() or (Path(path).suffix and not looks_like_name):
+        return SourceName(ROWS, path, settings)
+    name = match[1] if match else head
+    raise ConfigError(
+        f"there is no source {name!r} and no file {path!r}; installed sources: "
+        f"{', '.join(sorted(known)) or 'none'}{did_you_mean(name, sorted(known))}. Write {FORM}, "
+        "and install the plugin of the source (ajet plugins)",
+        param="source",
+    )
+
+
+def load_source(
+    source: str | SourceName,
+    settings: Mapping[str, Any] | None = None,
+    plugins: PluginManager | None = None,
+) -> TaskSource:
+    """Create the source that a name says; open it with ``async with``.
+
+    :param settings: override those of the name and of ``[sources.NAME]`` in ``ajet.toml``.
+    :param plugins: the plugin manager to use; None uses that of this process.
+    :raises ConfigError: the name or its settings are invalid.
+    :raises PluginError: its plugin cannot be used, or several plugins register the name.
+    """
+    manager = plugins or local_manager()
+    its = source
+    if isinstance(its, str):
+        its = parse_source(its, manager.names("source"))
+    spec = manager.source(its.name)
+    given = {**its.settings, **(settings or {})}
+    return manager.create(spec, component_settings(manager, spec, given), its.argument)
+
+
+def _settings(text: str, query: str) -> dict[str, Any]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
+    except ValueError as error:
+        raise ConfigError(
+            f"the settings of the source {text!r} must be key=value, joined by &", param="source"
+        ) from error
+    settings: dict[str, Any] = {}
+    for key, value in pairs:
+        *outer, last = key.split(".")
+        place = settings
+        for part in outer:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                break
+        if not isinstance(place, dict) or last in place or not all([*outer, last]):
+            raise ConfigError(f"the source {text!r} sets {key!r} twice, or badly", param=key)
+        place[last] = _value(value, nested=bool(outer))
+    return settings
+
+
+def _value(text: str, *, nested: bool) -> Any:
+    """Return JSON as what it means; a single text is left to the type of its setting."""
+    if not nested and not text.startswith(("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
