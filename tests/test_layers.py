@@ -78,6 +78,7 @@ SERVER = (
 """The folders and modules of `ajet_server`; each may import only those before it."""
 
 _ADAPTER = {"ajet_core", "agentjet"}
+_SOURCE = {"ajet_core", "agentjet", "ajet_exec", "ajet_installation", "ajet_sources"}
 _ENGINE = {"ajet_core", "ajet_engines"}
 _TRAINER = {"ajet_core", "ajet_engines", "ajet_training", "ajet_torch"}
 PLUGINS: dict[str, set[str]] = {
@@ -97,6 +98,7 @@ PLUGINS: dict[str, set[str]] = {
     "demo": {"ajet_core", "ajet_installation", "agentjet", "ajet_worlds"},
     "engine_sglang": _ENGINE,
     "engine_vllm": _ENGINE,
+    "sources_harbor": _SOURCE,
     "store_postgres": {"ajet_core", "ajet_stores"},
 }
 """By folder of `plugins`, the packages that it may import besides its own."""

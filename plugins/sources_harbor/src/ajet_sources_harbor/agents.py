@@ -113,6 +113,8 @@ def _merged(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     result = dict(options)
     for name, value in given.items():
         old = result.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[name] = {**old, **value} if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            result[name] = {**old, **value}
+        else:
+            result[name] = value
     return result

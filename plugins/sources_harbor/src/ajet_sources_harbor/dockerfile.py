@@ -24,7 +24,7 @@ class DockerfileError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyStep:
     """Files of the context that are copied.
 
     :param into: whether `target` is a directory into which they go.
@@ -36,7 +36,7 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunStep:
     """A command and the directory in which it runs."""
 
     command: str
@@ -44,30 +44,34 @@ class Run:
 
 
 @dataclass(slots=True)
-class Build:
+class DockerfilePlan:
     """What is to be done before a task begins."""
 
     workdir: str
     environ: dict[str, str] = field(default_factory=dict)
-    steps: list[Copied | Run] = field(default_factory=list)
+    steps: list[CopyStep | RunStep] = field(default_factory=list)
 
     def directories(self) -> list[str]:
         """Return the directories that are written to, `workdir` first."""
         targets = [
             one.target if one.into else str(PurePosixPath(one.target).parent)
             for one in self.steps
-            if isinstance(one, Copied)
+            if isinstance(one, CopyStep)
         ]
-        return [self.workdir, *(one.cwd for one in self.steps if isinstance(one, Run)), *targets]
+        return [
+            self.workdir,
+            *(one.cwd for one in self.steps if isinstance(one, RunStep)),
+            *targets,
+        ]
 
 
-def read_dockerfile(path: Path, workdir: str) -> Build:
+def read_dockerfile(path: Path, workdir: str) -> DockerfilePlan:
     """Return what a Dockerfile says.
 
     :param workdir: the working directory, if the file names none.
     :raises DockerfileError: it cannot be followed without an image; the message says which line.
     """
-    build = Build(workdir)
+    build = DockerfilePlan(workdir)
     for instruction, rest in _instructions(path):
         if instruction == "WORKDIR":
             build.workdir = str(PurePosixPath(build.workdir) / rest)
@@ -76,7 +80,7 @@ def read_dockerfile(path: Path, workdir: str) -> Build:
         elif instruction in {"COPY", "ADD"}:
             build.steps.append(_copied(rest, path.parent, build.workdir))
         elif instruction == "RUN":
-            build.steps.append(Run(_command(rest), build.workdir))
+            build.steps.append(RunStep(_command(rest), build.workdir))
         elif instruction not in _WITHOUT_EFFECT:
             raise DockerfileError(f"{path}: {instruction} is not known")
     return build
@@ -113,12 +117,12 @@ def _variables(rest: str) -> dict[str, str]:
 def _command(rest: str) -> str:
     if rest.startswith("["):
         return shlex.join(json.loads(rest))
-    if "<<" in rest.split()[0] or rest.startswith("--"):
+    if "<<" in rest.split(maxsplit=1)[0] or rest.startswith("--"):
         raise DockerfileError(f"RUN {rest}: needs an image")
     return rest
 
 
-def _copied(rest: str, context: Path, workdir: str) -> Copied:
+def _copied(rest: str, context: Path, workdir: str) -> CopyStep:
     words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     options = [word for word in words if word.startswith("--")]
     if any(option.startswith("--from") for option in options) or "<<" in rest:
@@ -137,4 +141,4 @@ def _copied(rest: str, context: Path, workdir: str) -> Copied:
             raise DockerfileError(f"COPY {rest}: {pattern} is not in {context}")
         sources += matches
     into = target.endswith("/") or len(sources) > 1 or target == "." or sources[0].is_dir()
-    return Copied(tuple(sources), str(PurePosixPath(workdir) / target), into)
+    return CopyStep(tuple(sources), str(PurePosixPath(workdir) / target), into)

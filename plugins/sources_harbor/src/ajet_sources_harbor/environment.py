@@ -11,7 +11,7 @@ import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, override
+from typing import Any
 from urllib.parse import urlsplit
 
 from harbor.environments.base import BaseEnvironment, ExecResult
@@ -20,12 +20,13 @@ from harbor.environments.capabilities import (
     EnvironmentResourceCapabilities,
 )
 from harbor.models.task.config import NetworkPolicy
+from typing_extensions import override
 
 from ajet_core.errors import SandboxError
 from ajet_core.interfaces import Sandbox
 from ajet_exec import load_sandbox
 from ajet_exec.endpoint import port_of, relay
-from ajet_sources_harbor.dockerfile import Build, Copied, Run, read_dockerfile
+from ajet_sources_harbor.dockerfile import CopyStep, DockerfilePlan, RunStep, read_dockerfile
 from ajet_sources_harbor.machine import PATH, Machine
 
 _WRITABLE = ("app", "logs", "tests", "solution", "installed-agent", "workspace", "data")
@@ -87,18 +88,15 @@ class SandboxEnvironment(BaseEnvironment):
         super().__init__(*args, **kwargs)
 
     @staticmethod
-    @override
     def type() -> str:
         return "sandbox"
 
     @property
-    @override
     def capabilities(self) -> EnvironmentCapabilities:
         # No network is what each policy allows at least.
         return EnvironmentCapabilities(disable_internet=True, dynamic_network_policy=True)
 
     @classmethod
-    @override
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
         return EnvironmentResourceCapabilities()
 
@@ -106,7 +104,6 @@ class SandboxEnvironment(BaseEnvironment):
     async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
         return
 
-    @override
     def _validate_definition(self) -> None:
         """Check that the task can do without an image.
 
@@ -119,10 +116,10 @@ class SandboxEnvironment(BaseEnvironment):
         self._build = self._read_build()
         self._writable = self._directories()
 
-    def _read_build(self) -> Build:
+    def _read_build(self) -> DockerfilePlan:
         workdir = self.task_env_config.workdir or "/app"
         file = self.environment_dir / "Dockerfile"
-        return read_dockerfile(file, workdir) if file.is_file() else Build(workdir)
+        return read_dockerfile(file, workdir) if file.is_file() else DockerfilePlan(workdir)
 
     def _directories(self) -> list[str]:
         tops = list(_WRITABLE)
@@ -155,17 +152,18 @@ class SandboxEnvironment(BaseEnvironment):
             python=self._python,
         )
         await self._machine.open()
-        self._persistent_env = {**self._build.environ, **self._persistent_env}
+        variables = {**self._build.environ, **self._persistent_env}
+        self._persistent_env: dict[str, str] = variables
         places = (self._build.workdir, *self._mount_targets(writable_only=True), *_LOGS)
         await self._in_box(f"mkdir -p {shlex.join(places)}")
         for step in self._build.steps:
-            if isinstance(step, Copied):
+            if isinstance(step, CopyStep):
                 await self._copy(step)
             elif self._runs:
                 await self._run_step(step)
         await self._upload_environment_dir_after_start()
 
-    async def _copy(self, step: Copied) -> None:
+    async def _copy(self, step: CopyStep) -> None:
         for source in step.sources:
             if source.is_dir():
                 await self.upload_dir(source, step.target)
@@ -173,7 +171,7 @@ class SandboxEnvironment(BaseEnvironment):
                 target = PurePosixPath(step.target)
                 await self.upload_file(source, str(target / source.name if step.into else target))
 
-    async def _run_step(self, step: Run) -> None:
+    async def _run_step(self, step: RunStep) -> None:
         ran = await self.exec(f"mkdir -p {shlex.quote(step.cwd)}", cwd="/")
         if not ran.return_code:
             ran = await self.exec(step.command, cwd=step.cwd)
@@ -221,21 +219,17 @@ class SandboxEnvironment(BaseEnvironment):
         status = 128 - ran.status if ran.status < 0 else ran.status
         return ExecResult(stdout=out, stderr=err, return_code=status)
 
-    @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Write a file of the host to the box."""
         source, target = Path(source_path), PurePosixPath(target_path)
         packed = await asyncio.to_thread(_packed, [(source, target.name)])
         await self._unpack(packed, str(target.parent))
 
-    @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Write the contents of a directory of the host to one of the box."""
-        entries = [(entry, entry.name) for entry in sorted(Path(source_dir).iterdir())]
-        packed = await asyncio.to_thread(_packed, entries)
+        packed = await asyncio.to_thread(_packed_contents, Path(source_dir))
         await self._unpack(packed, target_dir)
 
-    @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Write a file of the box to the host."""
         data = await self._in_box(f"cat -- {shlex.quote(source_path)}")
@@ -243,7 +237,6 @@ class SandboxEnvironment(BaseEnvironment):
         await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
         await asyncio.to_thread(target.write_bytes, data)
 
-    @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Write the contents of a directory of the box to one of the host.
 
@@ -287,10 +280,14 @@ def _packed(entries: Sequence[tuple[Path, str]]) -> bytes:
     return buffer.getvalue()
 
 
+def _packed_contents(directory: Path) -> bytes:
+    return _packed([(entry, entry.name) for entry in sorted(directory.iterdir())])
+
+
 def _unpacked(data: bytes, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        archive.extractall(target, filter=_safe)
+        archive.extractall(target, filter=_safe)  # noqa: S202 - the filter refuses more than `data`
 
 
 def _safe(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:

@@ -55,7 +55,9 @@ class _Command:
                 self._end(_NOT_STARTED)
                 return
             outputs = [(b"o", process.stdout), (b"e", process.stderr)]
-            readers = [threading.Thread(target=self._read, args=one, daemon=True) for one in outputs]
+            readers = [
+                threading.Thread(target=self._read, args=one, daemon=True) for one in outputs
+            ]
             for thread in (*readers, threading.Thread(target=self._feed, args=(process,))):
                 thread.daemon = True
                 thread.start()

@@ -17,12 +17,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ajet_core.errors import SandboxError
 from ajet_core.interfaces import BoxExit, BoxLimits, BoxProgram, Sandbox, Serve
 from ajet_sources_harbor import inside
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Harbor's commands are those of bash, which not every image has.
+_SHELL = 'command -v bash > /dev/null && exec bash -c "$1"; exec sh -c "$1"'
 _PORT = 8600
 _FOREVER = 1e8
 _KEPT = 2**24
@@ -30,7 +33,7 @@ _STARTING_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CommandEnd:
     """A command that ended. A negative status is that of a signal."""
 
     status: int
@@ -69,7 +72,7 @@ class Machine:
         self._hidden = hidden
         self._python = python
         self._token = secrets.token_hex(16).encode()
-        self._waiting: asyncio.Queue[_Connection] = asyncio.Queue()
+        self._waiting: asyncio.Queue[_CommandSlot] = asyncio.Queue()
         self._directory: Path | None = None
         self._running: asyncio.Task[BoxExit] | None = None
 
@@ -137,7 +140,7 @@ class Machine:
         stdin: bytes = b"",
         timeout: float | None = None,
         kept: int = _KEPT,
-    ) -> Ran:
+    ) -> CommandEnd:
         """Run a shell command. A cancellation kills it, with its process group.
 
         :param timeout: seconds after which it is killed.
@@ -145,16 +148,22 @@ class Machine:
         :raises CommandTimeoutError: it was killed after `timeout`.
         :raises SandboxError: the box is gone.
         """
+        asked = {
+            "argv": ["/bin/sh", "-c", _SHELL, "sh", command],
+            "cwd": cwd,
+            "environ": dict(environ),
+            "stdin": len(stdin),
+        }
         connection = await self._connected()
         try:
             async with asyncio.timeout(timeout):
-                return await self._served(connection, command, cwd, environ, stdin, kept)
+                return await self._served(connection, asked, stdin, kept)
         except TimeoutError:
             raise CommandTimeoutError(f"Command timed out after {timeout} seconds") from None
         finally:
             connection.over.set()
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> _CommandSlot:
         """Return a connection on which the box waits for a command.
 
         :raises SandboxError: the box is gone.
@@ -170,22 +179,9 @@ class Machine:
             waiting.cancel()
 
     async def _served(
-        self,
-        connection: _Connection,
-        command: str,
-        cwd: str,
-        environ: Mapping[str, str],
-        stdin: bytes,
-        kept: int,
-    ) -> Ran:
+        self, connection: _CommandSlot, asked: Mapping[str, Any], stdin: bytes, kept: int
+    ) -> CommandEnd:
         outputs = {b"o": _Kept(kept), b"e": _Kept(kept)}
-        asked = {
-            "argv": ["/bin/sh", "-c", 'if command -v bash >/dev/null; then exec bash -c "$1"; fi\n'
-                     'exec sh -c "$1"', "sh", command],
-            "cwd": cwd,
-            "environ": dict(environ),
-            "stdin": len(stdin),
-        }
         reader, writer = connection.reader, connection.writer
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             writer.write(json.dumps(asked).encode() + b"\n")
@@ -195,11 +191,11 @@ class Machine:
                 head = await reader.readexactly(5)
                 data = await reader.readexactly(struct.unpack(">I", head[1:])[0])
                 if head[:1] == b"x":
-                    return Ran(int(data), outputs[b"o"].all(), outputs[b"e"].all())
+                    return CommandEnd(int(data), outputs[b"o"].all(), outputs[b"e"].all())
                 outputs[head[:1]].add(data)
         return await self._raise_end()
 
-    async def _raise_end(self) -> Ran:
+    async def _raise_end(self) -> CommandEnd:
         assert self._running is not None
         assert self._directory is not None
         # Whoever ends a connection without a status ends the box too.
@@ -211,18 +207,16 @@ class Machine:
             said = (self._directory / "stderr").read_text(errors="replace").strip()[-500:]
         raise SandboxError(f"the sandbox ended: {said or 'it said nothing'}")
 
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not hmac.compare_digest((await reader.readline()).strip(), self._token):
             return
-        connection = _Connection(reader, writer, asyncio.Event())
+        connection = _CommandSlot(reader, writer, asyncio.Event())
         self._waiting.put_nowait(connection)
         await connection.over.wait()
 
 
 @dataclass(frozen=True, slots=True)
-class _Connection:
+class _CommandSlot:
     """A connection on which the box waits for a command. It is closed when `over` is set."""
 
     reader: asyncio.StreamReader

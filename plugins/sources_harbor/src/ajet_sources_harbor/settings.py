@@ -23,7 +23,8 @@ class HarborSettings(ComponentSettings):
         environment is not ``sandbox``, which has no network.
     :param environment: ``sandbox``, a name of Harbor's, such as ``podman``, or ``MODULE:CLASS``.
     :param environment_options: options of an environment of Harbor's, as ``--ek``.
-    :param sandbox: the sandbox for the environment ``sandbox``; `sandbox_settings` are its settings.
+    :param sandbox: the sandbox of the environment ``sandbox``.
+    :param sandbox_settings: settings of this sandbox.
     :param read_only: paths of the host that the sandbox has too, such as an agent's installation.
     :param path: directories of the sandbox in which programs are searched first.
     :param run_steps: whether the sandbox runs ``RUN`` of a task's Dockerfile.

@@ -36,10 +36,9 @@ class HarborSource(TaskSource[HarborSettings]):
         """
         if not self.argument:
             raise ConfigError("name the directory of the tasks: harbor:DIRECTORY")
-        root = Path(self.argument).expanduser().absolute()
         # Otherwise LiteLLM fetches prices from GitHub when it is imported.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-        self._splits = await asyncio.to_thread(_read, root)
+        self._splits = await asyncio.to_thread(_read, self.argument)
         await asyncio.to_thread(self._check)
 
     def splits(self) -> Sequence[str]:
@@ -52,10 +51,6 @@ class HarborSource(TaskSource[HarborSettings]):
 
     def capacity(self) -> int | None:
         return self.settings.max_episodes
-
-    def question(self, task: Task) -> str:
-        """Return the instruction; no answer is scored without an environment."""
-        return ""
 
     async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
         """Run a trial with the agent of the settings.
@@ -85,9 +80,7 @@ class HarborSource(TaskSource[HarborSettings]):
         is_installed(self.settings.agent)
         check_profile(self.settings)
 
-    async def _trial(
-        self, task: Task, agent: Any, base_url: str, key: str
-    ) -> EpisodeOutcome:
+    async def _trial(self, task: Task, agent: Any, base_url: str, key: str) -> EpisodeOutcome:
         from ajet_sources_harbor.trials import TrialTerms, run_trial
 
         settings = self.settings
@@ -143,11 +136,12 @@ class HarborSource(TaskSource[HarborSettings]):
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _read(root: Path) -> dict[str, list[Task]]:
+def _read(argument: str) -> dict[str, list[Task]]:
     """Return the tasks by split.
 
     :raises ConfigError: there are none, or one cannot be read.
     """
+    root = Path(argument).expanduser().absolute()
     if not root.is_dir():
         raise ConfigError(f"there is no directory {root}")
     if (root / _CONFIG).is_file():

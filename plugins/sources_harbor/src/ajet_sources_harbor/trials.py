@@ -44,6 +44,18 @@ _MODEL = frozenset(
 )
 
 
+# Programs of agents that are checked for, where they are not installed.
+_PROGRAMS = {
+    "aider": "aider",
+    "claude-code": "claude",
+    "codex": "codex",
+    "gemini-cli": "gemini",
+    "goose": "goose",
+    "mini-swe-agent": "mini-swe-agent",
+    "opencode": "opencode",
+    "qwen-code": "qwen",
+    "swe-agent": "sweagent",
+}
 _CHAINED = "\n\nThe above exception was the direct cause"
 _LINE = "\n"
 
@@ -111,17 +123,17 @@ def _check_instead_of_installing(agent: BaseInstalledAgent) -> None:
     """Make an agent's installation a check that its program is there."""
 
     async def check(environment: Any) -> None:
-        command = agent.get_version_command()
-        if command is None:
+        program = _PROGRAMS.get(agent.name())
+        if program is None:
             return
-        ran = await environment.exec(command=command)
+        ran = await environment.exec(command=f"command -v {program}")
         if ran.return_code:
             raise RuntimeError(
                 f"the agent {agent.name()} is not in the environment: install it on this machine, "
                 "and name its directories in read_only and path"
             )
 
-    agent.install = check  # type: ignore[method-assign]
+    agent.install = check
 
 
 def _classify_failures(agent: Any) -> None:

@@ -1,4 +1,4 @@
 import sys
 
 numbers = [float(argument) for argument in sys.argv[1:]]
-print(numbers[len(numbers) // 2])
+sys.stdout.write(f"{numbers[len(numbers) // 2]}\n")
