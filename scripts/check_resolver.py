@@ -69,6 +69,8 @@ ADAPTERS = (
     *("agentscope", "autogen", "crewai", "langchain", "llamaindex", "openai-agents"),
     *("pydantic-ai", "smolagents", "dspy", "google-adk"),
 )
+# Environments, whose programs run on Linux.
+SOURCES = ("harbor",)
 # A trainer, with servers that run elsewhere.
 BARE = tuple(f"agentjet[{t}] agentjet-engine-{e}" for t in TRAINERS for e in ENGINES)
 
@@ -85,7 +87,12 @@ def lines(extras: Sequence[str]) -> tuple[str, ...]:
 
 CLIENT = (line(), line("export"), line("mcp"), line("inspect"), *map(line, ADAPTERS))
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "cuda": (*lines((*TRAINERS, *ENGINES)), line("demo", "verl", "vllm"), *BARE),
+    "cuda": (
+        *lines((*TRAINERS, *ENGINES)),
+        line("demo", "verl", "vllm"),
+        *BARE,
+        *map(line, SOURCES),
+    ),
     # pip refuses SGLang for the same reasons as with CUDA. It serves on a CPU only in the
     # environment that `ajet env create sglang --cpu` makes.
     "cpu": (

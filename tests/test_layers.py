@@ -79,6 +79,7 @@ SERVER = (
 """The folders and modules of `ajet_server`; each may import only those before it."""
 
 _ADAPTER = {"ajet_core", "agentjet"}
+_SOURCE = {"ajet_core", "agentjet", "ajet_exec", "ajet_installation", "ajet_sources"}
 _ENGINE = {"ajet_core", "ajet_engines"}
 _TRAINER = {"ajet_core", "ajet_engines", "ajet_training", "ajet_torch"}
 PLUGINS: dict[str, set[str]] = {
@@ -100,6 +101,7 @@ PLUGINS: dict[str, set[str]] = {
     "engine_vllm": _ENGINE,
     "sources_inspect": {"ajet_core", "agentjet"},
     "sources_reasoning_gym": {"ajet_core", "ajet_sources"},
+    "sources_harbor": _SOURCE,
     "store_postgres": {"ajet_core", "ajet_stores"},
 }
 """By folder of `plugins`, the packages that it may import besides its own."""

@@ -146,6 +146,7 @@ class AsyncGroupClient(AsyncSwarmClient):
             outcome_of=_outcomes,
             end=end,
             terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
+            group_reward=None,
             concurrency=at_once,
             retries=retries,
             episode_timeout=episode_timeout,

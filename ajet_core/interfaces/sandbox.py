@@ -18,8 +18,7 @@ Serve = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 class BoxLimits:
     """Limits of a program and its children; None is no limit.
 
-    :param memory_bytes: of each process, or of all where the sandbox can add them up.
-    :param cpu_seconds: of each process.
+    :param cpu_seconds: of each process; `memory_bytes` likewise, or of all if they are added up.
     :param output_bytes: what is kept of stdout, and of stderr: the first and the last half.
     """
 
@@ -39,6 +38,7 @@ class BoxProgram:
     :param work: its working directory, mounted at ``/work``; the sandbox may change its owner.
     :param stdin: a file to read; None is an empty one. `stdout` and `stderr` are files to write.
     :param read_only: files and directories of the host, by their absolute path in the box.
+    :param writable: directories in `work`, by a second absolute path in the box.
     :param hidden: files and directories of the host that it must not see, `work` aside.
     :param endpoints: by port of 127.0.0.1, what serves its connections in the caller's event loop.
     :param host_network: whether the program also reaches what the host does.
@@ -51,6 +51,7 @@ class BoxProgram:
     stderr: Path
     stdin: Path | None = None
     read_only: Mapping[str, Path] = field(default_factory=dict)
+    writable: Mapping[str, Path] = field(default_factory=dict)
     hidden: Sequence[Path] = ()
     endpoints: Mapping[int, Serve] = field(default_factory=dict)
     host_network: bool = False
@@ -84,9 +85,7 @@ class Sandbox(Generic[SettingsT_co], ABC):
 
     @abstractmethod
     async def run(self, program: BoxProgram, *, timeout: float, grace: float = 5.0) -> BoxExit:
-        """Run a program to its end, after which no process of it is left, whatever it did.
-
-        A cancellation kills it at once.
+        """Run a program to its end, or until a cancellation kills it. No process of it is left.
 
         :param timeout: seconds after which the program gets SIGTERM.
         :param grace: seconds after that until everything is killed.

@@ -159,9 +159,7 @@ class BubblewrapSandbox(Sandbox[BubblewrapSettings]):
         yield from ("--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd")
         if program.host_network and Path("/run/systemd/resolve").is_dir():
             yield from ("--ro-bind", "/run/systemd/resolve", "/run/systemd/resolve")
-        yield from ("--bind", str(program.work), "/work")
-        for inside, outside in program.read_only.items():
-            yield from ("--ro-bind", str(outside), inside)
+        yield from _mounts(program)
         yield from ("--remount-ro", "/", "--chdir", "/work")
 
     def _empty_directories(self, hidden_for_program: Sequence[Path]) -> list[str]:
@@ -230,6 +228,17 @@ def box_user(work: Path) -> int:
             "that is not root"
         ) from error
     return uid
+
+
+def _mounts(program: BoxProgram) -> Iterator[str]:
+    yield from ("--bind", str(program.work), "/work")
+    for inside, outside in program.writable.items():
+        yield from ("--bind", str(outside), inside)
+    for inside, outside in program.read_only.items():
+        # bwrap would let only root enter those that it has to create.
+        for parent in reversed(Path(inside).parents[:-1]):
+            yield from ("--dir", str(parent))
+        yield from ("--ro-bind", str(outside), inside)
 
 
 def _resolved(path: Path) -> Path:

@@ -169,6 +169,8 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
             # It would pass the host's variables of proxies on.
             yield "--http-proxy=false"
         yield from ("--volume", f"{program.work}:/work:rw", "--volume", f"{gate}:{_GATE}:ro")
+        for inside, outside in program.writable.items():
+            yield from ("--volume", f"{outside}:{inside}:rw")
         for inside, outside in program.read_only.items():
             yield from ("--volume", f"{outside}:{inside}:ro")
         if limits.memory_bytes is not None:

@@ -267,6 +267,30 @@ class SandboxSuite(ConformanceSuite):
         )
         assert run.stdout == "content\nrefused\n"
 
+    @pytest.mark.usefixtures("isolated")
+    async def test_what_is_read_only_may_be_deep_in_an_empty_directory(self, place: Path) -> None:
+        (place / "file").write_text("content")
+        (place / "file").chmod(0o644)
+        path = "/home/user/.tools/bin/file"
+        run = await self.box(
+            place, f"print(open('{path}').read())", read_only={path: place / "file"}
+        )
+        assert (run.stdout, run.stderr) == ("content\n", "")
+
+    @pytest.mark.usefixtures("isolated")
+    async def test_a_part_of_the_working_directory_has_a_second_path(self, place: Path) -> None:
+        work = Path(tempfile.mkdtemp(dir=place))
+        (work / "logs").mkdir()
+        run = await self.box(
+            place,
+            "",
+            argv=(self.python, "-c", "open('/logs/file', 'w').write('content')"),
+            work=work,
+            writable={"/logs": work / "logs"},
+        )
+        assert (run.ended.status, run.stderr) == (0, "")
+        assert (work / "logs/file").read_text() == "content"
+
     async def test_daemons_end_with_their_program(self, place: Path) -> None:
         mark = str(next(_numbers))
         await self.box(place, _daemon(mark))

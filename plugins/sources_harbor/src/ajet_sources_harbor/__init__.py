@@ -1,0 +1,1 @@
+"""agentjet's task source for Harbor task directories."""

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd "$NOTES"
+for file in *.text; do mv "$file" "${file%.text}.md"; done
