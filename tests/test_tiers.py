@@ -95,6 +95,7 @@ def test_every_test_has_one_tier_and_is_run_by_continuous_integration_or_nightly
         ((), ("server", "tmp_path"), "integration"),
         (("torch",), (), "integration"),
         (("processes",), (), "integration"),
+        (("slow",), (), "integration"),
         (("nightly", "processes"), ("server",), "nightly"),
     ],
 )

@@ -11,7 +11,8 @@ Tests of the tier ``nightly`` always have the marker ``nightly``.
 Integration tests with the marker ``every_python`` run on each version of Python. Unit tests of the
 repository's files, which no version of Python lets fail, have the marker ``files`` and run on one.
 
-A unit test that takes more than `MOST_SECONDS` of CPU time fails, too.
+A unit test that takes more than `MOST_SECONDS` of CPU time fails, too, unless it has the marker
+``slow``, which makes it an integration test.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FIXTURES = frozenset(
 )
 # Markers of tests that need a model.
 MODELS = frozenset({"torch", "pairs"})
-NEEDS = MODELS | {"processes"}
+NEEDS = MODELS | {"processes", "slow"}
 # Tests of code on Python's modules for processes, sockets, TLS, signals and SQLite.
 EVERY_PYTHON = (
     "tests/cli/test_cli_process.py",
@@ -60,7 +61,9 @@ MOST_SECONDS = 6.0
 """CPU time that a unit test may take, with what it imports first. Most take milliseconds. A busy
 machine, on which CPU time counts about double, leaves the limit far off."""
 
-_WITHOUT_UNIT_TESTS = re.compile(r"^pytestmark = .*\bmark\.(torch|pairs|processes|nightly)\b", re.M)
+_WITHOUT_UNIT_TESTS = re.compile(
+    r"^pytestmark = .*\bmark\.(torch|pairs|processes|slow|nightly)\b", re.M
+)
 _GUARDED = {
     "os.exec": "starts a process",
     "os.fork": "starts a process",
@@ -188,7 +191,7 @@ def check_seconds(seconds: float) -> None:
     if measured and seconds > MOST_SECONDS:
         pytest.fail(
             f"this unit test took {seconds:.1f} s of CPU time, and may take {MOST_SECONDS:g} s: "
-            "give it the marker `processes`, or test less",
+            "give it the marker `slow`, or test less",
             pytrace=False,
         )
 
