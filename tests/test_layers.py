@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ajet_server.workers import methods
+from tests.support.sources import syntax
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -133,7 +134,7 @@ IN_SERVER = {name.rpartition(".")[2]: name for name in EVERY_MODULE if ".in_serv
 @functools.cache
 def nodes(path: Path) -> list[ast.AST]:
     """The syntax of a file."""
-    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    return list(ast.walk(syntax(path)))
 
 
 def imported(path: Path) -> Iterator[str]:

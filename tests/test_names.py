@@ -7,16 +7,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.sources import syntax
+
 ROOT = Path(__file__).resolve().parents[1]
 MEANINGLESS = {"found", "made", "told"}
 """Names that say how a value was obtained instead of what it is. Fields may have them."""
 SOURCES = {
-    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+    path.relative_to(ROOT).as_posix(): path
     for pattern in ("agentjet", "ajet_*", "plugins/*/src")
     for folder in sorted(ROOT.glob(pattern))
     for path in sorted(folder.rglob("*.py"))
 }
-"""By path, the syntax of each module of the packages and plugins."""
+"""By path from the root, each module of the packages and plugins."""
 
 _TRAINERS = ("plugins/backend_torch", "plugins/backend_trl", "plugins/backend_verl")
 _ENGINES = ("plugins/engine_sglang", "plugins/engine_vllm")
@@ -35,8 +37,8 @@ SAME_IDEA = {
 
 def test_each_class_has_a_name_of_its_own() -> None:
     paths = defaultdict(list)
-    for path, tree in SOURCES.items():
-        for node in ast.walk(tree):
+    for path, source in SOURCES.items():
+        for node in ast.walk(syntax(source)):
             if isinstance(node, ast.ClassDef):
                 paths[node.name].append(path)
     shared = {name: where for name, where in paths.items() if len(where) > 1}
@@ -71,8 +73,8 @@ def given_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def test_names_say_what_they_are_the_name_of() -> None:
     assert [
         f"{path}:{line}: {name}"
-        for path, tree in SOURCES.items()
-        for line, name in given_names(tree)
+        for path, source in SOURCES.items()
+        for line, name in given_names(syntax(source))
         if name in MEANINGLESS
     ] == []
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import syntax
 from tests.test_layers import EVERY_MODULE, MODULES, PLUGIN_MODULES, ROOT
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -16,7 +17,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def parsed(module: str) -> ast.Module:
     """The syntax of a module."""
-    return ast.parse(EVERY_MODULE[module].read_text(encoding="utf-8"))
+    return syntax(EVERY_MODULE[module])
 
 
 def exports(tree: ast.Module) -> list[str] | None:
@@ -50,8 +51,13 @@ def gathered(tree: ast.Module) -> dict[str, str]:
     }
 
 
-TREES = {module: parsed(module) for module in EVERY_MODULE}
-PUBLIC = {module: names for module, tree in TREES.items() if (names := exports(tree)) is not None}
+PUBLIC = {
+    module: names
+    for module, path in EVERY_MODULE.items()
+    # Parsing all modules would take seconds, in each process that collects this file.
+    if "\n__all__ = " in (text := path.read_text(encoding="utf-8"))
+    if (names := exports(ast.parse(text[text.index("\n__all__ = ") :]))) is not None
+}
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -80,8 +86,8 @@ def test_public_names_exist_once_and_are_documented(module: str) -> None:
     assert len(names) == len(set(names))
     for name in names:
         where = module
-        while name not in (here := defined(TREES[where])):
-            where = gathered(TREES[where])[name]
+        while name not in (here := defined(parsed(where))):
+            where = gathered(parsed(where))[name]
         node = here[name]
         if isinstance(node, Definition):
             assert ast.get_docstring(node), f"{where}.{name} needs a docstring"
@@ -91,7 +97,7 @@ def test_public_names_exist_once_and_are_documented(module: str) -> None:
 def test_other_names_of_a_public_module_begin_with_an_underscore(module: str) -> None:
     others = {
         name
-        for name, node in defined(TREES[module]).items()
+        for name, node in defined(parsed(module)).items()
         if name not in PUBLIC[module] and not name.startswith("_")
         # Type variables and loggers have the names that are usual for them.
         if not re.search(r"TypeVar\(|getLogger\(", ast.unparse(node))
@@ -102,12 +108,12 @@ def test_other_names_of_a_public_module_begin_with_an_underscore(module: str) ->
 def test_a_package_that_gathers_names_says_which_are_public() -> None:
     packages = [module for module, path in EVERY_MODULE.items() if path.name == "__init__.py"]
     silent = [module for module in packages if module not in PUBLIC]
-    assert [m for m in silent if gathered(TREES[m]) or defined(TREES[m])] == []
+    assert [m for m in silent if gathered(parsed(m)) or defined(parsed(m))] == []
 
 
 @pytest.mark.parametrize("plugin", PLUGIN_MODULES)
 def test_plugins_import_public_names_only(plugin: str) -> None:
-    used = {module: private(TREES[module]) for module in PLUGIN_MODULES[plugin]}
+    used = {module: private(parsed(module)) for module in PLUGIN_MODULES[plugin]}
     assert {module: names for module, names in used.items() if names} == {}
 
 
@@ -129,8 +135,8 @@ def test_examples_import_public_names_only(page: Path) -> None:
 def test_nothing_with_an_underscore_is_imported_from_another_package() -> None:
     found = [
         f"{module} -> {where}.{name}"
-        for module, tree in TREES.items()
-        for where, name in imports(tree)
+        for module in EVERY_MODULE
+        for where, name in imports(parsed(module))
         if where.partition(".")[0] != module.partition(".")[0]
         and re.search(r"\._(?!_)", f"{where}.{name}")
     ]

@@ -14,11 +14,19 @@ from pathlib import Path
 import pytest
 
 from tests.support import tiers
-from tests.support.tiers import TIERS, Guard, tier_of
+from tests.support.tiers import (
+    MOST_SECONDS,
+    TIERS,
+    Guard,
+    check_seconds,
+    tier_of,
+    without_unit_tests,
+)
 
 ROOT = Path(__file__).parents[1]
 # The environments of tox with tests of this directory, as continuous integration runs them.
 ENVIRONMENTS = ("core-py{311,312,313}", "torch", "pairs")
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 LIST = """
 import json, sys, pytest
 
@@ -53,6 +61,13 @@ def test_every_test_has_one_tier_and_is_run_by_continuous_integration_or_nightly
     collected: dict[str, list[str]] = json.loads(listing.read_text())
     assert len(collected) > 1000
     assert {name for name, marks in collected.items() if len({*TIERS} & {*marks}) != 1} == set()
+    # `-m unit` does not import these files.
+    unread = {path.relative_to(ROOT).as_posix() for path in TESTS if without_unit_tests(path)}
+    assert len(unread) > 10
+    units = {name.partition("::")[0] for name, marks in collected.items() if "unit" in marks}
+    assert units & unread == set()
+    texts = {name.partition("::")[0] for name, marks in collected.items() if "files" in marks}
+    assert texts == set(tiers.FILES)
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini", encoding="utf-8")
     of_tox = [selections(tox[f"testenv:{name}"]["commands"]) for name in ENVIRONMENTS]
@@ -80,6 +95,7 @@ def test_every_test_has_one_tier_and_is_run_by_continuous_integration_or_nightly
         ((), ("server", "tmp_path"), "integration"),
         (("torch",), (), "integration"),
         (("processes",), (), "integration"),
+        (("slow",), (), "integration"),
         (("nightly", "processes"), ("server",), "nightly"),
     ],
 )
@@ -107,6 +123,26 @@ def test_a_unit_test_can_open_no_socket_to_connect_to() -> None:
     ):
         listener.bind(("127.0.0.1", 0))
     forgiven()
+
+
+@pytest.mark.parametrize("exempt", ["", "HYPOTHESIS_PROFILE"])
+def test_a_unit_test_may_take_little_cpu_time(exempt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYPOTHESIS_PROFILE", raising=False)
+    monkeypatch.delitem(sys.modules, "coverage", raising=False)
+    check_seconds(MOST_SECONDS)
+    if exempt:
+        monkeypatch.setenv(exempt, "thorough")
+        check_seconds(MOST_SECONDS + 0.1)
+        return
+    with pytest.raises(pytest.fail.Exception, match=r"this unit test took 6\.1 s of CPU time"):
+        check_seconds(MOST_SECONDS + 0.1)
+
+
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="it takes more than it may")
+def test_a_unit_test_that_takes_more_cpu_time_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYPOTHESIS_PROFILE", raising=False)
+    monkeypatch.delitem(sys.modules, "coverage", raising=False)
+    monkeypatch.setattr(tiers, "MOST_SECONDS", -1.0)
 
 
 def test_a_refusal_that_is_caught_fails_the_test_nevertheless() -> None:

@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 from ajet_core.errors import AjetError
 from tests.support.joint import ARBITER, ROLES, ClientDiedError, Network, World, make_world
 
+# Whole joint episodes, with a crash at each place: 40 s of CPU time together.
+pytestmark = pytest.mark.slow
+
 OTHER = "planner"
 # The requests of one joint episode, in order.
 STEPS = ("claim arbiter", "claim other", "prepare", "end", "commit")

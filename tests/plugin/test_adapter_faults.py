@@ -331,6 +331,7 @@ def test_a_package_of_the_program_that_is_called_like_a_framework_is_the_program
     assert is_program(vars(own)["Box"]())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("framework", "extra"), EXTRAS.items())
 def test_an_agent_of_a_known_framework_without_its_adapter_is_refused_with_the_pip_line(
     site: Site, used: Any, monkeypatch: pytest.MonkeyPatch, framework: str, extra: str

@@ -8,14 +8,22 @@ A test's tier follows from its fixtures and from its markers. A test that starts
 listens without one of these fixtures needs the marker ``processes``; without the marker, it fails.
 Tests of the tier ``nightly`` always have the marker ``nightly``.
 
-Integration tests with the marker ``every_python`` run on each version of Python.
+Integration tests with the marker ``every_python`` run on each version of Python. Unit tests of the
+repository's files, which no version of Python lets fail, have the marker ``files`` and run on one.
+
+A unit test that takes more than `MOST_SECONDS` of CPU time fails, too, unless it has the marker
+``slow``, which makes it an integration test.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import platform
+import re
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +36,7 @@ FIXTURES = frozenset(
 )
 # Markers of tests that need a model.
 MODELS = frozenset({"torch", "pairs"})
-NEEDS = MODELS | {"processes"}
+NEEDS = MODELS | {"processes", "slow"}
 # Tests of code on Python's modules for processes, sockets, TLS, signals and SQLite.
 EVERY_PYTHON = (
     "tests/cli/test_cli_process.py",
@@ -42,6 +50,20 @@ EVERY_PYTHON = (
     "tests/worker/",
 )
 
+# Tests of texts and of the shape of the code.
+FILES = (
+    "tests/test_layers.py",
+    "tests/test_names.py",
+    "tests/test_public_names.py",
+    "tests/test_words.py",
+)
+MOST_SECONDS = 6.0
+"""CPU time that a unit test may take, with what it imports first. Most take milliseconds. A busy
+machine, on which CPU time counts about double, leaves the limit far off."""
+
+_WITHOUT_UNIT_TESTS = re.compile(
+    r"^pytestmark = .*\bmark\.(torch|pairs|processes|slow|nightly)\b", re.M
+)
 _GUARDED = {
     "os.exec": "starts a process",
     "os.fork": "starts a process",
@@ -99,6 +121,29 @@ def tier_of(markers: set[str], fixtures: set[str]) -> str:
     return "integration" if NEEDS & markers or FIXTURES & fixtures else "unit"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files without unit tests, nor what they import, if only those are asked for."""
+    if config.option.markexpr != "unit" or not collection_path.name.startswith("test_"):
+        return None
+    return without_unit_tests(collection_path) or None
+
+
+def without_unit_tests(path: Path) -> bool:
+    """Whether a mark of a file gives all its tests another tier."""
+    return bool(_WITHOUT_UNIT_TESTS.search(path.read_text(encoding="utf-8")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for garbage among what tests create alone, not among modules and tests, which stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_configure() -> None:
     """Audit hooks stay as long as the process."""
     # Starts a process when it is first asked for, by the SDK of OpenAI for example.
@@ -113,6 +158,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(tier)
     if tier == "integration" and item.nodeid.startswith(EVERY_PYTHON) and not MODELS & markers:
         item.add_marker("every_python")
+    if tier == "unit" and item.nodeid.startswith(FILES):
+        item.add_marker("files")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -124,7 +171,29 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Watch a unit test."""
-    return (yield from _guard.watch()) if _is_unit(item) else (yield)
+    if not _is_unit(item):
+        return (yield)
+    before = _cpu_seconds()
+    result = yield from _guard.watch()
+    check_seconds(_cpu_seconds() - before)
+    return result
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def check_seconds(seconds: float) -> None:
+    """Fail if a unit test took too much CPU time, however long it waited for other processes."""
+    # These run more code, or more examples.
+    measured = "coverage" not in sys.modules and "HYPOTHESIS_PROFILE" not in os.environ
+    if measured and seconds > MOST_SECONDS:
+        pytest.fail(
+            f"this unit test took {seconds:.1f} s of CPU time, and may take {MOST_SECONDS:g} s: "
+            "give it the marker `slow`, or test less",
+            pytrace=False,
+        )
 
 
 def _is_unit(item: pytest.Item) -> bool:
