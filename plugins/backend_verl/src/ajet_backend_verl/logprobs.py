@@ -27,7 +27,8 @@ def logprobs_in_chunks(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tens
     :param logits: [..., vocabulary]; logprobs have their dtype.
     """
     size = max(1, CHUNK_LOGITS // logits.shape[-1])
-    parts = zip(logits.flatten(0, -2).split(size), labels.flatten().split(size), strict=True)
+    rows = torch.split(logits.flatten(0, -2), size)
+    parts = zip(rows, torch.split(labels.flatten(), size), strict=True)
     return torch.cat([_logprobs(*part) for part in parts]).view(labels.shape)
 
 
