@@ -24,6 +24,7 @@ from verl.workers.config import FSDPActorConfig, TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
+from ajet_backend_verl.logprobs import use_chunks
 from ajet_backend_verl.objective import Objective
 from ajet_backend_verl.part import SUMS, Floats, MinibatchResult, Orders, WorkerFailure
 from ajet_backend_verl.shards import Described, Kind, Plain, Shards, described, gather
@@ -68,6 +69,7 @@ class VerlWorker(TrainingWorker):  # type: ignore[misc]
         cuda: bool,
         seed: int,
     ) -> None:
+        use_chunks()
         if not cuda:
             # verl would create gloo twice, once for each of the two devices that it assumes.
             initialize_global_process_group_ray(backend="gloo")
