@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ajet_core.errors import ConfigError, UnreadableFileError
+from ajet_core.protocol import AgentRule
 
 
 class EndpointProfile(BaseModel):
@@ -20,6 +21,9 @@ class EndpointProfile(BaseModel):
 
     :param about: which programs it is for.
     :param status: ``tested`` only with the versions in `run_with`.
+    :param command: the program's command, as it is given to ``ajet exec``.
+    :param agents: the program's side calls, such as those for titles, as `RolloutConfig.agents` has
+        them: to be named in ``rollout.agents`` and ``rollout.untrained_agents`` of the run.
     :param environ: variables, with placeholders.
     :param files: contents of files with placeholders, by path in the program's HOME.
     """
@@ -29,7 +33,9 @@ class EndpointProfile(BaseModel):
     about: str
     status: Literal["tested", "untested", "ignores step limits", "unsupported"]
     run_with: str = ""
+    command: str = ""
     notes: str = ""
+    agents: Mapping[str, AgentRule] = Field(default_factory=dict)
     environ: Mapping[str, str] = Field(default_factory=dict)
     files: Mapping[str, str] = Field(default_factory=dict)
 

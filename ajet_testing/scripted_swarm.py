@@ -45,6 +45,7 @@ class ScriptedSwarm:
     :param replies: the model's answers.
     :param checks_grammar: refuse calls whose grammar forbids the model's answer, as in
         `ScriptedEngineSettings`.
+    :param max_context: in tokens, of which a text has about half as many as bytes.
     :param run: changes of the run's configuration; a batch has two tasks of two episodes.
     """
 
@@ -54,6 +55,7 @@ class ScriptedSwarm:
         replies: Sequence[ScriptedReply],
         *,
         checks_grammar: bool = False,
+        max_context: int = 32768,
         **run: Any,
     ) -> None:
         self._directory = directory
@@ -61,7 +63,7 @@ class ScriptedSwarm:
         (model / "model.safetensors").touch()
         engine = {
             "replies": [reply.model_dump() for reply in replies],
-            "max_context": 32768,
+            "max_context": max_context,
             "checks_grammar": checks_grammar,
         }
         self.config = RunConfig.model_validate(
