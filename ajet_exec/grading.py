@@ -87,10 +87,12 @@ def reward_in(directory: Path) -> EpisodeOutcome | None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise GradingError(f"the reward command wrote {name}, which is no file") from error
+            raise GradingError(
+                f"the reward command wrote {name}, which is not a regular file"
+            ) from error
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise GradingError(f"the reward command wrote {name}, which is no file")
+                raise GradingError(f"the reward command wrote {name}, which is not a regular file")
             content = file.read(_MOST_BYTES).decode("utf-8", errors="replace").strip()
         return _outcome(
             content,

@@ -183,8 +183,8 @@ async def test_files_of_harbor_state_the_reward(
         "echo NaN > reward.txt; echo 1": "must be a finite number",
         "echo '{\"reward\": Infinity}' > reward.json": "must be a finite number",
         "touch reward.json; echo 1": "wrote '' into reward.json",
-        "ln -s /facts/result.json reward.json": "reward.json, which is no file",
-        "mkfifo reward.txt": "reward.txt, which is no file",
+        "ln -s /facts/result.json reward.json": "reward.json, which is not a regular file",
+        "mkfifo reward.txt": "reward.txt, which is not a regular file",
         "echo 1 > reward.txt; exit 3": "ended with status 3",
     }.items(),
 )
