@@ -67,7 +67,7 @@ SYSTEMS = {
 TRAINERS, ENGINES = ("torch", "trl", "verl"), ("vllm", "sglang")
 ADAPTERS = (
     *("agentscope", "autogen", "crewai", "langchain", "llamaindex", "openai-agents"),
-    *("pydantic-ai", "smolagents", "dspy", "google-adk"),
+    *("pydantic-ai", "smolagents", "dspy", "google-adk", "claude-agent-sdk"),
 )
 # A trainer, with servers that run elsewhere.
 BARE = tuple(f"agentjet[{t}] agentjet-engine-{e}" for t in TRAINERS for e in ENGINES)

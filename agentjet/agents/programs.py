@@ -90,9 +90,16 @@ class Trainable(ABC, Generic[R]):
         others = dict(kwargs)
         return others.pop(names[0]), (), others
 
-    def _begin(self, episode: Episode | SwarmEpisode) -> Route:
+    def prepare(self) -> None:
+        """Load the adapters of the frameworks in use, before an episode is claimed.
+
+        The first time may take seconds, in which no heartbeat is sent.
+        """
         instrument()
         installed_adapters().prepare()
+
+    def _begin(self, episode: Episode | SwarmEpisode) -> Route:
+        self.prepare()
         return self.terms.route(episode)
 
     def _why_no_calls(self, route: Route) -> RoutingError:
@@ -138,6 +145,7 @@ class SyncTrainable(Trainable[R]):
         if self.client is None:
             raise TypeError("there is no client to claim an episode with: pass one")
         task, args, kwargs = self._task_of(args, kwargs)
+        self.prepare()
         its, terms = self.terms.task(task), self.terms
         with self.client.episode(
             its.id,
@@ -191,7 +199,7 @@ class SyncTrainable(Trainable[R]):
             with routed(route):
                 result: R = self.plain(item, *args, **kwargs)
         finally:
-            route.finished = True
+            route.finish()
             route.connections.close()
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
@@ -232,6 +240,7 @@ class AsyncTrainable(Trainable[R]):
         if self.client is None:
             raise TypeError("there is no client to claim an episode with: pass one")
         task, args, kwargs = self._task_of(args, kwargs)
+        self.prepare()
         its, terms = self.terms.task(task), self.terms
         async with self.client.episode(
             its.id,
@@ -285,7 +294,7 @@ class AsyncTrainable(Trainable[R]):
             with routed(route):
                 result: R = await self.plain(item, *args, **kwargs)
         finally:
-            route.finished = True
+            route.finish()
             await route.connections.aclose()
         await self._check(route, episode)
         reward = self.terms.reward
