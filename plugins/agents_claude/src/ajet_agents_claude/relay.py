@@ -50,11 +50,11 @@ class Caller:
         return self.agent
 
 
-class Relay:
+class CallRelay:
     """The server, with a URL for each process."""
 
     def __init__(self) -> None:
-        self._server = _Server((_HOST, 0), _Handler)
+        self._server = _RelayServer((_HOST, 0), _Handler)
         thread = threading.Thread(
             target=self._server.serve_forever, name="ajet-claude-relay", daemon=True
         )
@@ -69,7 +69,7 @@ class Relay:
         return f"http://{_HOST}:{self._server.server_address[1]}/{key}"
 
 
-class _Server(ThreadingHTTPServer):
+class _RelayServer(ThreadingHTTPServer):
     """Has a thread for each connection.
 
     :ivar callers: the processes of open episodes, by the first part of their path.
@@ -92,17 +92,17 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(*_args)
 
 
-_relays: dict[int, Relay] = {}
+_relays: dict[int, CallRelay] = {}
 _lock = threading.Lock()
 
 
-def relay() -> Relay:
+def relay() -> CallRelay:
     """Return the server of this process, which is started on first use."""
     # A forked process has no threads of its parent.
     pid = os.getpid()
     with _lock:
         if pid not in _relays:
-            _relays[pid] = Relay()
+            _relays[pid] = CallRelay()
         return _relays[pid]
 
 
@@ -110,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Handles the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: _RelayServer
     _begun = False
 
     def do_POST(self) -> None:
