@@ -67,7 +67,7 @@ SYSTEMS = {
 TRAINERS, ENGINES = ("torch", "trl", "verl"), ("vllm", "sglang")
 ADAPTERS = (
     *("agentscope", "autogen", "crewai", "langchain", "llamaindex", "openai-agents"),
-    *("pydantic-ai", "smolagents", "dspy", "google-adk"),
+    *("pydantic-ai", "smolagents", "dspy", "google-adk", "claude-agent-sdk"),
 )
 # Environments, whose programs run on Linux.
 SOURCES = ("harbor",)

@@ -93,6 +93,7 @@ PLUGINS: dict[str, set[str]] = {
     "agents_pydantic_ai": _ADAPTER,
     "agents_smolagents": _ADAPTER,
     "agents_adk": _ADAPTER,
+    "agents_claude": _ADAPTER,
     "agents_dspy": _ADAPTER,
     "backend_torch": _TRAINER,
     "backend_trl": _TRAINER,

@@ -36,6 +36,7 @@ EXTRAS: Mapping[str, str] = {
     "smolagents": "smolagents",
     "google.adk": "google-adk",
     "dspy": "dspy",
+    "claude_agent_sdk": "claude-agent-sdk",
 }
 """The extra of agentjet that installs the adapter of a framework, by `AgentSpec.framework`."""
 

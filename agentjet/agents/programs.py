@@ -104,9 +104,16 @@ class Trainable(ABC, Generic[R]):
                 f"and group_reward={name!s}.group_outcomes"
             )
 
-    def _begin(self, episode: Episode | SwarmEpisode) -> Route:
+    def prepare(self) -> None:
+        """Load the adapters of the frameworks in use, before an episode is claimed.
+
+        The first time may take seconds, in which no heartbeat is sent.
+        """
         instrument()
         installed_adapters().prepare()
+
+    def _begin(self, episode: Episode | SwarmEpisode) -> Route:
+        self.prepare()
         return self.terms.route(episode)
 
     def _why_no_calls(self, route: Route) -> RoutingError:
@@ -152,6 +159,7 @@ class SyncTrainable(Trainable[R]):
         if self.client is None:
             raise TypeError("there is no client to claim an episode with: pass one")
         task, args, kwargs = self._task_of(args, kwargs)
+        self.prepare()
         its, terms = self.terms.task(task), self.terms
         with self.client.episode(
             its.id,
@@ -226,7 +234,7 @@ class SyncTrainable(Trainable[R]):
             with routed(route):
                 result: R = self.plain(item, *args, **kwargs)
         finally:
-            route.finished = True
+            route.finish()
             route.connections.close()
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
@@ -266,6 +274,7 @@ class AsyncTrainable(Trainable[R]):
         if self.client is None:
             raise TypeError("there is no client to claim an episode with: pass one")
         task, args, kwargs = self._task_of(args, kwargs)
+        self.prepare()
         its, terms = self.terms.task(task), self.terms
         async with self.client.episode(
             its.id,
@@ -345,7 +354,7 @@ class AsyncTrainable(Trainable[R]):
             with routed(route):
                 result: R = await self.plain(item, *args, **kwargs)
         finally:
-            route.finished = True
+            route.finish()
             await route.connections.aclose()
         await self._check(route, episode)
         return result

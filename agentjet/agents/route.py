@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -53,6 +53,30 @@ class Route:
     strange: set[str] = field(default_factory=set)
     finished: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _at_end: list[Callable[[], object]] = field(default_factory=list, repr=False)
+
+    def at_end(self, callback: Callable[[], object]) -> None:
+        """Call a function when the program has returned; at once if it has.
+
+        For what an adapter keeps for one episode, such as files and processes.
+        """
+        with self._lock:
+            if not self.finished:
+                self._at_end.append(callback)
+                return
+        callback()
+
+    def finish(self) -> None:
+        """Refuse further calls, and call the functions of `at_end`; one that raises is logged."""
+        with self._lock:
+            self.finished = True
+            callbacks, self._at_end = self._at_end, []
+        for callback in callbacks:
+            try:
+                callback()
+            # The result of the program must not be lost.
+            except Exception:  # noqa: BLE001 - it is logged
+                _log.exception("what an episode has left behind could not be removed")
 
     def note_sent(self) -> None:
         """Count a model call that is sent."""

@@ -119,6 +119,7 @@ def train(
     server = client if client is not None else its.client
     if isinstance(server, AsyncSwarmClient | AsyncSwarm):
         raise TypeError("a function that is not async requires SwarmClient or Swarm")
+    its.prepare()
     with _closing(server) as connected:
         status = _start(connected, config)
         through = its.through(connected)
@@ -191,6 +192,7 @@ async def train_async(
     server = client if client is not None else its.client
     if isinstance(server, SwarmClient | Swarm):
         raise TypeError(_NEEDS_ASYNC)
+    its.prepare()
     own = server is None
     connected = AsyncSwarmClient() if server is None else server
     try:

@@ -109,7 +109,7 @@ def export(
             ):
                 for episode_id in episode_ids:
                     stored = await reader.load(episode_id)
-                    for row in rows(stored, rows_of, merger, texts):
+                    for row in rows(stored, rows_of, merger, texts, facts.untrained_agents):
                         writer.write(row)
                         written += 1
         click.echo(f"wrote {out} ({written} rows of {len(episode_ids)} episodes)")

@@ -117,6 +117,7 @@ def _call(call: TimelineCall) -> dict[str, Any]:
         "reward": call.reward,
         "drift": call.drift_tokens,
         "echo": call.echo_fields,
+        "ignored": call.ignored,
     }
 
 

@@ -16,10 +16,12 @@ class RunFacts:
     """The needed part of a run configuration.
 
     :param model: directory of the model on the server's machine, None if no run was configured.
+    :param untrained_agents: agents whose calls are not trained.
     """
 
     run_id: str = ""
     model: Path | None = None
+    untrained_agents: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, run: RunRecord | None) -> RunFacts:
@@ -29,7 +31,8 @@ class RunFacts:
         try:
             config = pydantic_core.from_json(run.config_json)
             path = config.get("model", {}).get("path")
-        except (ValueError, AttributeError) as error:
+            untrained = frozenset(config.get("rollout", {}).get("untrained_agents", ()))
+        except (ValueError, AttributeError, TypeError) as error:
             raise DamagedRecordError(
                 f"the stored configuration of run {run.run_id} is damaged ({error}): restore the "
                 "store from a backup"
@@ -37,4 +40,5 @@ class RunFacts:
         return cls(
             run_id=run.run_id,
             model=Path(path) if isinstance(path, str) else None,
+            untrained_agents=untrained,
         )

@@ -1,12 +1,13 @@
 """Samples as rows for other tools: each sampled token is trained in exactly one row.
 
-Calls whose client disconnected (finish reason ``abort``) are omitted, as in training.
+Calls whose client disconnected (finish reason ``abort``) and calls of untrained agents are omitted,
+as in training.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from ajet_cli.inspect.token_texts import TokenTexts
@@ -73,13 +74,19 @@ def row_type(of: RowsOf, *, text: bool) -> RowType:
 
 
 def rows(
-    stored: StoredEpisode, of: RowsOf, merger: RunMerger, texts: TokenTexts | None
+    stored: StoredEpisode,
+    of: RowsOf,
+    merger: RunMerger,
+    texts: TokenTexts | None,
+    untrained_agents: Collection[str] = (),
 ) -> Iterator[Row]:
     """Yield the rows of one episode.
 
     :param texts: if given, adds the text of the tokens.
+    :param untrained_agents: agents whose calls are omitted.
     """
-    merged = merge_episode(stored.record.episode_id, stored.calls, merger)
+    trained = [call for call in stored.calls if call.agent not in untrained_agents]
+    merged = merge_episode(stored.record.episode_id, trained, merger)
     if of == "calls":
         for call in merged.seen.calls:
             yield _call_row(stored, call, texts)

@@ -50,7 +50,8 @@ async def best_episodes(run_dir: Path, store: SampleStore, choice: BestChoice) -
     :raises StoreError: the store does not exist or cannot be read.
     :raises RequestError: no episode is good enough, or the noted ones are gone.
     """
-    async with StoreReader(store, run_dir):
+    async with StoreReader(store, run_dir) as reader:
+        run = await reader.run()
         query = EpisodeQuery(kind="train", state="ended", newest_first=True)
         records = [record async for record in store.episodes(query)]
         ids = _noted(choice)
@@ -61,8 +62,14 @@ async def best_episodes(run_dir: Path, store: SampleStore, choice: BestChoice) -
             ids = [episode_id for reward, episode_id in best if reward >= choice.least]
             write_whole(choice.note, json.dumps([_asked(choice), ids]).encode())
         calls = await store.calls(ids) if ids else {}
+    untrained = () if run is None else stored_config(run).rollout.untrained_agents
     examples = [
-        [_to_learn(call) for call in calls[one] if call.finish_reason != "abort"] for one in ids
+        [
+            _to_learn(call)
+            for call in calls[one]
+            if call.finish_reason != "abort" and call.agent not in untrained
+        ]
+        for one in ids
     ]
     examples = [example for example in examples if example]
     if not examples:

@@ -19,13 +19,14 @@ from ajet_core.interfaces import (
     StepRecord,
     WorkerContext,
 )
-from ajet_core.protocol import ComponentChoice, ModelConfig, RunConfig
+from ajet_core.protocol import ComponentChoice, ModelConfig, RolloutConfig, RunConfig
 from ajet_core.timeline import Call, MessageText, PlacedMessage
 from ajet_core.timeline.radix import common_prefix
 from ajet_server.embedded.settings import SqliteStoreSettings, TrieMergerSettings
 from ajet_server.embedded.trie import MergePolicy
 from ajet_server.embedded.trie_merger import TrieMerger
 from ajet_server.observe.run_merger import RunMerger
+from ajet_server.store.call_metadata import IGNORED
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_testing.suites.samples import make_episode
 
@@ -74,6 +75,7 @@ class Recording:
     calls: dict[str, list[Call]] = field(default_factory=dict)
     steps: list[tuple[int, list[str]]] = field(default_factory=list)
     unscored: set[str] = field(default_factory=set)
+    untrained_agents: tuple[str, ...] = ()
     _tokenizer: Tokenizer = field(init=False)
     _random: random.Random = field(default_factory=lambda: random.Random(7))
 
@@ -101,6 +103,7 @@ class Recording:
         finish: str = "stop",
         version: int = 3,
         tools: str = "",
+        ignored: str = "",
     ) -> Call:
         """Record a call; it shares what it can with one of the calls before it."""
         made = self.calls[episode_id]
@@ -133,6 +136,7 @@ class Recording:
             messages=tuple(message for message in placed if message.end > shared),
             answer=None if finish == "abort" else MessageText("assistant", answer),
             tools=tools,
+            metadata={IGNORED: ignored} if ignored else {},
         )
         made.append(call)
         return call
@@ -163,7 +167,11 @@ class Recording:
 
     async def fill(self, store: SampleStore) -> None:
         """Write everything to an open store."""
-        config = RunConfig(model=ModelConfig(path=str(self.model_dir)), merger=self.merger)
+        config = RunConfig(
+            model=ModelConfig(path=str(self.model_dir)),
+            merger=self.merger,
+            rollout=RolloutConfig(untrained_agents=self.untrained_agents),
+        )
         await store.append(RunRecord("run-1", config.model_dump_json(), 1700000000.0, True))
         for episode in self.episodes:
             await store.append(replace(episode, state="open", reward=None, reason=""))
@@ -221,7 +229,7 @@ def sample_recording(model_dir: Path) -> Recording:
         first, 1.0, call_rewards={"ep-aaa1-c0": 0.25}, agent_rewards={"critic": 0.5}, metadata={}
     )
     second = recording.episode("ep-aab2")
-    recording.call(second, [said("user", "hello")], "it was")
+    recording.call(second, [said("user", "hello")], "it was", ignored="metadata,tools[1]")
     recording.end(second, 0.0)
     recording.step(1, [first, second])
     third = recording.episode("ep-bbb3")

@@ -67,6 +67,19 @@ def test_eval_episodes_are_exported_on_demand(model_dir: Path, tmp_path: Path) -
     assert [row["kind"] for row in found] == ["train", "eval"]
 
 
+def test_calls_of_agents_that_the_run_does_not_train_are_left_out(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    recording = Recording(model_dir, untrained_agents=("titles",))
+    episode = recording.episode("one")
+    recording.call(episode, [said("user", "hello")], "it was", agent="titles")
+    recording.call(episode, [said("user", "hello there")], "the answer")
+    recording.end(episode, 1.0)
+    run = recording.write(tmp_path / "run")
+    (row,) = exported(run, tmp_path / "out.jsonl")
+    assert row["agents"] == ["solver"]
+
+
 def test_rows_may_be_calls(run_dir: Path, recording: Recording, tmp_path: Path) -> None:
     found = exported(run_dir, tmp_path / "out.jsonl", "--rows", "calls", "--task", "task-1")
     by_id = {call.call_id: call for call in recording.calls["ep-aaa1"]}

@@ -150,6 +150,12 @@ def test_parts_of_characters_are_bytes(made: Made, recording: Recording) -> None
     assert (vocabulary[str(first)], vocabulary[str(second)]) == ([0xC3], [0xA9])
 
 
+def test_what_had_no_effect_is_there(made: Made, recording: Recording) -> None:
+    ignored = [[call["ignored"] for call in e["calls"]] for e in made()["episodes"]]
+    assert ignored[0] == [""] * 5
+    assert ignored[1] == ["metadata,tools[1]"]
+
+
 def test_without_a_tokenizer_the_page_says_so(made: Made, tmp_path: Path) -> None:
     data = made(model=tmp_path / "gone")
     assert data["vocabulary"] == {}

@@ -122,6 +122,15 @@ async def test_a_click_keeps_a_token_and_escape_lets_it_go(open_page: Open, run_
 
 
 @pytest.mark.nightly
+async def test_what_had_no_effect_is_shown(open_page: Open, run_dir: Path) -> None:
+    opened = await open_page(run_dir, "ep-aab2")
+    await opened.page.locator(".t.s").first.click()
+    details = await opened.details()
+    assert "without effect" in details
+    assert "metadata,tools[1]" in details
+
+
+@pytest.mark.nightly
 async def test_a_token_that_was_not_trained_says_so(open_page: Open, run_dir: Path) -> None:
     opened = await open_page(run_dir, "ep-aaa1")
     await opened.page.locator(".branch", has_text="critic").last.locator(".t.s").first.click()

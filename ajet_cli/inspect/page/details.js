@@ -44,6 +44,7 @@ function samplingRows(by) {
   if (by.call.finish !== "stop") rows.push(["finish reason", by.call.finish]);
   if (by.call.drift) rows.push(["would have changed", `${grouped(by.call.drift)} tokens, kept as sampled`]);
   if (by.call.echo) rows.push(["answer came back with another", by.call.echo]);
+  if (by.call.ignored) rows.push(["without effect", by.call.ignored]);
   return rows;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -38,6 +39,8 @@ class ADKAdapter(AgentAdapter):
         """Swap models in episodes, and make no spans there."""
         # By default LiteLLM fetches the prices of models from GitHub when it is imported.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        # ADK would import it in the first call, which takes seconds in which no heartbeat is sent.
+        importlib.import_module("litellm")
         swap_models()
         silence()
 

@@ -1,0 +1,1 @@
+"""agentjet's adapter for the Claude Agent SDK."""
