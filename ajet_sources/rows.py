@@ -194,7 +194,6 @@ def _function(text: str, setting: str) -> Callable[..., Any]:
         ) from error
     if not callable(function):
         raise ConfigError(
-            f"the {setting} {text} cannot be called: name a function",
-            param=f"sources.rows.{setting}",
+            f"the {setting} {text} is not a function", param=f"sources.rows.{setting}"
         )
     return function  # type: ignore[no-any-return]

@@ -25,6 +25,7 @@ from tests.mutants import (
     merger,
     reader,
     sandbox,
+    source,
     store,
     trainer,
     world,
@@ -32,7 +33,10 @@ from tests.mutants import (
 from tests.mutants.planting import MUTATION, Mutants
 
 ROOT = Path(__file__).parents[2]
-KINDS = (store, logger, merger, advantage, reader, judge, world, engine, trainer, command, sandbox)
+KINDS = (
+    store, logger, merger, advantage, reader, judge, sandbox, source, world, engine, trainer,
+    command,
+)
 ALL = [mutants for kind in KINDS for mutants in kind.ALL]
 QUICK = frozenset(name for kind in KINDS for name in kind.QUICK)
 
