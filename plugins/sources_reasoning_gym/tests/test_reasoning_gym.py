@@ -15,10 +15,17 @@ from ajet_sources_reasoning_gym.source import ReasoningGymSource, answer_in
 
 from agentjet.client import AsyncSwarmClient, Episode
 from ajet_core.errors import ConfigError, EnvironmentFailedError
-from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task
+from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
 from ajet_sources import load_source
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.source_suite import SourceSuite
+
+
+class TestReasoningGym(SourceSuite):
+    def make_source(self) -> TaskSource:
+        return load_source("reasoning_gym:chain_sum?size=30&eval_size=10")
+
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
