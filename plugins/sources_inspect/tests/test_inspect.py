@@ -112,8 +112,8 @@ async def test_failures_of_the_environment_abort_with_their_cause(
     for task, said in {
         "solver": "the solver has a bug",
         "scorer": "the scorer has a bug",
-        "strange": "the score 'rather good' of fragile is no finite number",
-        "endless": "no finite number",
+        "strange": "the score 'rather good' of fragile is not a finite number",
+        "endless": "not a finite number",
         "judge": "model_roles",
     }.items():
         assert said in str(causes.pop(task))
