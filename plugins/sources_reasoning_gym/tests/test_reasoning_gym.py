@@ -113,7 +113,7 @@ async def test_wrong_settings_are_named(name: str, settings: dict[str, Any], sai
 
 
 async def test_a_verifier_that_rewards_junk_is_seen_by_its_probes() -> None:
-    """`game_of_life_halting` of Reasoning Gym 0.1.25 takes any other text for the answer "False"."""
+    """`game_of_life_halting` of Reasoning Gym 0.1.25 takes any other text for "False"."""
     async with opened("game_of_life_halting", size=8, eval_size=0) as source:
         outcomes = [await source.probe(task, "unknown") for task in source.tasks("train")]
     assert any(outcome is not None and outcome.reward == 1.0 for outcome in outcomes)
