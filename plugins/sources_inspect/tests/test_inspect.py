@@ -19,16 +19,29 @@ from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 
 from agentjet.client import AsyncSwarmClient, Episode, RunnerReport
 from ajet_core.errors import ConfigError, EnvironmentFailedError
-from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task
+from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
+from ajet_sources import load_source
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.source_suite import SourceSuite
 
 TASKS = Path(__file__).parent / "inspect_tasks.py"
 
 
+class TestInspect(SourceSuite):
+    # Enough for several calls at once on a busy machine.
+    episodes = 40
+
+    @pytest.fixture(autouse=True)
+    def directory(self, tmp_path: Path) -> None:
+        self.logs = tmp_path / "logs"
+
+    def make_source(self) -> TaskSource:
+        settings = {"log_dir": str(self.logs), "max_retries": 0}
+        return load_source(f"inspect:{TASKS}@words", settings)
+
+
 @contextlib.asynccontextmanager
 async def opened(name: str, directory: Path, **settings: Any) -> AsyncIterator[InspectSource]:
-    from ajet_sources import load_source
-
     given = {"log_dir": str(directory / "logs"), **settings}
     source = load_source(f"inspect:{TASKS}@{name}", given)
     assert isinstance(source, InspectSource)
@@ -99,8 +112,8 @@ async def test_failures_of_the_environment_abort_with_their_cause(
     for task, said in {
         "solver": "the solver has a bug",
         "scorer": "the scorer has a bug",
-        "strange": "the score 'rather good' of fragile is no finite number",
-        "endless": "no finite number",
+        "strange": "the score 'rather good' of fragile is not a finite number",
+        "endless": "not a finite number",
         "judge": "model_roles",
     }.items():
         assert said in str(causes.pop(task))
@@ -238,8 +251,6 @@ async def test_splits_share_no_sample(tmp_path: Path) -> None:
     ("name", "said"), [("", "several tasks"), ("@nope", "nope"), ("none.py", "none.py")]
 )
 async def test_what_cannot_be_loaded_is_named(name: str, said: str, tmp_path: Path) -> None:
-    from ajet_sources import load_source
-
     path = tmp_path / name if name.endswith(".py") else f"{TASKS}{name}"
     with pytest.raises(ConfigError, match=re.escape(said)):
         async with load_source(f"inspect:{path}"):

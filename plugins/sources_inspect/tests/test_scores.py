@@ -13,7 +13,7 @@ def test_words_and_numbers_are_converted_as_inspect_does() -> None:
 
 @pytest.mark.parametrize("value", ["good", None, [1, 2], float("inf"), "nan", {"x": "bad"}])
 def test_what_is_no_number_is_never_zero(value: object) -> None:
-    with pytest.raises(ValueError, match="no finite number"):
+    with pytest.raises(ValueError, match="not a finite number"):
         parts_of({"scorer": value})
 
 
@@ -23,5 +23,5 @@ def test_the_first_score_is_the_reward_unless_another_is_chosen() -> None:
     assert reward_of(parts, "b.y") == 3.0
     with pytest.raises(ValueError, match=r"a, b\.x, b\.y"):
         reward_of(parts, "b")
-    with pytest.raises(ValueError, match="no score"):
+    with pytest.raises(ValueError, match="not scored"):
         reward_of({}, "")

@@ -15,10 +15,17 @@ from ajet_sources_reasoning_gym.source import ReasoningGymSource, answer_in
 
 from agentjet.client import AsyncSwarmClient, Episode
 from ajet_core.errors import ConfigError, EnvironmentFailedError
-from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task
+from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
 from ajet_sources import load_source
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.source_suite import SourceSuite
+
+
+class TestReasoningGym(SourceSuite):
+    def make_source(self) -> TaskSource:
+        return load_source("reasoning_gym:chain_sum?size=30&eval_size=10")
+
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
@@ -106,7 +113,7 @@ async def test_wrong_settings_are_named(name: str, settings: dict[str, Any], sai
 
 
 async def test_a_verifier_that_rewards_junk_is_seen_by_its_probes() -> None:
-    """`game_of_life_halting` of Reasoning Gym 0.1.25 takes any other text for "it goes on"."""
+    """`game_of_life_halting` of Reasoning Gym 0.1.25 takes any other text for "False"."""
     async with opened("game_of_life_halting", size=8, eval_size=0) as source:
         outcomes = [await source.probe(task, "unknown") for task in source.tasks("train")]
     assert any(outcome is not None and outcome.reward == 1.0 for outcome in outcomes)

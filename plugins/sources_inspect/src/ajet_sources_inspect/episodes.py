@@ -76,7 +76,7 @@ class EpisodeHooks(Hooks):
         enter_route(None)
 
 
-class EpisodeModel(OpenAICompatibleAPI):
+class InspectedModel(OpenAICompatibleAPI):
     """The model of the sample's episode. Calls are sent there by agentjet's rerouting of HTTP."""
 
     def __init__(
@@ -125,4 +125,4 @@ class EpisodeModel(OpenAICompatibleAPI):
 @modelapi(name="agentjet")
 def agentjet() -> type[ModelAPI]:
     """Register the provider, whose models are named ``agentjet/NAME``."""
-    return EpisodeModel
+    return InspectedModel

@@ -19,7 +19,7 @@ def parts_of(values: Mapping[str, Any]) -> dict[str, float]:
     Inspect's own `value_to_float` gives 0 for what it cannot convert, which would be trained.
 
     :param values: the value of each score, by the name of its scorer.
-    :raises ValueError: a value is no finite number and none of Inspect's words for one.
+    :raises ValueError: a value is not a finite number and none of Inspect's words for one.
     """
     parts = {}
     for scorer, value in values.items():
@@ -37,7 +37,7 @@ def reward_of(parts: Mapping[str, float], chosen: str) -> float:
     :raises ValueError: there is no such part, or several may be meant.
     """
     if not parts:
-        raise ValueError("the sample has no score: give the task a scorer")
+        raise ValueError("the sample was not scored: give the task a scorer")
     name = chosen or next(iter(parts))
     if name not in parts or (not chosen and "." in name and len(parts) > 1):
         which = f"none is named {chosen!r}" if chosen else "the first score has several parts"
@@ -55,5 +55,5 @@ def _number(scorer: str, value: object) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"the score {value!r} of {scorer} is no finite number")
+        raise ValueError(f"the score {value!r} of {scorer} is not a finite number")
     return number

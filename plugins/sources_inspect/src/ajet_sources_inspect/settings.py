@@ -22,6 +22,7 @@ class InspectSettings(ComponentSettings):
     :param max_samples: how many samples run at a time.
     :param message_limit: of each sample; None leaves the task's own limit.
     :param time_limit: of each sample, in seconds; None leaves the task's own limit.
+    :param max_retries: how often a model call that failed is repeated, with growing pauses.
     :param start_seconds: how long loading the task may take.
     """
 
@@ -34,4 +35,5 @@ class InspectSettings(ComponentSettings):
     max_samples: Annotated[int, Field(ge=1)] = 256
     message_limit: Annotated[int | None, Field(ge=1)] = None
     time_limit: Annotated[int | None, Field(ge=1)] = None
+    max_retries: Annotated[int, Field(ge=0)] = 10
     start_seconds: Annotated[float, Field(gt=0)] = 600.0

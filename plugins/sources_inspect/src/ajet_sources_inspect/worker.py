@@ -120,6 +120,7 @@ class Evals:
                     score_on_error=False,
                     max_samples=its.max_samples,
                     max_connections=its.max_samples,
+                    max_retries=its.max_retries,
                     log_dir=its.log_dir,
                     log_realtime=False,
                     log_header_only=True,

@@ -24,8 +24,8 @@ _log = logging.getLogger("ajet.sources.reasoning_gym")
 
 def answer_in(text: str) -> str:
     """Return what stands in the last ``<answer>``, or else the whole text."""
-    found = _ANSWER.findall(text)
-    return (found[-1] if found else text).strip()
+    answers = _ANSWER.findall(text)
+    return (answers[-1] if answers else text).strip()
 
 
 class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
