@@ -210,6 +210,21 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
     """The commands that are registered like those of plugins."""
     return (
         CommandSpec(
+            name="train",
+            target="ajet_cli.commands.sources.train:train",
+            summary="Train on the tasks of a source, such as a benchmark or a file.",
+        ),
+        CommandSpec(
+            name="check",
+            target="ajet_cli.commands.sources.check:check",
+            summary="Check the tasks of a source and their grader, without a model.",
+        ),
+        CommandSpec(
+            name="eval",
+            target="ajet_cli.commands.sources.evaluate:evaluate",
+            summary="Measure models on the tasks of a source, with any endpoint.",
+        ),
+        CommandSpec(
             name="exec",
             target="ajet_cli.commands.exec:exec_",
             summary="Roll out episodes of any program, each in a sandbox.",

@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
         "ajet_sources",
     },
     "ajet_testing": {
+        "ajet_sources",
         "ajet_core",
         "ajet_installation",
         "agentjet",

@@ -63,7 +63,7 @@ def reference_loss(
 
 
 def reference_logprobs(directory: Path) -> Callable[[list[int], float], list[float]]:
-    """Create an `ajet_testing.suites.batches.Scorer` of a model directory."""
+    """Create an `ajet_testing.losses.batches.Scorer` of a model directory."""
     import torch
 
     module = _loaded(directory)

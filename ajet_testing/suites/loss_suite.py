@@ -12,8 +12,8 @@ from ajet_core.interfaces import Trainer
 from ajet_core.protocol.run import AlgorithmConfig
 from ajet_core.timeline import TrainBatch
 from ajet_testing.conformance import ConformanceSuite
+from ajet_testing.losses.batches import linear_batch, restricted
 from ajet_testing.losses.reference_loss import AGGREGATED, reference_logprobs, reference_loss
-from ajet_testing.suites.batches import linear_batch, restricted
 
 __all__ = ["LOSSES", "LossSuite"]
 

@@ -15,7 +15,7 @@ from ajet_core.errors import TrainerError
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol import AlgorithmConfig, LoraConfig, ModelConfig
 from ajet_core.timeline import TrainBatch
-from ajet_testing.suites.batches import Scorer, linear_batch
+from ajet_testing.losses.batches import Scorer, linear_batch
 from ajet_torch.models import load_model
 
 LORA = LoraConfig(rank=4, alpha=8)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from ajet_core.interfaces import Trainer, WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
-from ajet_testing.suites.batches import linear_batch
+from ajet_testing.losses.batches import linear_batch
 from ajet_torch.models import load_model
 
 VOCAB = 96

@@ -17,7 +17,7 @@ from tiny_models import VOCAB
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import group_advantages
-from ajet_testing.suites.batches import favouring_batch
+from ajet_testing.losses.batches import favouring_batch
 from ajet_torch.update_limit import MAX_UPDATE_KL
 
 pytestmark = pytest.mark.timeout(300)

@@ -1,0 +1,87 @@
+"""``ajet check``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import asdict
+
+import click
+
+from ajet_cli.state import CliState, config_option, pass_state
+from ajet_sources import check_source, chosen_tasks, load_source
+from ajet_sources.checking import SourceCheck
+
+_FAILED = 1
+
+
+@click.command()
+@click.argument("source")
+@click.option("--split", metavar="NAME", help="Split of the tasks.  [default: the first]")
+@click.option("--limit", type=click.IntRange(1), help="Check the first tasks only.")
+@click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Tasks.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds of one score.")
+@click.option("--show", type=click.IntRange(0), default=20, show_default=True, help="Findings.")
+@click.option("--json", "as_json", is_flag=True, help="Print the check as JSON.")
+@config_option
+@pass_state
+def check(
+    state: CliState,
+    /,
+    source: str,
+    *,
+    split: str | None,
+    limit: int | None,
+    concurrency: int,
+    timeout: float | None,
+    show: int,
+    as_json: bool,
+) -> None:
+    """Check the tasks of SOURCE and their grader, without a model.
+
+    For each task, its own solution must get the greatest reward, doing nothing less, and junk the
+    least, and the same twice. Ends with 1 if something is wrong. docs/sources.md explains it.
+    """
+    its = load_source(source, plugins=state.plugins)
+
+    async def checked() -> SourceCheck:
+        async with its:
+            tasks = chosen_tasks(its, split, limit)
+            return await check_source(its, tasks, concurrency=concurrency, timeout=timeout)
+
+    done = asyncio.run(checked())
+    if as_json:
+        click.echo(json.dumps(asdict(done), indent=1))
+    else:
+        _print(done, show)
+    if done.findings:
+        raise SystemExit(_FAILED)
+
+
+def _print(done: SourceCheck, show: int) -> None:
+    for finding in done.findings[:show]:
+        click.echo(str(finding))
+    if len(done.findings) > show:
+        click.echo(f"and {len(done.findings) - show} more")
+    counts = Counter(finding.fault for finding in done.findings)
+    wrong = sum(bool(task.findings) for task in done.tasks)
+    parts = ", ".join(f"{count} {fault}" for fault, count in counts.most_common())
+    click.echo(
+        f"{len(done.tasks)} tasks checked, {wrong} with findings{f': {parts}' if parts else ''}"
+    )
+    times = sorted(second for task in done.tasks for second in task.seconds.values())
+    if times:
+        middle = times[len(times) // 2]
+        click.echo(f"a score takes {middle:.3g} s (median), at most {times[-1]:.3g} s")
+    if done.unscored:
+        click.echo(f"{len(done.unscored)} tasks cannot be scored without a model")
+    if done.without_reference:
+        click.echo(f"{len(done.without_reference)} tasks have no solution to compare with")
+    if done.hosts:
+        click.echo(f"the grader reached {', '.join(done.hosts)}: its rewards depend on the network")
+    if done.keys:
+        click.echo(
+            f"the grader can read {', '.join(done.keys)}: unset what it does not need, because a "
+            "grader may run what a model wrote"
+        )

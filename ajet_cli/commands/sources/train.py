@@ -1,0 +1,97 @@
+"""``ajet train``."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agentjet import Curriculum
+from agentjet.client import AsyncGroupClient, AsyncSwarmClient
+from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_core.errors import ConfigError
+from ajet_core.protocol import CallRules, CallSampling, RunConfig
+from ajet_sources import load_source, train_source
+
+_FAILED = 1
+
+
+@click.command()
+@click.argument("source")
+@click.option("--split", metavar="NAME", help="Split of the tasks.  [default: the first]")
+@click.option("--limit", type=click.IntRange(1), help="Take the first tasks only.")
+@click.option("--group", type=click.IntRange(1), help="Episodes per task.  [default: the run's]")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes.")
+@click.option("--shuffle", type=int, metavar="SEED", help="Shuffle the tasks of each epoch.")
+@click.option(
+    "--curriculum",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="SHARE",
+    help="Take this share of the tasks in each epoch, those that teach most.",
+)
+@click.option("--concurrency", type=click.IntRange(1), help="Most episodes at once.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds of an episode.")
+@click.option("--retries", type=click.IntRange(0), default=1, show_default=True, help="Of a task.")
+@click.option("--resume", is_flag=True, help="Skip episodes that have already ended.")
+@click.option("--temperature", type=float, help="Replaces what the source requests.")
+@click.option("--max-calls", type=click.IntRange(1), help="Model calls of an episode.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens sampled for an episode.")
+@click.option("--run", "run_file", metavar="FILE", help="JSON of the run to start, if none is.")
+@click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
+@config_option
+@pass_state
+def train(
+    state: CliState,
+    /,
+    source: str,
+    *,
+    curriculum: float | None,
+    max_calls: int | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    run_file: str | None,
+    url: str | None,
+    group: int | None,
+    timeout: float | None,
+    **options: Any,
+) -> None:
+    """Train on the tasks of SOURCE.
+
+    SOURCE is NAME:ARGUMENT?key=value, or a file of rows. An episode is aborted if its environment
+    fails. docs/sources.md has examples.
+    """
+    its = load_source(source, plugins=state.plugins)
+    settings = state.settings(set_flags("client", url=url)).client
+    token = settings.token.get_secret_value() if settings.token else None
+    run = None if run_file is None else _run_config(Path(run_file))
+    rules = CallRules(
+        max_calls=max_calls, max_tokens=max_tokens, sampling=CallSampling(temperature=temperature)
+    )
+
+    async def roll_out() -> bool:
+        kind = AsyncGroupClient if its.in_groups else AsyncSwarmClient
+        async with kind(settings.url, token) as client, its:
+            report = await train_source(
+                its,
+                client=client,
+                config=run,
+                episodes_per_task=group,
+                episode_timeout=timeout,
+                curriculum=None if curriculum is None else Curriculum(share=curriculum),
+                rules=rules,
+                **options,
+            )
+        click.echo(str(report))
+        return not report.failures
+
+    if not asyncio.run(roll_out()):
+        raise SystemExit(_FAILED)
+
+
+def _run_config(path: Path) -> RunConfig:
+    try:
+        return RunConfig.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not the configuration of a run: {error}") from error

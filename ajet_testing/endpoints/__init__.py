@@ -1,0 +1,1 @@
+"""Endpoints of models that are no swarm server."""
