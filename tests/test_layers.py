@@ -100,6 +100,7 @@ PLUGINS: dict[str, set[str]] = {
     "engine_sglang": _ENGINE,
     "engine_vllm": _ENGINE,
     "sources_harbor": _SOURCE,
+    "sources_verifiers": _SOURCE,
     "store_postgres": {"ajet_core", "ajet_stores"},
 }
 """By folder of `plugins`, the packages that it may import besides its own."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ajet_sources_verifiers.source import VerifiersSource
+
 from agentjet import AsyncSwarmClient, Task
 from agentjet.client import Episode
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint
-from ajet_sources_verifiers.source import VerifiersSource
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 

@@ -7,13 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from ajet_sources_verifiers.settings import VerifiersSettings
+from ajet_sources_verifiers.source import VerifiersSource
 from rolling import endpoint, rolled_out, says
 
 from agentjet import AsyncSwarmClient
 from ajet_core.errors import ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import ModelEndpoint
-from ajet_sources_verifiers.settings import VerifiersSettings
-from ajet_sources_verifiers.source import VerifiersSource
 from ajet_testing.scripted_swarm import ScriptedSwarm
 
 if not version("verifiers").startswith("0.1."):

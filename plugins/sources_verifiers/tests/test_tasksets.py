@@ -6,12 +6,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from ajet_sources_verifiers.settings import VerifiersSettings
+from ajet_sources_verifiers.source import VerifiersSource, _load
 from rolling import rolled_out, says
 
 from ajet_core.errors import ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import ModelEndpoint
-from ajet_sources_verifiers.settings import VerifiersSettings
-from ajet_sources_verifiers.source import VerifiersSource, _load
 from ajet_testing.scripted_swarm import ScriptedSwarm
 
 if not version("verifiers").startswith("0.4."):

@@ -25,7 +25,7 @@ class LoopHarness(vf.Harness[LoopConfig]):
     EXECUTES_CODE: ClassVar[bool] = False
     NEEDS_CONTAINER: ClassVar[bool] = False
 
-    async def launch(
+    async def launch(  # noqa: PLR0917 - as verifiers calls it
         self,
         ctx: vf.ModelContext,
         trace: Any,
