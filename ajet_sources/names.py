@@ -49,7 +49,7 @@ def parse_source(text: str, known: Collection[str]) -> SourceName:
     """
     head, question, query = text.partition("?")
     if not head.strip():
-        raise ConfigError(f"{text!r} names no source: write {FORM}", param="source")
+        raise ConfigError(f"{text!r} does not name a source: write {FORM}", param="source")
     settings = _settings(text, query) if question else {}
     match = _NAME.fullmatch(head)
     if match and match[1] in known:

@@ -193,5 +193,7 @@ def _function(text: str, setting: str) -> Callable[..., Any]:
             param=f"sources.rows.{setting}",
         ) from error
     if not callable(function):
-        raise ConfigError(f"the {setting} {text} is no function", param=f"sources.rows.{setting}")
+        raise ConfigError(
+            f"the {setting} {text} is not a function", param=f"sources.rows.{setting}"
+        )
     return function  # type: ignore[no-any-return]

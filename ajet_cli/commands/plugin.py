@@ -27,12 +27,13 @@ from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with
 
 PACKAGES = frozenset(
     {"core", "cli", "engines", "exec", "installation", "server", "stores", "testing", "torch"}
-    | {"training", "worlds"}
+    | {"sources", "training", "worlds"}
 )
 """Names after ``ajet_`` of agentjet's own packages."""
 
 OTHER_WORDS = {
     "adapter": "agent",
+    "benchmark": "source",
     "box": "sandbox",
     "callback": "observer",
     "container": "sandbox",
@@ -41,7 +42,6 @@ OTHER_WORDS = {
     "estimator": "advantage",
     "framework": "agent",
     "reward": "judge",
-    "source": "reader",
     "tracker": "logger",
 }
 """Other words for kinds."""

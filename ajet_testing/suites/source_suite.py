@@ -87,7 +87,7 @@ class SourceSuite(ConformanceSuite):
         del call
         answer = source.reference(task)
         if answer is None:
-            pytest.skip("the source knows no solutions: define reply")
+            pytest.skip("the source does not know solutions: define reply")
         return answer if solved else NO_ANSWER
 
     async def test_ids_are_unique_and_stable(self) -> None:

@@ -24,6 +24,7 @@ from tests.mutants import (
     logger,
     merger,
     reader,
+    source,
     store,
     trainer,
     world,
@@ -31,7 +32,7 @@ from tests.mutants import (
 from tests.mutants.planting import MUTATION, Mutants
 
 ROOT = Path(__file__).parents[2]
-KINDS = (store, logger, merger, advantage, reader, judge, world, engine, trainer, command)
+KINDS = (store, logger, merger, advantage, reader, judge, source, world, engine, trainer, command)
 ALL = [mutants for kind in KINDS for mutants in kind.ALL]
 QUICK = frozenset(name for kind in KINDS for name in kind.QUICK)
 

@@ -73,7 +73,7 @@ def solve(row):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("", "names no source"),
+        ("", "does not name a source"),
         ("nothing:x", "there is no source 'nothing'"),
         ("row:x", "did you mean 'rows'"),
         ("missing.jsonl", "missing.jsonl"),
