@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ajet_testing.plain_endpoint import EndpointCall
 from rolling import source
 
 from ajet_core.interfaces import Task, TaskSource
+from ajet_testing.endpoints.plain import EndpointCall
 from ajet_testing.suites.source_suite import SourceSuite
 
 COMMANDS = {
