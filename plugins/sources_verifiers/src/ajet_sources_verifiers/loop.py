@@ -13,11 +13,11 @@ from openai import AsyncOpenAI
 from verifiers.v1.dialects.chat import message_to_wire
 
 
-class LoopConfig(vf.HarnessConfig):
+class _LoopConfig(vf.HarnessConfig):
     """Has no settings."""
 
 
-class LoopHarness(vf.Harness[LoopConfig]):
+class LoopHarness(vf.Harness[_LoopConfig]):
     """Asks the model once with the task's messages."""
 
     APPENDS_SYSTEM_PROMPT: ClassVar[bool] = True
