@@ -12,9 +12,10 @@ async with AsyncSwarmClient() as client:
 The command ``ajet exec`` does it without Python.
 """
 
+from ajet_exec.endpoint import port_of, relay
 from ajet_exec.grading import GradingError, ProgramResult
 from ajet_exec.launcher import BoxedProgram, NoCallsError
-from ajet_exec.profiles import EndpointProfile, load_profiles
+from ajet_exec.profiles import EndpointProfile, filled, load_profiles
 from ajet_exec.sandboxes import load_sandbox
 from ajet_exec.terms import ProgramTerms
 
@@ -25,6 +26,9 @@ __all__ = [
     "NoCallsError",
     "ProgramResult",
     "ProgramTerms",
+    "filled",
     "load_profiles",
     "load_sandbox",
+    "port_of",
+    "relay",
 ]

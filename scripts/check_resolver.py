@@ -70,7 +70,7 @@ ADAPTERS = (
     *("pydantic-ai", "smolagents", "dspy", "google-adk", "claude-agent-sdk"),
 )
 # Environments, whose programs run on Linux.
-SOURCES = ("harbor",)
+SOURCES = ("harbor", "verifiers")
 # A trainer, with servers that run elsewhere.
 BARE = tuple(f"agentjet[{t}] agentjet-engine-{e}" for t in TRAINERS for e in ENGINES)
 

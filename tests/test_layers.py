@@ -104,6 +104,7 @@ PLUGINS: dict[str, set[str]] = {
     "sources_inspect": {"ajet_core", "agentjet"},
     "sources_reasoning_gym": {"ajet_core", "ajet_sources"},
     "sources_harbor": _SOURCE,
+    "sources_verifiers": _SOURCE,
     "store_postgres": {"ajet_core", "ajet_stores"},
 }
 """By folder of `plugins`, the packages that it may import besides its own."""

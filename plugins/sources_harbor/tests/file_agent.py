@@ -12,11 +12,11 @@ from openai import AsyncOpenAI
 
 
 class FileAgent(BaseAgent):
-    """Asks once; `max_tokens` is for models that never stop."""
+    """Asks once. With `commands` it runs the answer instead of writing it."""
 
-    def __init__(self, *args: Any, file: str = "/app/answer.txt", fault: str = "", **kwargs: Any):
+    def __init__(self, *args: Any, commands: bool = False, fault: str = "", **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._file = file
+        self._commands = commands
         self._fault = fault
 
     @staticmethod
@@ -47,7 +47,10 @@ class FileAgent(BaseAgent):
                 model="m", messages=[{"role": "user", "content": instruction}], max_tokens=64
             )
         answer = (reply.choices[0].message.content or "").strip()
-        await environment.exec(f"echo {shlex.quote(answer)} > {self._file}")
+        if self._commands:
+            await environment.exec(answer)
+            return
+        await environment.exec(f"echo {shlex.quote(answer)} > /app/answer.txt")
         if self._fault == "bug":
             raise KeyError("a fault of the agent")
         if self._fault == "box":

@@ -11,8 +11,7 @@ from harbor.models.trial.config import AgentConfig
 
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import ModelEndpoint
-from ajet_exec import load_profiles
-from ajet_exec.profiles import filled
+from ajet_exec import filled, load_profiles
 from ajet_sources_harbor.environment import url_inside
 from ajet_sources_harbor.settings import HarborSettings
 

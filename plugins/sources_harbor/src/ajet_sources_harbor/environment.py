@@ -24,8 +24,7 @@ from typing_extensions import override
 
 from ajet_core.errors import SandboxError
 from ajet_core.interfaces import Sandbox
-from ajet_exec import load_sandbox
-from ajet_exec.endpoint import port_of, relay
+from ajet_exec import load_sandbox, port_of, relay
 from ajet_sources_harbor.dockerfile import CopyStep, DockerfilePlan, RunStep, read_dockerfile
 from ajet_sources_harbor.machine import PATH, Machine
 

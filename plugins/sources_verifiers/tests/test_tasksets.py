@@ -1,0 +1,61 @@
+"""Tasksets of verifiers 0.4."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from ajet_sources_verifiers.settings import VerifiersSettings
+from ajet_sources_verifiers.source import VerifiersSource, _load
+from rolling import rolled_out, says
+
+from ajet_core.errors import ConfigError, EnvironmentFailedError
+from ajet_core.interfaces import ModelEndpoint
+from ajet_testing.scripted_swarm import ScriptedSwarm
+
+if not version("verifiers").startswith("0.4."):
+    pytest.skip("tasksets are those of verifiers 0.4", allow_module_level=True)
+
+
+def sums() -> VerifiersSource:
+    return VerifiersSource(VerifiersSettings(), "sum_tasks")
+
+
+async def test_episodes_have_the_rewards_and_metrics_of_their_task(tmp_path: Path) -> None:
+    with ScriptedSwarm(tmp_path, [says("What is 0", "it is 41"), says("", "it is 42")]) as swarm:
+        async with sums() as source:
+            report = await rolled_out(swarm, source, source.tasks("train"))
+        calls = [len(swarm.calls(one.episode_id)) for one in swarm.episodes()]
+    assert not report.failures
+    rewards = {one.task.id: one.outcome.reward for one in report.outcomes}
+    assert rewards == {"sum0": 0.0, "sum1": 1.0, "sum2": 1.0, "sum3": 1.0}
+    assert report.outcomes[0].outcome.components["length"] == 8.0
+    assert calls == [1] * 8
+
+
+async def test_a_reward_that_fails_aborts(tmp_path: Path) -> None:
+    with ScriptedSwarm(tmp_path, [says("", "explode")]) as swarm:
+        async with sums() as source:
+            report = await rolled_out(swarm, source, source.tasks("train")[:1], each=1)
+    assert [type(one.error) for one in report.failures] == [EnvironmentFailedError]
+
+
+async def test_a_model_that_does_not_answer_aborts() -> None:
+    async with sums() as source:
+        with pytest.raises(EnvironmentFailedError):
+            await source.roll_out(
+                source.tasks("train")[0], ModelEndpoint("http://127.0.0.1:9/v1", "none")
+            )
+
+
+async def test_a_taskset_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match="no_such_tasks"):
+        await VerifiersSource(VerifiersSettings(), "no_such_tasks").open()
+
+
+def test_other_generations_are_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError) as refused:
+        _load("0.5.1", "sum_tasks", VerifiersSettings())
+    assert "verifiers 0.5.1 is installed" in str(refused.value)
+    assert "\n" not in str(refused.value)
