@@ -34,7 +34,17 @@ from tests.mutants.planting import MUTATION, Mutants
 
 ROOT = Path(__file__).parents[2]
 KINDS = (
-    store, logger, merger, advantage, reader, judge, sandbox, source, world, engine, trainer,
+    store,
+    logger,
+    merger,
+    advantage,
+    reader,
+    judge,
+    sandbox,
+    source,
+    world,
+    engine,
+    trainer,
     command,
 )
 ALL = [mutants for kind in KINDS for mutants in kind.ALL]
