@@ -37,14 +37,14 @@ def missing_room(place: Path, size: int = 0) -> str:
 
     A disk counts as full a little earlier than programs notice it.
     """
-    found = os.statvfs(place)
-    free = found.f_bavail * found.f_frsize
-    reserve = min(_RESERVE_BYTES, found.f_blocks * found.f_frsize // _RESERVE_SHARE)
+    disk = os.statvfs(place)
+    free = disk.f_bavail * disk.f_frsize
+    reserve = min(_RESERVE_BYTES, disk.f_blocks * disk.f_frsize // _RESERVE_SHARE)
     if free < reserve + size:
         wanted = f", and {_text(size)} are needed" if size else ""
         return f"the disk of {place} is full: {_text(free)} are free{wanted}"
     # Some file systems have no fixed number of inodes, and report 0.
-    if found.f_files and not found.f_favail:
+    if disk.f_files and not disk.f_favail:
         return f"the disk of {place} is full: no inode is free"
     return ""
 

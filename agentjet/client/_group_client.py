@@ -17,6 +17,7 @@ from agentjet.client._episode import (
     Kind,
     RunnerReport,
 )
+from agentjet.client._groups import GroupReward
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     Concurrency,
@@ -26,7 +27,7 @@ from agentjet.client._runner import (
     check_episodes_per_task,
 )
 from agentjet.client._runner_async import run_episodes
-from ajet_core.errors import AjetError
+from ajet_core.errors import AjetError, RequestError
 from ajet_core.interfaces import EpisodeOutcome, Task
 from ajet_core.protocol import AgentCause, CallRules, Pace
 
@@ -34,7 +35,7 @@ GroupAgent = Callable[[Task, Sequence[Episode]], Awaitable[Sequence[EpisodeOutco
 
 
 @dataclass(frozen=True)
-class _Group:
+class _Siblings:
     """The open episodes of a task, as one rollout of a runner."""
 
     episodes: tuple[Episode, ...]
@@ -50,7 +51,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _GroupOutcome:
+class _SiblingOutcomes:
     outcomes: tuple[EpisodeOutcome, ...]
 
     @property
@@ -78,6 +79,7 @@ class AsyncGroupClient(AsyncSwarmClient):
         episode_timeout: float | None = None,
         rules: CallRules = NO_RULES,
         resume: bool = False,
+        group_reward: GroupReward | None = None,
         on_result: Callable[[EpisodeResult | EpisodeFailure], object] | None = None,
     ) -> RunnerReport:
         """Roll out many groups as `AsyncSwarmClient.run_episodes_until_all_complete` does.
@@ -85,7 +87,14 @@ class AsyncGroupClient(AsyncSwarmClient):
         With `resume` a group has the episodes that its task still lacks.
 
         :param concurrency: how many episodes run at once, but at least one group.
+        :raises RequestError: `group_reward` is given, though the agent returns all outcomes.
         """
+        if group_reward is not None:
+            raise RequestError(
+                "the agent has all episodes of a task and returns their outcomes: leave out "
+                "group_reward",
+                param="group_reward",
+            )
         check_concurrency(concurrency)
         check_episodes_per_task(episodes_per_task)
         lacking = [(task, episodes_per_task) for task in as_tasks(tasks)]
@@ -96,18 +105,18 @@ class AsyncGroupClient(AsyncSwarmClient):
         sizes = {(task.id, task.group): size for task, size in lacking}
         outcomes: list[EpisodeResult] = []
 
-        async def claim(task: Task, terms: ClaimTerms) -> _Group:
+        async def claim(task: Task, terms: ClaimTerms) -> _Siblings:
             size = sizes[task.id, task.group]
             claims = [asyncio.create_task(self._claim(task, terms)) for _ in range(size)]
             try:
-                return _Group(tuple(await asyncio.gather(*claims)))
+                return _Siblings(tuple(await asyncio.gather(*claims)))
             except BaseException as error:
                 for one in claims:
                     one.cancel()
                 done = await asyncio.gather(*claims, return_exceptions=True)
                 claimed = [one for one in done if isinstance(one, Episode)]
-                await _GroupServer(self).abort_episode(
-                    _Group(tuple(claimed)),
+                await _ServerOfGroups(self).abort_episode(
+                    _Siblings(tuple(claimed)),
                     f"another episode of its group could not be claimed: {error}",
                     cause="cancelled",
                     final=False,
@@ -115,11 +124,13 @@ class AsyncGroupClient(AsyncSwarmClient):
                 )
                 raise
 
-        async def end(group: _Group, its: _GroupOutcome) -> None:
+        async def end(group: _Siblings, its: _SiblingOutcomes) -> None:
             pairs = zip(group.episodes, its.outcomes, strict=True)
             await asyncio.gather(*(self._end(episode, outcome) for episode, outcome in pairs))
 
-        def note(result: EpisodeResult[_Group, _GroupOutcome] | EpisodeFailure) -> None:
+        def note(
+            result: EpisodeResult[_Siblings, _SiblingOutcomes] | EpisodeFailure,
+        ) -> None:
             if isinstance(result, EpisodeFailure):
                 for _ in range(sizes[result.task.id, result.task.group]):
                     failures.append(result)
@@ -139,7 +150,7 @@ class AsyncGroupClient(AsyncSwarmClient):
         if at_once != "auto":
             at_once = max(1, at_once // max(sizes.values(), default=1))
         report = await run_episodes(
-            _GroupServer(self),
+            _ServerOfGroups(self),
             jobs,
             lambda task, group: agent(task, group.episodes),
             claim=claim,
@@ -156,14 +167,20 @@ class AsyncGroupClient(AsyncSwarmClient):
         return RunnerReport(outcomes=outcomes, failures=failures, elapsed=report.elapsed)
 
 
-class _GroupServer:
+class _ServerOfGroups:
     """What a runner needs of the client, for groups."""
 
     def __init__(self, client: AsyncSwarmClient) -> None:
         self._client = client
 
     async def abort_episode(
-        self, episode: _Group, reason: str, *, cause: AgentCause, final: bool, retries: int | None
+        self,
+        episode: _Siblings,
+        reason: str,
+        *,
+        cause: AgentCause,
+        final: bool,
+        retries: int | None,
     ) -> None:
         """Give up all episodes of a group.
 
@@ -180,7 +197,7 @@ class _GroupServer:
             if isinstance(error, AjetError):
                 raise error
 
-    async def heartbeats(self, episodes: Sequence[_Group]) -> object:
+    async def heartbeats(self, episodes: Sequence[_Siblings]) -> object:
         """Report that groups are still running."""
         return await self._client.heartbeats([one for group in episodes for one in group.episodes])
 
@@ -189,5 +206,5 @@ class _GroupServer:
         return await self._client.pace()
 
 
-def _outcomes(value: Any) -> _GroupOutcome:
-    return _GroupOutcome(tuple(map(EpisodeOutcome.of, value)))
+def _outcomes(value: Any) -> _SiblingOutcomes:
+    return _SiblingOutcomes(tuple(map(EpisodeOutcome.of, value)))

@@ -31,7 +31,7 @@ class HarborSettings(ComponentSettings):
     :param python: the interpreter in the sandbox, which runs the commands.
     :param reward: the key in ``reward.json`` that is the reward; others are its components.
     :param timeout_factor: multiplies all time limits of tasks.
-    :param max_episodes: how many episodes there are at a time; None is no limit.
+    :param max_episodes: how many episodes there are at a time; None does not limit them.
     :param trials: where the files of trials are kept; None keeps none. The key is masked in them.
     """
 

@@ -8,11 +8,11 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from ajet_core.errors import ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import NO_ANSWER, EpisodeOutcome, Task, TaskProbe
-from ajet_core.plugin.targets import did_you_mean
 from ajet_sources import QuestionSource
 from ajet_sources_reasoning_gym.settings import ReasoningGymSettings
 
@@ -177,8 +177,10 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
 
         name = self.argument
         if name not in DATASETS:
+            alike = get_close_matches(name, sorted(DATASETS), n=1)
+            hint = f" (did you mean {alike[0]!r}?)" if alike else ""
             raise ConfigError(
-                f"Reasoning Gym has no dataset {name!r}{did_you_mean(name, sorted(DATASETS))}; "
+                f"Reasoning Gym has no dataset {name!r}{hint}; "
                 "write reasoning_gym:DATASET, such as reasoning_gym:chain_sum",
                 param="source",
             )

@@ -17,7 +17,7 @@ class VerifiersSettings(ComponentSettings):
     :param max_turns: most turns of an episode; 0.4 alone, None is the environment's.
     :param sampling: sent with each call, below the parameters of the episode.
     :param max_reward: the greatest reward of a task, for checks; the least is `min_reward`.
-    :param max_episodes: how many episodes there are at a time; None is no limit.
+    :param max_episodes: how many episodes there are at a time; None does not limit them.
     """
 
     options: Mapping[str, Any] = Field(default_factory=dict)
