@@ -32,6 +32,16 @@ def words(count: int = 8) -> Task:
     return Task(dataset=samples(*names), solver=generate(), scorer=includes())
 
 
+@task
+def numbered(count: int = 8) -> Task:
+    """Eight words that the questions do not contain."""
+    data = [
+        Sample(id=str(number), input=f"Which word has number {number}?", target=f"word{number}")
+        for number in range(count)
+    ]
+    return Task(dataset=data, solver=generate(), scorer=includes())
+
+
 @tool
 def lookup() -> Tool:
     async def execute(key: str) -> str:

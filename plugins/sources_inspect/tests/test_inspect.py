@@ -37,7 +37,7 @@ class TestInspect(SourceSuite):
 
     def make_source(self) -> TaskSource:
         settings = {"log_dir": str(self.logs), "max_retries": 0}
-        return load_source(f"inspect:{TASKS}@words", settings)
+        return load_source(f"inspect:{TASKS}@numbered", settings)
 
 
 @contextlib.asynccontextmanager
