@@ -50,7 +50,7 @@ async def test_rewards_of_a_group_compare_its_episodes(tmp_path: Path) -> None:
         async with sums("group") as source, AsyncSwarmClient(swarm.url, swarm.token) as client:
             assert source.in_groups
             task = source.tasks("train")[0]
-            episodes = [await client.begin_episode(task.id) for _ in range(4)]
+            episodes = [await client.begin_episode(task.id, kind="eval") for _ in range(4)]
             outcomes = await source.roll_out_group(task, [endpoint(one) for one in episodes])
             for episode, outcome in zip(episodes, outcomes, strict=True):
                 await client.end_episode(episode, outcome.reward)

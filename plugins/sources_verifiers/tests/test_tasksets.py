@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ajet_sources_verifiers.settings import VerifiersSettings
-from ajet_sources_verifiers.source import VerifiersSource, _load
+from ajet_sources_verifiers.source import VerifiersSource
 from rolling import rolled_out, says
 
 from ajet_core.errors import ConfigError, EnvironmentFailedError
@@ -54,8 +54,9 @@ async def test_a_taskset_that_does_not_exist_is_named() -> None:
         await VerifiersSource(VerifiersSettings(), "no_such_tasks").open()
 
 
-def test_other_generations_are_refused_in_one_line() -> None:
+async def test_other_generations_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_sources_verifiers.source.version", lambda name: "0.5.1")
     with pytest.raises(ConfigError) as refused:
-        _load("0.5.1", "sum_tasks", VerifiersSettings())
+        await VerifiersSource(VerifiersSettings(), "sum_tasks").open()
     assert "verifiers 0.5.1 is installed" in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -6,6 +6,8 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,19 @@ from ajet_sources_verifiers.worlds import (
 _failures: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar(
     "reward_failures", default=None
 )
+
+
+async def load(name: str, settings: VerifiersSettings) -> VerifiersWorld:
+    """Load an environment. It may replace handlers of signals, which only the main thread may."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("environments of verifiers 0.1 can only be opened in the main thread")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return LegacyEnvironment(name, settings)
+    finally:
+        # Its own would end the process without closing anything else.
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 class LegacyEnvironment(VerifiersWorld):

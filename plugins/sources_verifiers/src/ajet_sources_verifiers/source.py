@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -13,6 +14,10 @@ from ajet_sources_verifiers.settings import VerifiersSettings
 from ajet_sources_verifiers.worlds import VerifiersWorld
 
 _LEGACY, _TASKSETS = "0.1", "0.4"
+_MODULES = {
+    _LEGACY: "ajet_sources_verifiers.legacy",
+    _TASKSETS: "ajet_sources_verifiers.tasksets",
+}
 
 
 class VerifiersSource(TaskSource[VerifiersSettings]):
@@ -31,9 +36,16 @@ class VerifiersSource(TaskSource[VerifiersSettings]):
         """
         if not self.argument:
             raise ConfigError("name the module of the environment: verifiers:MODULE")
-        self._world = world = await asyncio.to_thread(
-            _load, version("verifiers"), self.argument, self.settings
-        )
+        installed = version("verifiers")
+        generation = ".".join(re.split(r"\D+", installed)[:2])
+        if generation not in _MODULES:
+            raise ConfigError(
+                f"verifiers {installed} is installed; the source verifiers works with "
+                f"{_LEGACY} (environments) and {_TASKSETS} (tasksets)"
+            )
+        # The library takes seconds to import.
+        module = await asyncio.to_thread(importlib.import_module, _MODULES[generation])
+        self._world = world = await module.load(self.argument, self.settings)
         self.in_groups = world.in_groups
         self._splits = await asyncio.to_thread(world.splits)
         await world.open()
@@ -73,19 +85,3 @@ class VerifiersSource(TaskSource[VerifiersSettings]):
         if self._world is None:
             raise ConfigError("the source is not open")
         return self._world
-
-
-def _load(installed: str, name: str, settings: VerifiersSettings) -> VerifiersWorld:
-    generation = ".".join(re.split(r"\D+", installed)[:2])
-    if generation == _LEGACY:
-        from ajet_sources_verifiers.legacy import LegacyEnvironment
-
-        return LegacyEnvironment(name, settings)
-    if generation == _TASKSETS:
-        from ajet_sources_verifiers.tasksets import TasksetWorld
-
-        return TasksetWorld(name, settings)
-    raise ConfigError(
-        f"verifiers {installed} is installed; the source verifiers works with "
-        f"{_LEGACY} (environments) and {_TASKSETS} (tasksets)"
-    )

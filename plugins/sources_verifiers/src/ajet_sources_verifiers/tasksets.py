@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,11 @@ from ajet_sources_verifiers.worlds import (
 )
 
 _HARNESS = "ajet_sources_verifiers"
+
+
+async def load(name: str, settings: VerifiersSettings) -> VerifiersWorld:
+    """Load a taskset."""
+    return await asyncio.to_thread(TasksetWorld, name, settings)
 
 
 class TasksetWorld(VerifiersWorld):
