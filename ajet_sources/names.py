@@ -16,6 +16,7 @@ from ajet_core.plugin import PluginManager
 from ajet_core.plugin.targets import did_you_mean
 from ajet_installation.component_settings import component_settings
 from ajet_installation.interpreters import local_manager
+from ajet_sources.isolation import IsolatedSource
 
 ROWS = "rows"
 FORM = "NAME:ARGUMENT?key=value, such as reasoning_gym:chain_sum?size=500, or a file of rows"
@@ -85,7 +86,8 @@ def load_source(
         its = parse_source(its, manager.names("source"))
     spec = manager.source(its.name)
     given = {**its.settings, **(settings or {})}
-    return manager.create(spec, component_settings(manager, spec, given), its.argument)
+    created = manager.create(spec, component_settings(manager, spec, given), its.argument)
+    return IsolatedSource(created, manager.describe(spec))
 
 
 def _settings(text: str, query: str) -> dict[str, Any]:

@@ -432,13 +432,15 @@ class SandboxSuite(ConformanceSuite):
             assert launcher.stdin is not None
             launcher.stdin.write(pickle.dumps((sys.path, suite, directory, source)))
             launcher.stdin.close()
-            while not list(Path(directory).glob("*/work/begun")):
-                if launcher.poll() is not None:
-                    assert launcher.stderr is not None
-                    pytest.fail(launcher.stderr.read().decode(errors="replace"))
-                time.sleep(0.01)
-            assert _running(mark)
-            launcher.kill()
+            try:
+                # The list of processes may lack one that has just begun.
+                while not (list(Path(directory).glob("*/work/begun")) and _running(mark)):
+                    if launcher.poll() is not None:
+                        assert launcher.stderr is not None
+                        pytest.fail(launcher.stderr.read().decode(errors="replace"))
+                    time.sleep(0.01)
+            finally:
+                launcher.kill()
 
 
 def _only(place: Path, pattern: str) -> Path:

@@ -213,9 +213,15 @@ def test_everything_of_this_distribution_can_be_used() -> None:
     (info,) = [info for info in plugins.plugins(load=True) if info.name == "embedded"]
     checks = check_plugin(plugins, info, Settings())
     assert {one.component for one in checks} == set(info.components)
-    # The others need a run's directory, or an image.
+    # The others need a run's directory, an image, or an endpoint.
     left = {c.component for c in checks if c.state != "created"}
-    assert left == {"store:sqlite", "logger:jsonl", "sandbox:docker", "sandbox:podman"}
+    assert left == {
+        "store:sqlite",
+        "logger:jsonl",
+        "judge:rubric",
+        "sandbox:docker",
+        "sandbox:podman",
+    }
     assert all(one.state != "wrong" for one in checks)
 
 

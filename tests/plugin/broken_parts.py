@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from agentjet.agents.readers import JsonlReader
 from agentjet.judges.answers import ExactJudge
-from ajet_core.interfaces import AgentAdapter
+from ajet_core.interfaces import AgentAdapter, EpisodeOutcome, ModelEndpoint, Task, TaskSource
 from ajet_server.embedded.jsonl_logger import JsonlLogger
 from ajet_server.embedded.trie_merger import TrieMerger
 from ajet_server.store.sqlite_store import SqliteStore
@@ -70,6 +71,19 @@ class BrokenReader(Breaks, JsonlReader): ...
 
 
 class BrokenWorld(Breaks, MineWorld): ...
+
+
+class PlainSource(TaskSource):
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return one task."""
+        return [Task("a")]
+
+    async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
+        """Reward the episode."""
+        return EpisodeOutcome(reward=1.0)
+
+
+class BrokenSource(Breaks, PlainSource): ...
 
 
 class BrokenJudge(Breaks, ExactJudge):

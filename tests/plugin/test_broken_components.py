@@ -24,8 +24,11 @@ from ajet_core.errors import AjetError, EngineError, WorkerBootError, WorkerErro
 from ajet_core.interfaces import (
     Chat,
     LoggedRun,
+    ModelEndpoint,
     RunRecord,
     SampleStore,
+    Task,
+    TaskSource,
     WeightUpdate,
     WorkerContext,
     World,
@@ -55,6 +58,7 @@ from ajet_server.workers.codec import BootPlan
 from ajet_server.workers.connection import WorkerConnection
 from ajet_server.workers.host import WorkerHost
 from ajet_server.workers.remote import RemoteEngine, RemoteTrainer
+from ajet_sources import load_source
 from ajet_testing.scripted_engine import ScriptedEngine
 from ajet_testing.suites.advantage_suite import batch_of
 from ajet_worlds.registry import load_world
@@ -67,7 +71,7 @@ from .broken_parts import CONSTRUCTOR
 
 HOOKS = """
 from ajet_core.plugin import (
-    AdvantageSpec, AgentSpec, JudgeSpec, MergerSpec, ReaderSpec, WorldSpec
+    AdvantageSpec, AgentSpec, JudgeSpec, MergerSpec, ReaderSpec, SourceSpec, WorldSpec
 )
 PARTS = "tests.plugin.broken_parts:"
 ENGINE = "ajet_testing.scripted_engine:ScriptedEngineSettings"
@@ -112,6 +116,10 @@ def ajet_register_readers():
 def ajet_register_judges():
     return [JudgeSpec(name="bad", target=PARTS + "BrokenJudge",
                       settings="agentjet.judges.answers:ExactJudgeSettings")]
+
+@hookimpl
+def ajet_register_sources():
+    return [SourceSpec(name="bad", target=PARTS + "BrokenSource")]
 
 @hookimpl
 def ajet_register_worlds():
@@ -594,6 +602,36 @@ def test_a_command(plugins: PluginManager, monkeypatch: pytest.MonkeyPatch) -> N
     assert "Traceback" in CliRunner().invoke(cli, ["--debug", "bad"]).stderr
 
 
+TASK = Task("a")
+ENDPOINT = ModelEndpoint("http://127.0.0.1:9/v1", "key")
+SOURCE: dict[str, Callable[[TaskSource], Any]] = {
+    "open": lambda source: source.open(),
+    "close": lambda source: source.close(),
+    "splits": lambda source: source.splits(),
+    "tasks": lambda source: source.tasks("train"),
+    "capacity": lambda source: source.capacity(),
+    "roll_out": lambda source: source.roll_out(TASK, ENDPOINT),
+    "roll_out_group": lambda source: source.roll_out_group(TASK, [ENDPOINT]),
+    "score": lambda source: source.score(TASK, "answer"),
+    "reference": lambda source: source.reference(TASK),
+    "question": lambda source: source.question(TASK),
+    "probe": lambda source: source.probe(TASK, "nop"),
+}
+
+
+@pytest.mark.parametrize("method", [CONSTRUCTOR, *SOURCE])
+async def test_a_method_of_a_source(method: str, plugins: PluginManager) -> None:
+    break_(method)
+
+    async def call() -> None:
+        await SOURCE.get(method, str)(load_source("bad:", plugins=plugins))
+
+    with pytest.raises(AjetError) as caught:
+        await call()
+    check_named(caught.value.message, "source")
+    assert method == CONSTRUCTOR or f"failed in {method}" in caught.value.message
+
+
 @pytest.mark.parametrize("hook", OBSERVERS)
 def test_an_observer(hook: str, plugins: PluginManager, caplog: pytest.LogCaptureFixture) -> None:
     arguments: dict[str, dict[str, Any]] = {
@@ -619,6 +657,7 @@ def test_every_method_of_every_kind_is_broken_above() -> None:
         "agent": set(ADAPTER),
         "reader": {"read"},
         "judge": set(),
+        "source": set(SOURCE),
         "world": set(WORLD),
         "sandbox": set(),
     }

@@ -304,8 +304,9 @@ async def test_a_batch_that_waits_for_a_late_task_says_whose_it_is_and_outlasts_
     await server.chat(slow[0])
     await looks(3)
     status = (await server.http.get("/v1/status", headers=CONTROL)).json()
-    (found,) = status["findings"]
-    assert (status["step"], found["code"]) == (1, "waiting_for_late")
+    # A busy machine may have findings of its own.
+    (found,) = [one for one in status["findings"] if one["code"] == "waiting_for_late"]
+    assert status["step"] == 1
     assert "waits for task 'slow' of client client (episode" in found["message"]
     assert "begun 1 steps ago" in found["message"]
     for reward, grant in enumerate(slow):
@@ -313,7 +314,8 @@ async def test_a_batch_that_waits_for_a_late_task_says_whose_it_is_and_outlasts_
         await server.end(grant, float(reward))
     await until_step(server, 3)
     status = (await server.http.get("/v1/status", headers=CONTROL)).json()
-    assert (status["findings"], status["counters"]["aborted_late"]) == ([], 0)
+    assert "waiting_for_late" not in {one["code"] for one in status["findings"]}
+    assert status["counters"]["aborted_late"] == 0
 
 
 async def test_a_spare_task_is_carried_over_whole_and_trained_with_all_its_episodes(

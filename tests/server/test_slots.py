@@ -520,6 +520,7 @@ def asynchronous(draw: st.DrawFn) -> tuple[BatchBuilder, RolloutConfig, list[str
     return batch, rollout, tags, draw(st.data())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(asynchronous())
 def test_whatever_is_slow_no_batch_has_an_episode_that_is_older_than_the_bound(

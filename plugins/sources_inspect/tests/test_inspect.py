@@ -41,10 +41,10 @@ class TestInspect(SourceSuite):
 
 
 @contextlib.asynccontextmanager
-async def opened(name: str, directory: Path, **settings: Any) -> AsyncIterator[InspectSource]:
+async def opened(name: str, directory: Path, **settings: Any) -> AsyncIterator[Any]:
     given = {"log_dir": str(directory / "logs"), **settings}
     source = load_source(f"inspect:{TASKS}@{name}", given)
-    assert isinstance(source, InspectSource)
+    assert isinstance(vars(source)["_source"], InspectSource)
     async with source:
         yield source
 

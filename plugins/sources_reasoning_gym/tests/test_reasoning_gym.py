@@ -31,9 +31,9 @@ ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 
 @contextlib.asynccontextmanager
-async def opened(name: str, **settings: Any) -> AsyncIterator[ReasoningGymSource]:
+async def opened(name: str, **settings: Any) -> AsyncIterator[Any]:
     source = load_source(f"reasoning_gym:{name}", settings)
-    assert isinstance(source, ReasoningGymSource)
+    assert isinstance(vars(source)["_source"], ReasoningGymSource)
     async with source:
         yield source
 
