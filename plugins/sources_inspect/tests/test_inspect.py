@@ -259,17 +259,17 @@ async def test_what_cannot_be_loaded_is_named(name: str, said: str, tmp_path: Pa
 
 async def test_when_inspect_dies_its_episodes_fail_and_nothing_is_left(tmp_path: Path) -> None:
     async with opened("failing", tmp_path) as source:
-        assert source._process is not None
+        assert vars(source)["_source"]._process is not None
         (hangs,) = (task for task in source.tasks("train") if task.id == "hangs")
         rolling = asyncio.create_task(source.score(hangs, "hello"))
         # It is answered after the request of `rolling` was read.
         (good,) = (task for task in source.tasks("train") if task.id == "good")
         await source.score(good, "hello")
-        source._process.kill()
+        vars(source)["_source"]._process.kill()
         with pytest.raises(EnvironmentFailedError, match="Inspect has ended"):
             await rolling
         with pytest.raises(EnvironmentFailedError, match="Inspect does not run"):
             await source.score(good, "hello")
-        group = source._process.pid
+        group = vars(source)["_source"]._process.pid
     with pytest.raises(ProcessLookupError):
         os.killpg(group, 0)
