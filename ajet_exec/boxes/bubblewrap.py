@@ -117,13 +117,12 @@ class BubblewrapSandbox(Sandbox[BubblewrapSettings]):
             try:
                 await started()
             except (BrokenPipeError, SandboxError) as error:
-                box.kill()
+                await box.kill()
                 if await process.wait() != _KILLED:
                     raise _NotStartedError from error
                 raise
             except BaseException:
-                box.kill()
-                await asyncio.shield(process.wait())
+                await asyncio.shield(box.kill())
                 raise
             ended = await watched(
                 process, timeout=timeout, grace=grace, terminate=box.terminate, kill=box.kill
@@ -199,13 +198,30 @@ class _Box:
             children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
             os.kill(int(children[0]), signal.SIGTERM)
 
-    def kill(self) -> None:
-        """Kill the first process, with which the kernel kills all others."""
+    async def kill(self) -> None:
+        """Kill the first process, with which the kernel kills all others, and wait for their end.
+
+        ``bwrap`` itself ends before they do.
+        """
         with contextlib.suppress(ProcessLookupError):
             if self.first is not None:
                 signal.pidfd_send_signal(self.first, signal.SIGKILL)
             elif self._process.returncode is None:
                 self._process.kill()
+        if self.first is not None:
+            # The kernel reports the end of a namespace's first process after all others' ends.
+            await _readable(self.first)
+        await self._process.wait()
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def box_user(work: Path) -> int:

@@ -367,7 +367,7 @@ class SandboxSuite(ConformanceSuite):
             place,
             "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
             f"{_children(mark)}time.sleep(600)",
-            timeout=2.0,
+            timeout=5.0,
             grace=0.5,
         )
         assert (run.ended.status, run.ended.timed_out) == (128 + signal.SIGKILL, True)
