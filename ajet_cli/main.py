@@ -31,22 +31,23 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         "Answer agents' calls for a server on another machine.",
     ),
     "mixture": (
-        "ajet_cli.commands.mixture:mixture",
+        "ajet_cli.commands.run.mixture:mixture",
         "Show or change the task mixture.",
     ),
-    "pause": ("ajet_cli.commands.pause:pause", "Pause a run."),
+    "pause": ("ajet_cli.commands.run.pause:pause", "Pause a run."),
     "plugins": (
         "ajet_cli.commands.plugins:plugins",
         "List installed plugins and their problems.",
     ),
     "preflight": (
-        "ajet_cli.commands.preflight:preflight",
+        "ajet_cli.commands.run.preflight:preflight",
         "Check the first batch before it is trained.",
     ),
-    "resume": ("ajet_cli.commands.pause:resume", "Resume a paused run."),
+    "resume": ("ajet_cli.commands.run.pause:resume", "Resume a paused run."),
     "serve": ("ajet_cli.commands.serve:serve", "Run a swarm server."),
-    "status": ("ajet_cli.commands.status:status", "Show the status of a swarm server."),
+    "status": ("ajet_cli.commands.run.status:status", "Show the status of a swarm server."),
     "token": ("ajet_cli.commands.token:token", "Create, list and revoke the tokens of a server."),
+    "ui": ("ajet_cli.commands.run.ui:ui", "Open the live page of a server in a browser."),
     "version": ("ajet_cli.commands.version:version", "Show versions."),
 }
 """Path and summary of each built-in subcommand, so that ``ajet --help`` imports none of them.

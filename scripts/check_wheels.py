@@ -23,7 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECTS = (ROOT, *sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml")))
 REQUIRED = {
     "agentjet": (
-        "ajet_cli/inspect/page/page.html",
+        "ajet_server/page/viewer/page.html",
+        "ajet_server/page/assets/index.html",
+        "ajet_server/page/assets/uplot.LICENSE.txt",
         *sorted(
             path.relative_to(ROOT).as_posix()
             for path in (ROOT / "ajet_cli" / "plugin_projects").glob("[tp]*/**/*")
@@ -137,7 +139,7 @@ def check_installed(core: Path, plugins: list[Path], directory: Path) -> None:
     run(
         python,
         "-c",
-        f"from ajet_cli.inspect.page import page; page({EMPTY_PAGE!r})",
+        f"from ajet_server.page.viewer_page import page; page({EMPTY_PAGE!r})",
         cwd=directory,
     )
     run(python, "-c", "import agentjet.client", cwd=directory)

@@ -67,6 +67,7 @@ SERVER = (
     "gateway",
     "admission",
     "episodes",
+    "page",
     "batches",
     "health",
     "workers",

@@ -18,6 +18,11 @@ class TokenClient:
     def __init__(self, url: str | None, token: str | None, *, retries: int) -> None:
         self._connection = Connection(url, token, retries=retries)
 
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self._connection.endpoint.url
+
     def issue(self, request: TokenRequest) -> TokenGrant:
         """Create a token."""
         # Not repeatable: if the response were lost, the secret of the first token would be unknown.

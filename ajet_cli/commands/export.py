@@ -9,15 +9,15 @@ from typing import cast
 import click
 
 from ajet_cli.inspect.files import new_file
-from ajet_cli.inspect.run_facts import RunFacts
 from ajet_cli.inspect.sample_files import FILE_FORMATS, file_format, open_writer
 from ajet_cli.inspect.samples import RowsOf, row_type, rows
-from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
 from ajet_core.interfaces import EpisodeKind, EpisodeState
 from ajet_server.observe.run_merger import RunMerger
+from ajet_server.page.token_texts import TokenTexts
 from ajet_server.store.chosen_store import store_of_run
+from ajet_server.store.run_facts import RunFacts
 from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 
 

@@ -13,19 +13,19 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ajet_cli.inspect.files import new_file
-from ajet_cli.inspect.page import page
-from ajet_cli.inspect.page_data import MAX_TOKENS, PageData
-from ajet_cli.inspect.run_facts import RunFacts
-from ajet_cli.inspect.summary import EpisodeSummary, summarise
 from ajet_cli.inspect.terminal import episode_table, episode_tree, fork_list
-from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_cli.output import table_console
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
 from ajet_server.observe.forks import ForkSummary
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
+from ajet_server.page.page_data import MAX_TOKENS, PageData
+from ajet_server.page.summary import EpisodeSummary, summarise
+from ajet_server.page.token_texts import TokenTexts
+from ajet_server.page.viewer_page import page
 from ajet_server.store.chosen_store import store_of_run
+from ajet_server.store.run_facts import RunFacts
 from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 
 State = Literal["open", "prepared", "ended", "aborted"]

@@ -10,10 +10,10 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
-from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.timeline import Call, TrainSegment, lay_out
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import behaviour_logprobs, clean, merge_episode
+from ajet_server.page.token_texts import TokenTexts
 from ajet_server.store.store_reader import StoredEpisode
 
 Kind = Literal["text", "int", "float", "texts", "floats", "ids", "ints", "mask"]

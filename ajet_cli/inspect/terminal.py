@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from ajet_cli.inspect.summary import EpisodeSummary
-from ajet_cli.inspect.text_diff import text_diff
-from ajet_cli.inspect.token_texts import TokenTexts, shorten, visible
 from ajet_core.protocol import EpisodeTimelines, TimelineCall, TimelineFork, TimelineNode
+from ajet_server.page.summary import EpisodeSummary
+from ajet_server.page.text_diff import text_diff
+from ajet_server.page.token_texts import TokenTexts, shorten, visible
 
 _COLUMNS = (
     *("episode", "task", "group", "state", "step", "reward", "calls", "timelines"),

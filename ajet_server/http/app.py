@@ -54,6 +54,7 @@ from ajet_server.http import (
     http_errors,
     joint_routes,
     llm_routes,
+    page_routes,
     timeline_routes,
 )
 from ajet_server.http.access import Client, Control, Looker, peer_of
@@ -121,6 +122,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
     _add_view_routes(router, service)
     joint_routes.add_routes(router, service)
     timeline_routes.add_routes(router, service)
+    page_routes.add_routes(router, service)
     credential_routes.add_routes(router, service, audit)
     described = functools.cache(lambda: openapi_document(router.routes))
 
@@ -128,7 +130,7 @@ def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
         return JSONResponse(described())
 
     app = Starlette(
-        routes=[*router.routes, Route("/openapi.json", document)],
+        routes=[*router.routes, Route("/openapi.json", document), *page_routes.page_files()],
         middleware=[
             Middleware(AuthMiddleware, guard=guard, tenants=service.tenants, audit=audit),
             _body_limit(settings),

@@ -32,8 +32,9 @@ class JsonRoute(APIRoute):
     FastAPI reads the endpoint's signature to describe the route in the OpenAPI document. It does
     not serve the route: its dependency system costs several times the work of a claim or an end.
 
-    An endpoint takes at most one body, the request, strings of the path, headers, and the results
-    of coroutines that take the request (`fastapi.Depends`). It returns a model or a response.
+    An endpoint takes at most one body, a model of the query, the request, strings of the path,
+    headers, and the results of coroutines that take the request (`fastapi.Depends`). It returns a
+    model or a response.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -43,6 +44,7 @@ class JsonRoute(APIRoute):
         if self._body is not None:
             annotation: Any = self._body.field_info.annotation
             self._from_json = TypeAdapter(annotation)
+        self._query = takes.query_params[0] if takes.query_params else None
         self._request = takes.request_param_name
         self._path = [param.name for param in takes.path_params]
         self._headers = takes.header_params
@@ -66,6 +68,11 @@ class JsonRoute(APIRoute):
                     value, {}, loc=("header", param.alias)
                 )
                 problems += wrong or ()
+        if self._query is not None:
+            arguments[self._query.name], wrong = self._query.validate(
+                dict(request.query_params), {}, loc=("query",)
+            )
+            problems += wrong or ()
         if problems:
             raise request_error(problems)
         if self._request is not None:

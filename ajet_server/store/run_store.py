@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -127,6 +127,7 @@ class RunStore:
     :param store: has no other writer than this object.
     :param name: names the store and its plugin in messages.
     :param retry_seconds: how long an operation is repeated while the store is unavailable.
+    :ivar rewinds: how often steps were removed from the store.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class RunStore:
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._store = PatientStore(store, name, retry_seconds=retry_seconds)
+        self.rewinds = 0
         self._forget()
 
     @property
@@ -290,6 +292,10 @@ class RunStore:
         """Read episodes from the store, in the order of their claims."""
         episodes = self._store.episodes(EpisodeQuery(state))
         return [e async for e in episodes if batched in (None, e.batch_id is not None)]
+
+    def select(self, query: EpisodeQuery) -> AsyncIterator[EpisodeRecord]:
+        """Iterate over episodes, as `SampleStore.episodes` does."""
+        return self._store.episodes(query)
 
     def loose(self, *states: EpisodeState) -> list[EpisodeRecord]:
         """Return episodes in these states that have no batch, in the order of their claims.
@@ -558,6 +564,7 @@ class RunStore:
             self._batched(batch)
 
     async def _rewind(self, step: int, discard: BatchRecord | None) -> None:
+        self.rewinds += 1
         async with self._batching:
             if discard is None:
                 await self._store.append(RewindRecord(step))

@@ -30,8 +30,8 @@ from ajet_core.protocol import (
 )
 from ajet_installation.settings import Settings
 
-status_module = sys.modules["ajet_cli.commands.status"]
-pause_module = sys.modules["ajet_cli.commands.pause"]
+status_module = sys.modules["ajet_cli.commands.run.status"]
+pause_module = sys.modules["ajet_cli.commands.run.pause"]
 
 
 def ajet(*args: str) -> Result:

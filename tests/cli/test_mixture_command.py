@@ -53,7 +53,7 @@ class FakeClient:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     FakeClient.answer, FakeClient.put = STATUS, []
-    monkeypatch.setattr(sys.modules["ajet_cli.commands.mixture"], "SwarmClient", FakeClient)
+    monkeypatch.setattr(sys.modules["ajet_cli.commands.run.mixture"], "SwarmClient", FakeClient)
     return FakeClient
 
 

@@ -74,6 +74,7 @@ class Recording:
     episodes: list[EpisodeRecord] = field(default_factory=list)
     calls: dict[str, list[Call]] = field(default_factory=dict)
     steps: list[tuple[int, list[str]]] = field(default_factory=list)
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     unscored: set[str] = field(default_factory=set)
     untrained_agents: tuple[str, ...] = ()
     _tokenizer: Tokenizer = field(init=False)
@@ -149,9 +150,10 @@ class Recording:
         """Abort an episode."""
         self._replace(episode_id, state="aborted", reason=reason)
 
-    def step(self, number: int, episode_ids: list[str]) -> None:
+    def step(self, number: int, episode_ids: list[str], **metrics: float) -> None:
         """Train on episodes."""
         self.steps.append((number, episode_ids))
+        self.metrics[number] = metrics
 
     def write(self, run_dir: Path) -> Path:
         """Write everything to the store of a run directory."""
@@ -182,7 +184,9 @@ class Recording:
         for number, ids in self.steps:
             await store.append(BatchRecord(f"batch-{number}", number, ids, 1700000100.0))
             scores = [score for each in ids for score in self._scores(each)]
-            await store.append(StepRecord(number, f"batch-{number}", {}, 1700000200.0, scores))
+            metrics = self.metrics.get(number, {})
+            ended = 1700000200.0 + 10 * number
+            await store.append(StepRecord(number, f"batch-{number}", metrics, ended, scores))
 
     def _scores(self, episode_id: str) -> list[CallScore]:
         reward = next(e.reward for e in self.episodes if e.episode_id == episode_id)

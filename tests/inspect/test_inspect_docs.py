@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ajet_cli.inspect.page_data import MAX_TOKENS
 from ajet_cli.inspect.samples import row_type
 from ajet_cli.main import cli
+from ajet_server.page.page_data import MAX_TOKENS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"^ajet .+$", TEXT, re.MULTILINE)))

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from ajet_cli.inspect.page import embedded_json, page
-from ajet_cli.inspect.page_data import PageData
-from ajet_cli.inspect.summary import EpisodeSummary
-from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.interfaces import WorkerContext
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
+from ajet_server.page.page_data import PageData
+from ajet_server.page.summary import EpisodeSummary
+from ajet_server.page.token_texts import TokenTexts
+from ajet_server.page.viewer_page import embedded_json, page
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_server.store.store_reader import StoredEpisode, StoreReader
 from tests.inspect.recorded import HOSTILE, Recording, trie

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,28 +14,17 @@ from click.testing import CliRunner
 
 from ajet_cli.main import cli
 from tests.inspect.recorded import Recording, said
-
-async_api = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+from tests.support.browser import headless_browser
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
-SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MANY = 100_000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Any]:
-    """A headless browser: playwright's own, or that of the system."""
-    async with async_api.async_playwright() as playwright:
-        try:
-            running = await playwright.chromium.launch()
-        except async_api.Error:
-            found = [path for name in SYSTEM_BROWSERS if (path := shutil.which(name))]
-            if not found:
-                pytest.skip("no browser: run `make browser`, or install chromium")
-            running = await playwright.chromium.launch(executable_path=found[0])
+    async with headless_browser() as running:
         yield running
-        await running.close()
 
 
 @dataclass(slots=True)
@@ -67,7 +56,9 @@ async def open_page(browser: Any, tmp_path: Path) -> AsyncIterator[Open]:
 
     async def open_page(run_dir: Path, *args: str, width: int = 1400) -> Opened:
         path = tmp_path / "page.html"
-        result = CliRunner().invoke(cli, ["inspect", str(run_dir), *args, "--html", str(path)])
+        command = ["inspect", str(run_dir), *args, "--html", str(path)]
+        # It has an event loop of its own.
+        result = await asyncio.to_thread(CliRunner().invoke, cli, command)
         assert result.exit_code == 0, result.output
         page = await browser.new_page(viewport={"width": width, "height": 900})
         found = Opened(page)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 
 from ajet_cli.inspect.samples import RowsOf, row_type, rows
-from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.interfaces import CallScore
 from ajet_core.timeline import Call
 from ajet_server.observe.timeline_view import behaviour_logprobs
+from ajet_server.page.token_texts import TokenTexts
 from ajet_server.store.store_reader import StoredEpisode
 from ajet_testing.suites.samples import make_call, make_episode
 from tests.inspect.recorded import Recording, trie

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from ajet_cli.inspect.terminal import episode_tree
-from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.interfaces import CallScore
 from ajet_core.protocol import EpisodeTimelines
 from ajet_core.timeline import Call, MessageText, PlacedMessage
 from ajet_server.embedded.trie import MergePolicy
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
+from ajet_server.page.token_texts import TokenTexts
 from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS, IGNORED
 from ajet_testing.suites.samples import conversation, make_call, make_episode
 from tests.inspect.recorded import Recording, trie

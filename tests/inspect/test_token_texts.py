@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from ajet_cli.inspect.token_texts import TokenTexts, shorten, visible
+from ajet_server.page.token_texts import TokenTexts, shorten, visible
 from tests.inspect.recorded import Recording
 
 
@@ -60,7 +60,7 @@ def test_a_run_without_a_model_says_so() -> None:
 def test_loading_it_imports_no_model_library(recording: Recording) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from ajet_cli.inspect.token_texts import TokenTexts\n"
+        "from ajet_server.page.token_texts import TokenTexts\n"
         f"assert TokenTexts.load(Path({str(recording.model_dir)!r})).text([0])\n"
         "print(sorted({'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
     )

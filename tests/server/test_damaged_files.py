@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ajet_cli.inspect.run_facts import RunFacts
 from ajet_core.errors import AjetError
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import ServerState
@@ -23,6 +22,7 @@ from ajet_installation.settings import Settings, StoreSettings
 from ajet_server.build import build_service
 from ajet_server.store.checkpoints import CheckpointFolder, Position
 from ajet_server.store.chosen_store import store_of_run
+from ajet_server.store.run_facts import RunFacts
 from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 from ajet_testing.plugins import scripted_plugins
 from ajet_testing.servers import CONTROL, Running, ServerFactory

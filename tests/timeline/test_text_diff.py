@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_cli.inspect.text_diff import diff_parts, text_diff
+from ajet_server.page.text_diff import diff_parts, text_diff
 
 TEXTS = st.lists(st.sampled_from(["one", "two", " ", "\n", "-", "t"]), max_size=25).map("".join)
 

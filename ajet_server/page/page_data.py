@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from ajet_cli.inspect.summary import EpisodeSummary
-from ajet_cli.inspect.text_diff import diff_parts
-from ajet_cli.inspect.token_texts import TokenTexts
 from ajet_core.protocol import EpisodeTimelines, TimelineCall, TimelineFork, TimelineNode
+from ajet_server.page.summary import EpisodeSummary
+from ajet_server.page.text_diff import diff_parts
+from ajet_server.page.token_texts import TokenTexts
 
 MAX_TOKENS = 1_000_000
 """Tokens of a page, about 10 MiB; browsers open it within a second or two."""

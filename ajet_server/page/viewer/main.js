@@ -189,4 +189,16 @@ function $(id) {
   return document.getElementById(id);
 }
 
-new Page(JSON.parse($("data").textContent));
+/** In the live page: shows the episode that the address names, with the tab's token. */
+async function openFromServer() {
+  const id = new URLSearchParams(location.hash.slice(1)).get("episode");
+  const headers = { authorization: `Bearer ${sessionStorage.getItem("ajet-token")}` };
+  const answer = await fetch(`/v1/timelines/${encodeURIComponent(id)}/page`, { headers });
+  const data = await answer.json();
+  if (answer.ok) new Page(data);
+  else $("notices").replaceChildren(make("p", "notice", plain(data.error.message)));
+}
+
+const given = JSON.parse($("data").textContent);
+if (given.live) openFromServer();
+else new Page(given);

@@ -1,4 +1,4 @@
-"""A self-contained HTML file, which can be opened from disk and sends no requests."""
+"""The viewer of tokens: a file that can be opened from disk, and a part of the live page."""
 
 from __future__ import annotations
 
@@ -15,17 +15,26 @@ _SCRIPTS = ("model.js", "colours.js", "details.js", "tree.js", "search.js", "sid
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """Return the page for `data`, the result of `PageData.as_json`.
+    """Return a self-contained page for `data`, the result of `PageData.as_json`.
 
     Its security policy allows only its one script and one style sheet, by their hashes: no
     requests, no forms, no code in attributes. The data are untrusted, because agents and models
     write them.
     """
+    return _page(data, "")
+
+
+def live_viewer() -> str:
+    """Return the page that requests its data from the server that it comes from."""
+    return _page({"title": "Episode", "live": True}, "; connect-src 'self'")
+
+
+def _page(data: Mapping[str, Any], requests: str) -> str:
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     style = _asset("page.css")
     parts = {
         "<!--TITLE-->": html.escape(str(data["title"])),
-        "<!--POLICY-->": _policy(script, style),
+        "<!--POLICY-->": _policy(script, style) + requests,
         "/*STYLE*/": style,
         "<!--DATA-->": embedded_json(data),
         "/*SCRIPT*/": script,
@@ -53,4 +62,4 @@ def _hash(text: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return (resources.files("ajet_cli.inspect") / "page" / name).read_text(encoding="utf-8")
+    return (resources.files("ajet_server.page") / "viewer" / name).read_text(encoding="utf-8")

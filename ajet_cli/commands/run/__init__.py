@@ -1,0 +1,1 @@
+"""Commands that show or change the run of a running server."""

@@ -1,0 +1,185 @@
+"""The live page at ``/ui``, and the routes that it is drawn from.
+
+Anybody may load the page. What it shows needs a token of the scope `view` or `control`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from ajet_core.errors import EpisodeNotFoundError
+from ajet_core.protocol import TokenScope
+from ajet_server.http.access import Inspector
+from ajet_server.observe.run_merger import RunMerger
+from ajet_server.observe.timeline_view import episode_timelines, merge_episode
+from ajet_server.page import assets
+from ajet_server.page.conversation import conversation
+from ajet_server.page.episode_rows import episode_rows
+from ajet_server.page.history import StepHistory
+from ajet_server.page.models import (
+    Conversation,
+    EpisodeRows,
+    EpisodesQuery,
+    Overview,
+    StepCurves,
+    StepsQuery,
+)
+from ajet_server.page.overview import clients, sentence
+from ajet_server.page.page_data import PageData
+from ajet_server.page.summary import EpisodeSummary
+from ajet_server.page.token_texts import TokenTexts
+from ajet_server.security.secrets import without_secrets
+from ajet_server.service import SwarmService
+from ajet_server.store.run_facts import RunFacts
+from ajet_server.store.store_reader import StoredEpisode
+
+_JSON = "application/json"
+# Viewers of a page that is open in many browsers share an answer.
+_SHARED_SECONDS = 1.0
+
+
+def add_routes(router: APIRouter, service: SwarmService) -> None:
+    """Add the routes that the page requests."""
+    store, coordinator = service.store, service.coordinator
+    history = StepHistory(store)
+    shared = _Shared()
+
+    @router.get(
+        "/v1/overview",
+        summary="Get what the live page shows first",
+        tags=["page"],
+        response_model=Overview,
+    )
+    async def overview(who: Inspector) -> Response:
+        answer = await shared.overview(service, history, who.scope)
+        return Response(answer, media_type=_JSON)
+
+    @router.get(
+        "/v1/steps",
+        summary="Get the metrics of all steps as curves",
+        tags=["page"],
+        response_model=StepCurves,
+    )
+    async def steps(_: Inspector, query: Annotated[StepsQuery, Query()]) -> Response:
+        run_id, last = coordinator.run_id, coordinator.last_step
+        return Response(await history.curves(query, run_id=run_id, last=last), media_type=_JSON)
+
+    async def tokenizer_directory() -> Path | None:
+        return RunFacts.of(await store.get_run()).model
+
+    @router.get("/v1/episodes", summary="List episodes", tags=["page"])
+    async def episodes(_: Inspector, query: Annotated[EpisodesQuery, Query()]) -> EpisodeRows:
+        model = await tokenizer_directory()
+        return await episode_rows(store, query, lambda: _texts(model))
+
+    @router.get(
+        "/v1/timelines/{episode_id}/messages",
+        summary="Get the messages of an episode",
+        tags=["page"],
+    )
+    async def messages(episode_id: str, _: Inspector) -> Conversation:
+        record = await store.get_episode(episode_id)
+        if record is None:
+            raise EpisodeNotFoundError(f"this server has no episode {episode_id}")
+        calls = (await store.calls([episode_id]))[episode_id]
+        return await asyncio.to_thread(conversation, record, calls)
+
+    @router.get(
+        "/v1/timelines/{episode_id}/page",
+        summary="Get an episode as the viewer of tokens reads it",
+        tags=["page"],
+        response_class=Response,
+        responses={200: {"content": {_JSON: {}}, "description": "Data of the viewer"}},
+    )
+    async def viewed(episode_id: str, _: Inspector) -> Response:
+        return Response(await _viewed(service, episode_id), media_type=_JSON)
+
+
+def page_files() -> list[Route]:
+    """Return the routes of the page's own files."""
+
+    async def file(request: Request) -> Response:
+        return assets.response(request.path_params["name"], request.headers.get("if-none-match"))
+
+    async def page(_: Request) -> Response:
+        return RedirectResponse("/ui/")
+
+    async def index(request: Request) -> Response:
+        return assets.response("index.html", request.headers.get("if-none-match"))
+
+    return [Route("/ui", page), Route("/ui/", index), Route("/ui/{name:path}", file)]
+
+
+class _Shared:
+    """The overview of the last second, by scope."""
+
+    def __init__(self) -> None:
+        self._making = asyncio.Lock()
+        self._answers: dict[TokenScope, bytes] = {}
+        self._until = 0.0
+
+    async def overview(
+        self, service: SwarmService, history: StepHistory, scope: TokenScope
+    ) -> bytes:
+        async with self._making:
+            if time.monotonic() >= self._until:
+                self._answers.clear()
+            if scope not in self._answers:
+                answer = await _overview(service, history, scope)
+                self._answers[scope] = answer.model_dump_json().encode()
+                self._until = time.monotonic() + _SHARED_SECONDS
+            return self._answers[scope]
+
+
+async def _overview(service: SwarmService, history: StepHistory, scope: TokenScope) -> Overview:
+    coordinator = service.coordinator
+    status = await service.status()
+    names = {token.token_id: token.name for token in service.tokens.list()}
+    now = time.time()
+    config = coordinator.run_status().config if coordinator.run_id else None
+    return Overview(
+        scope=scope,
+        sentence=sentence(status),
+        status=status,
+        config=None if config is None else without_secrets(config).model_dump(mode="json"),
+        clients=clients(service.episodes.open, names, now),
+        seconds_per_step=await history.seconds_per_step(
+            run_id=coordinator.run_id, last=coordinator.last_step
+        ),
+        time=now,
+    )
+
+
+@lru_cache(maxsize=2)
+def _texts(model: Path | None) -> TokenTexts:
+    return TokenTexts.load(model)
+
+
+async def _viewed(service: SwarmService, episode_id: str) -> bytes:
+    store = service.store
+    record = await store.get_episode(episode_id)
+    if record is None:
+        raise EpisodeNotFoundError(f"this server has no episode {episode_id}")
+    run = await store.get_run()
+    calls = (await store.calls([episode_id]))[episode_id]
+    scores = await store.scores(episode_id)
+    facts = RunFacts.of(run)
+
+    def describe() -> bytes:
+        merger = RunMerger.of(run, service.plugins, service.settings.server.run_dir)
+        merged = merge_episode(episode_id, calls, merger)
+        data = PageData(f"Episode {episode_id}", facts.run_id, _texts(facts.model))
+        stored = StoredEpisode(record, None, calls, scores)
+        data.add(EpisodeSummary.of(stored, merged), episode_timelines(record, merged, scores))
+        return assets.as_json(data.as_json([]))
+
+    return await asyncio.to_thread(describe)

@@ -1,0 +1,59 @@
+// Requests to the server that the page comes from.
+
+const KEY = "ajet-token";
+
+/** An answer that is no success, with the server's sentence. */
+export class ServerError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// `#token=...` of a link; removed from the address at once.
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (given) {
+  sessionStorage.setItem(KEY, given);
+  history.replaceState(null, "", location.pathname);
+}
+
+export function hasToken() {
+  return sessionStorage.getItem(KEY) !== null;
+}
+
+export function setToken(token) {
+  sessionStorage.setItem(KEY, token);
+}
+
+export function forgetToken() {
+  sessionStorage.removeItem(KEY);
+}
+
+/** Returns the JSON of `GET path`. */
+export async function get(path, query = {}) {
+  return request("GET", path, query);
+}
+
+/** Returns the JSON of `POST path`. */
+export async function post(path, body = undefined) {
+  return request("POST", path, {}, body);
+}
+
+async function request(method, path, query, body) {
+  const filled = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const headers = { authorization: `Bearer ${sessionStorage.getItem(KEY)}` };
+  if (body !== undefined) headers["content-type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(filled.length ? `${path}?${new URLSearchParams(filled)}` : path, {
+      method,
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch {
+    throw new ServerError(0, "The server does not answer.");
+  }
+  const content = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new ServerError(answer.status, content.error?.message ?? `The server answers ${answer.status}.`);
+  return content;
+}

@@ -1,0 +1,72 @@
+// Elements. Texts of agents and models are only ever set as text, never parsed as markup.
+
+/** Creates an element. `attributes` may have `on...` listeners; children are elements or texts. */
+export function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else element.setAttribute(key, value === true ? "" : String(value));
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false).map(asNode));
+  return element;
+}
+
+function asNode(child) {
+  return child instanceof Node ? child : document.createTextNode(visible(String(child)));
+}
+
+// Control characters and those that hide or reorder text are spelled out.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+
+/** A text in which nothing is invisible. */
+export function visible(text) {
+  return text.replace(HIDDEN, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+/** A number with at most four digits, as people read it. */
+export function number(value) {
+  if (value === null || value === undefined) return "-";
+  if (Number.isInteger(value)) return value.toLocaleString("en-US");
+  const size = Math.abs(value);
+  return size >= 1e-4 && size < 1e6 ? String(Number(value.toPrecision(4))) : value.toExponential(2);
+}
+
+/** Seconds as "3 h 5 min". */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "-";
+  if (seconds < 60) return `${number(Math.round(seconds * 10) / 10)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+/** Unix seconds as a local time. */
+export function clock(seconds) {
+  return seconds ? new Date(seconds * 1000).toLocaleString("sv-SE") : "-";
+}
+
+/** A table: columns are [title, cell of a row, whether it is a number]. */
+export function table(caption, columns, rows) {
+  return make(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+    make(
+      "table",
+      {},
+      make("caption", {}, caption),
+      make("thead", {}, make("tr", {}, columns.map(([title, , right]) => make("th", { scope: "col", class: right && "right" }, title)))),
+      make(
+        "tbody",
+        {},
+        rows.map((row) => make("tr", {}, columns.map(([, cell, right]) => make("td", { class: right && "right" }, cell(row))))),
+      ),
+    ),
+  );
+}
+
+/** A section with a heading. */
+export function section(title, ...children) {
+  return make("section", {}, make("h2", {}, title), ...children);
+}

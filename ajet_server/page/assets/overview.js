@@ -1,0 +1,195 @@
+// Is it learning, and if not, why?
+
+import { get, post } from "./api.js";
+import { chart } from "./charts.js";
+import { clock, duration, make, number, section, table } from "./dom.js";
+
+const PHASES = ["rollout_seconds", "merge_seconds", "update_seconds", "sync_seconds"];
+
+/** The charts, by title: metrics, unit. Those of single tags are added to the first. */
+const CHARTS = [
+  ["Reward", ["reward_mean"], "reward"],
+  ["Tasks with equal rewards", ["tasks_equal", "tasks"], "tasks"],
+  ["Loss", ["loss"], ""],
+  ["Entropy", ["entropy", "sampled_entropy"], "nats"],
+  ["KL to the reference model", ["kl"], "nats"],
+  ["Trainer against engine", ["logprob_gap_mean", "logprob_gap"], "nats"],
+  ["Staleness", ["staleness_mean", "staleness_max"], "steps"],
+  ["Length of an answer", ["tokens_per_call"], "tokens"],
+  ["Sampled tokens per second", ["tokens_per_second"], "tokens/s"],
+];
+
+export async function overviewView(place, app) {
+  const top = make("div");
+  const curves = make("section", { class: "charts", "aria-label": "Curves" });
+  const below = make("div");
+  place.append(top, curves, below);
+  let drawn = "";
+  const update = async () => {
+    const { overview } = app;
+    top.replaceChildren(controls(app), findings(overview), batch(overview));
+    below.replaceChildren(evaluations(overview), failures(overview), clients(overview));
+    const last = overview.status.last_step;
+    const key = `${overview.status.run_id} ${last?.step} ${overview.status.step}`;
+    if (key === drawn) return;
+    drawn = key;
+    const data = await get("/v1/steps", { points: 300 });
+    const tags = data.names.filter((name) => name.startsWith("reward_mean/"));
+    const onStep = (step) => app.go(`step/${step}`);
+    const cards = CHARTS.map(([title, names, unit], i) => chart(title, data, i === 0 ? [...names, ...tags] : names, { unit, onStep }));
+    cards.push(chart("Time by phase", data, PHASES, { stacked: true, unit: "s", onStep }));
+    curves.replaceChildren(...cards.filter((card) => card.dataset.metrics));
+    if (data.total === 0) curves.replaceChildren(make("p", { class: "dim" }, "No step has ended yet, so there are no curves."));
+  };
+  await update();
+  return update;
+}
+
+function controls(app) {
+  const { status, scope } = app.overview;
+  if (scope !== "control") return make("div");
+  const said = make("span", { role: "status", class: "bad" });
+  const action = (title, question, path, body) =>
+    make(
+      "button",
+      {
+        onclick: async () => {
+          if (!confirm(question)) return;
+          try {
+            await post(path, body);
+            said.textContent = "";
+            app.refresh();
+          } catch (error) {
+            said.textContent = error.message;
+          }
+        },
+      },
+      title,
+    );
+  const running = status.state !== "OFFLINE";
+  return make(
+    "div",
+    { class: "controls" },
+    running && status.paused === null && action("Pause", "Pause the run? Open episodes can end; no new ones begin.", "/v1/run/pause", { reason: "paused on the page" }),
+    running && status.paused !== null && action("Resume", "Resume the run?", "/v1/run/resume", {}),
+    running && action("Stop", "Stop the run? Its engine and trainer end. It can be started again from its last checkpoint.", "/v1/run/stop", undefined),
+    said,
+  );
+}
+
+function findings({ status }) {
+  const sentences = new Set(status.findings.map((finding) => finding.message));
+  const others = (status.last_step?.findings ?? []).filter((text) => !sentences.has(text));
+  if (status.findings.length === 0 && others.length === 0) {
+    if (status.state === "OFFLINE") return make("div");
+    return make("p", { class: "good" }, "No findings: nothing that is watched looks wrong.");
+  }
+  return section(
+    "Findings",
+    make(
+      "ul",
+      { class: "findings" },
+      status.findings.map((finding) => make("li", { class: finding.stuck ? "stuck" : "" }, make("strong", {}, finding.code.replaceAll("_", " ")), " ", finding.message, since(finding))),
+      others.map((text) => make("li", {}, text)),
+      (status.last_step?.forks ?? []).map((text) => make("li", { class: "dim" }, text)),
+    ),
+  );
+}
+
+function since(finding) {
+  const parts = [];
+  if (finding.since_step !== null) {
+    parts.push(" ", make("a", { href: `#/step/${finding.since_step}` }, `since step ${finding.since_step}`));
+    parts.push(finding.good_step ? `; the last good checkpoint is that of step ${finding.good_step}` : "");
+  } else if (finding.seconds >= 1) {
+    parts.push(` (for ${duration(finding.seconds)})`);
+  }
+  return make("span", { class: "dim" }, ...parts);
+}
+
+function batch({ status, seconds_per_step: pace }) {
+  const parts = [];
+  if (status.batch) {
+    const { ready, needed, full_by: by, open_episodes: open, quarantined } = status.batch;
+    parts.push(
+      make("progress", { max: needed, value: ready, "aria-label": "The batch that is being filled" }),
+      ` ${ready} of ${needed} ${by === "episodes" ? "episodes" : "tasks"} of the next batch, `,
+      make("a", { href: "#/episodes?state=open" }, `${open} episodes open`),
+      quarantined ? `, ${quarantined} tasks quarantined` : "",
+    );
+  }
+  for (const [tag, progress] of Object.entries(status.mixture ?? {})) {
+    parts.push(make("div", {}, `${tag}: ${progress.ready} of ${progress.slots} slots, ${progress.under_way} started${progress.blocked ? ", no client works on it" : ""}`));
+  }
+  const facts = [
+    `model ${status.model ?? "none"}`,
+    `step ${number(status.step)}`,
+    pace === null ? null : `${duration(pace)} per step`,
+    `up ${duration(status.uptime_seconds)}`,
+  ];
+  return make("div", { class: "batch" }, make("div", {}, ...parts), make("p", { class: "dim" }, facts.filter(Boolean).join(" · ")));
+}
+
+function evaluations({ status }) {
+  if (status.evaluations.length === 0) return make("div");
+  return section(
+    "Evaluations",
+    table(
+      "The latest of each task set",
+      [
+        ["task set", (row) => row.tag],
+        ["step", (row) => number(row.step), true],
+        ["tasks", (row) => number(row.tasks), true],
+        ["episodes", (row) => `${number(row.episodes)}${row.open ? ` (${row.open} open)` : ""}`, true],
+        ["mean reward", (row) => number(row.reward_mean), true],
+        ["pass@k", (row) => Object.entries(row.pass_at).map(([k, value]) => `${k}: ${number(value)}`).join(", ") || "-"],
+        ["aborted", (row) => number(row.aborted), true],
+      ],
+      status.evaluations,
+    ),
+  );
+}
+
+function failures({ status }) {
+  const causes = Object.entries(status.counters).filter(([name, count]) => name.startsWith("aborted_") && count);
+  if (causes.length === 0 && status.quarantined.length === 0) return make("div");
+  return section(
+    "Failures",
+    table(
+      "Aborted episodes by cause",
+      [
+        ["cause", ([name]) => make("a", { href: `#/episodes?state=aborted&cause=${name.slice(8)}` }, name.slice(8).replaceAll("_", " "))],
+        ["episodes", ([, count]) => number(count), true],
+      ],
+      causes.sort(([, a], [, b]) => b - a),
+    ),
+    status.quarantined.length > 0 &&
+      table(
+        "Tasks that are not tried again",
+        [
+          ["task", (row) => row.task_id || "all tasks of the client"],
+          ["client", (row) => row.client_id],
+          ["failures", (row) => number(row.aborts), true],
+          ["last reason", (row) => row.reason],
+        ],
+        status.quarantined,
+      ),
+  );
+}
+
+function clients({ clients: rows, time }) {
+  return section(
+    "Clients",
+    rows.length === 0
+      ? make("p", { class: "dim" }, "No client has an open episode.")
+      : table(
+          "Clients with open episodes",
+          [
+            ["client", (row) => row.name || row.client],
+            ["open episodes", (row) => number(row.open_episodes), true],
+            ["oldest claimed", (row) => `${clock(time - row.oldest_seconds)} (${duration(row.oldest_seconds)} ago)`],
+          ],
+          rows,
+        ),
+  );
+}

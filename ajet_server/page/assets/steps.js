@@ -1,0 +1,117 @@
+// One step: its metrics and episodes, or one task of two steps side by side.
+
+import { get } from "./api.js";
+import { make, number, section, table } from "./dom.js";
+import { endings, episodeTable } from "./episodes.js";
+
+const MANY = 500;
+
+export async function stepView(place, app, { id, query }) {
+  const step = Number(id);
+  const other = query.get("with");
+  const chosen = await get("/v1/steps", { after: Math.max(0, step - 1), points: 1 });
+  const [batch, compared] = await Promise.all([
+    get("/v1/episodes", { step, limit: MANY, order: "highest", outputs: true }),
+    other ? get("/v1/episodes", { step: other, limit: MANY, order: "highest", outputs: true }) : null,
+  ]);
+  place.append(
+    make("h2", {}, `Step ${step}`),
+    make(
+      "p",
+      { class: "filters" },
+      step > 1 && make("a", { href: `#/step/${step - 1}` }, `step ${step - 1}`),
+      " ",
+      make("a", { href: `#/step/${step + 1}` }, `step ${step + 1}`),
+      " ",
+      compare(app, step, other),
+    ),
+  );
+  if (compared) place.append(...side(step, batch.episodes, Number(other), compared.episodes));
+  else place.append(rewards(batch.episodes), endings(batch.endings), section("Episodes", episodeTable("Those with the highest reward first", batch.episodes)));
+  const at = await metricsOf(step, chosen);
+  if (!compared && at) {
+    place.append(
+      section(
+        "Metrics",
+        table("", [["metric", ([name]) => name], ["value", ([, value]) => number(value), true]], at),
+      ),
+    );
+  }
+  return null;
+}
+
+async function metricsOf(step, head) {
+  if (head.total === 0) return null;
+  const data = await get("/v1/steps", { after: step - 1, points: 2000 });
+  const at = data.steps.indexOf(step);
+  return at < 0 ? null : Object.entries(data.curves).map(([name, curve]) => [name, curve.mean[at]]).filter(([, value]) => value !== null);
+}
+
+function compare(app, step, other) {
+  const field = make("input", { id: "with", size: 6, value: other ?? "", inputmode: "numeric" });
+  return make(
+    "form",
+    {
+      class: "inline",
+      onsubmit: (event) => {
+        event.preventDefault();
+        app.go(field.value ? `step/${step}?with=${encodeURIComponent(field.value)}` : `step/${step}`);
+      },
+    },
+    make("label", { for: "with" }, "compare with step "),
+    field,
+    make("button", {}, "Compare"),
+  );
+}
+
+function rewards(rows) {
+  const scored = rows.filter((row) => row.reward !== null && row.output);
+  if (scored.length < 2) return make("div");
+  const tokens = scored.map((row) => row.output.tokens);
+  const values = scored.map((row) => row.reward);
+  const most = Math.max(...tokens, 1);
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", "0 0 420 160");
+  svg.setAttribute("role", "img");
+  const relation = correlation(tokens, values);
+  svg.setAttribute("aria-label", `Reward against length of ${scored.length} episodes, correlation ${number(relation)}`);
+  for (const [i, row] of scored.entries()) {
+    const dot = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+    dot.setAttribute("cx", String(10 + (400 * tokens[i]) / most));
+    dot.setAttribute("cy", String(high === low ? 80 : 150 - (140 * (values[i] - low)) / (high - low)));
+    dot.setAttribute("r", "3.5");
+    dot.append(Object.assign(document.createElementNS("http://www.w3.org/2000/svg", "title"), { textContent: `${row.episode_id}: ${tokens[i]} tokens, reward ${values[i]}` }));
+    svg.append(dot);
+  }
+  return section(
+    "Reward against length",
+    make("figure", { class: "scatter" }, svg, make("figcaption", { class: "dim" }, `0 to ${number(most)} sampled tokens, reward ${number(low)} to ${number(high)}; correlation ${number(relation)}`)),
+  );
+}
+
+function correlation(xs, ys) {
+  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+  const [mx, my] = [mean(xs), mean(ys)];
+  let [xy, xx, yy] = [0, 0, 0];
+  xs.forEach((x, i) => {
+    xy += (x - mx) * (ys[i] - my);
+    xx += (x - mx) ** 2;
+    yy += (ys[i] - my) ** 2;
+  });
+  return xx && yy ? xy / Math.sqrt(xx * yy) : 0;
+}
+
+function side(step, rows, other, others) {
+  const tasks = [...new Set(rows.map((row) => row.task_id))].filter((task) => others.some((row) => row.task_id === task));
+  if (tasks.length === 0) return [make("p", { class: "dim" }, `Steps ${step} and ${other} have no task in common.`)];
+  return tasks.map((task) =>
+    section(
+      `Task ${task}`,
+      make("div", { class: "side" }, [
+        [other, others],
+        [step, rows],
+      ].map(([at, all]) => episodeTable(`Step ${at}`, all.filter((row) => row.task_id === task)))),
+    ),
+  );
+}

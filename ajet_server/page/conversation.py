@@ -1,0 +1,58 @@
+"""The messages of an episode, also while it is open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_core.interfaces import EpisodeRecord
+from ajet_core.timeline import Call, MessageText
+from ajet_server.page.episode_rows import episode_row
+from ajet_server.page.models import Conversation, SaidCall, SaidMessage
+
+MAX_CALLS = 200
+MAX_CHARS = 20_000
+
+
+def conversation(record: EpisodeRecord, calls: Sequence[Call]) -> Conversation:
+    """Return what was said in the last 200 calls of an episode."""
+    shown = calls[-MAX_CALLS:]
+    return Conversation(
+        episode=episode_row(record),
+        calls=[_call(call) for call in shown],
+        omitted=len(calls) - len(shown),
+    )
+
+
+def _call(call: Call) -> SaidCall:
+    return SaidCall(
+        call_id=call.call_id,
+        agent=call.agent,
+        messages=[_message(placed.text) for placed in call.messages],
+        answer=None if call.answer is None else _message(call.answer),
+        finish_reason=call.finish_reason,
+        tokens=len(call.sampled_ids),
+        at=call.created_at,
+    )
+
+
+def _message(text: MessageText) -> SaidMessage:
+    parts = [_cut(part) for part in (text.content, text.reasoning, text.tool_calls)]
+    (content, _), (reasoning, _), (tool_calls, _) = parts
+    return SaidMessage(
+        role=text.role,
+        content=content,
+        reasoning=reasoning,
+        tool_calls=tool_calls,
+        name=text.name[:256],
+        cut=sum(cut for _, cut in parts),
+    )
+
+
+def _cut(text: str) -> tuple[str, int]:
+    # JSON has no place for half of a surrogate pair, which agents may send.
+    text = text.encode("utf-8", "replace").decode()
+    cut = len(text) - MAX_CHARS
+    if cut <= 0:
+        return text, 0
+    half = MAX_CHARS // 2
+    return f"{text[:half]}\n[{cut} characters are left out]\n{text[-half:]}", cut

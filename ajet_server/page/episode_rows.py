@@ -1,0 +1,157 @@
+"""Lists of episodes: what was attempted, with which reward, and what the model wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from ajet_core.interfaces import BatchRecord, EpisodeQuery, EpisodeRecord
+from ajet_core.timeline import Call
+from ajet_server.page.models import Ending, EpisodeOutput, EpisodeRow, EpisodeRows, EpisodesQuery
+from ajet_server.page.token_texts import TokenTexts
+from ajet_server.security.tenants import shown_group
+from ajet_server.store.run_store import RunStore
+
+_ENDING_TOKENS = 60
+_ENDING_CHARS = 200
+_ENDINGS = 10
+_SEQUENCE = 8
+_COUNTED_TOKENS = 4096
+_SCANNED = 20_000
+
+
+async def episode_rows(
+    store: RunStore, query: EpisodesQuery, texts: Callable[[], TokenTexts]
+) -> EpisodeRows:
+    """Return the episodes that a query selects.
+
+    With an order by reward, the newest 20,000 episodes are compared.
+
+    :param texts: loads the tokenizer; called in a thread, and only for `EpisodesQuery.outputs`.
+    """
+    chosen: list[EpisodeRecord] = []
+    if query.order == "newest":
+        async for record in _selected(store, query):
+            chosen.append(record)
+            if len(chosen) > query.limit:
+                break
+    else:
+        scored = []
+        async for record in _selected(store, query):
+            if record.reward is not None:
+                scored.append(record)
+        pick = heapq.nlargest if query.order == "highest" else heapq.nsmallest
+        chosen = pick(query.limit + 1, scored, key=_reward)
+    more = len(chosen) > query.limit
+    del chosen[query.limit :]
+    if not query.outputs:
+        return EpisodeRows(episodes=[episode_row(record) for record in chosen], more=more)
+    calls = await store.calls([record.episode_id for record in chosen])
+
+    def describe() -> EpisodeRows:
+        texts_now = texts()
+        rows = [episode_row(one, _output(calls[one.episode_id], texts_now)) for one in chosen]
+        return EpisodeRows(episodes=rows, endings=_endings(rows), more=more)
+
+    return await asyncio.to_thread(describe)
+
+
+async def _selected(store: RunStore, query: EpisodesQuery) -> AsyncIterator[EpisodeRecord]:
+    if query.step is not None:
+        for episode_id in await _of_step(store, query.step):
+            record = await store.get_episode(episode_id)
+            if record is not None and _matches(record, query):
+                yield record
+        return
+    scanned = 0
+    newest = EpisodeQuery(query.state, query.kind, query.task or None, newest_first=True)
+    async for record in store.select(newest):
+        yield record
+        scanned += 1
+        if scanned == _SCANNED:
+            return
+        if scanned % 500 == 0:
+            # Others have their turn, also with a store that never waits.
+            await asyncio.sleep(0)
+
+
+async def _of_step(store: RunStore, step: int) -> list[str]:
+    batches: list[BatchRecord] = await store.batches(after_step=step - 1)
+    return [
+        episode_id
+        for batch in batches
+        if batch.step == step
+        for episode_id in (*batch.episode_ids, *batch.aborted_ids)
+    ]
+
+
+def _matches(record: EpisodeRecord, query: EpisodesQuery) -> bool:
+    return (
+        query.state in (None, record.state)
+        and query.kind in (None, record.kind)
+        and query.task in ("", record.task_id)
+    )
+
+
+def _reward(record: EpisodeRecord) -> float:
+    return record.reward if record.reward is not None else 0.0
+
+
+def episode_row(record: EpisodeRecord, output: EpisodeOutput | None = None) -> EpisodeRow:
+    """Return a record as a row of a list."""
+    return EpisodeRow(
+        episode_id=record.episode_id,
+        task_id=record.task_id,
+        group=shown_group(record.group),
+        kind=record.kind,
+        tag=record.tag,
+        state=record.state,
+        client=record.client_id,
+        version=record.claim_version,
+        reward=record.reward,
+        components=record.components,
+        agent_rewards=record.agent_rewards,
+        reason=record.reason,
+        cause=record.cause,
+        claimed_at=record.created_at,
+        finished_at=record.finished_at,
+        trained=record.batch_id is not None,
+        output=output,
+    )
+
+
+def _output(calls: Sequence[Call], texts: TokenTexts) -> EpisodeOutput:
+    ending = texts.text(calls[-1].sampled_ids[-_ENDING_TOKENS:]) if calls else ""
+    return EpisodeOutput(
+        calls=len(calls),
+        tokens=sum(len(call.sampled_ids) for call in calls),
+        ending=ending[-_ENDING_CHARS:],
+        repeats=_repeats([token for call in calls for token in call.sampled_ids]),
+        cut_off=sum(call.finish_reason == "length" for call in calls),
+    )
+
+
+def _repeats(tokens: Sequence[int]) -> float:
+    """Return the share of sequences of 8 tokens that occurred before, of the last 4,096 tokens."""
+    tokens = tokens[-_COUNTED_TOKENS:]
+    sequences = [tuple(tokens[at : at + _SEQUENCE]) for at in range(len(tokens) - _SEQUENCE + 1)]
+    return round(1 - len(set(sequences)) / len(sequences), 4) if sequences else 0.0
+
+
+def _endings(rows: Sequence[EpisodeRow]) -> list[Ending]:
+    rewards: dict[str, list[float | None]] = defaultdict(list)
+    for row in rows:
+        if row.output is not None and row.output.ending.strip():
+            rewards[row.output.ending].append(row.reward)
+    shared = sorted(
+        ((text, values) for text, values in rewards.items() if len(values) > 1),
+        key=lambda each: -len(each[1]),
+    )
+    return [Ending(text=text, episodes=len(v), reward=_mean(v)) for text, v in shared[:_ENDINGS]]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,219 @@
+"""The answers that the live page is drawn from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ajet_core.interfaces import EpisodeState
+from ajet_core.protocol import ServerStatus, TokenScope
+from ajet_core.protocol.base import Message
+
+MAX_POINTS = 2000
+MAX_ROWS = 500
+
+
+class StepsQuery(Message):
+    """Query of ``GET /v1/steps``.
+
+    :param metrics: names with commas between; "" for all.
+    :param points: most points of a curve.
+    :param after: only later steps.
+    """
+
+    metrics: Annotated[str, Field(max_length=8192)] = ""
+    points: Annotated[int, Field(ge=1, le=MAX_POINTS)] = 400
+    after: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+
+
+class Curve(Message):
+    """One metric over P points. A point of which no step has a value is null in each list.
+
+    :param mean: [P] mean over the steps of a point.
+    :param low: [P] the least value; empty if each point is one step.
+    :param high: [P] likewise, the greatest.
+    """
+
+    mean: list[float | None]
+    low: list[float | None] = Field(default_factory=list)
+    high: list[float | None] = Field(default_factory=list)
+
+
+class StepCurves(Message):
+    """Answer of ``GET /v1/steps``: metrics over the steps of a run, as P points.
+
+    :param names: all metrics that any step has.
+    :param total: number of steps of the run.
+    :param steps: [P] the last step of each point.
+    :param times: [P] when it ended, in Unix seconds.
+    """
+
+    names: list[str]
+    total: int
+    steps: list[int]
+    times: list[float]
+    curves: dict[str, Curve]
+
+
+class EpisodesQuery(Message):
+    """Query of ``GET /v1/episodes``. Without `step`, the newest episodes.
+
+    :param step: only those that this step has trained, or will train.
+    :param task: only those of a task.
+    :param order: ``newest``, or by reward.
+    :param outputs: also describe what the model wrote, which reads the calls of these episodes.
+    """
+
+    state: EpisodeState | None = None
+    kind: Literal["train", "eval"] | None = None
+    task: Annotated[str, Field(max_length=256)] = ""
+    step: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    order: Literal["newest", "highest", "lowest"] = "newest"
+    limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 100
+    outputs: bool = False
+
+
+class EpisodeOutput(Message):
+    """What the model wrote in an episode.
+
+    :param calls: number of model calls.
+    :param tokens: tokens that were sampled.
+    :param ending: the last text of the last call, at most 200 characters.
+    :param repeats: the share of the sampled text that repeats itself: 1 minus the number of
+        different sequences of 8 tokens over the number of all.
+    :param cut_off: calls that reached their limit of tokens.
+    """
+
+    calls: int
+    tokens: int
+    ending: str
+    repeats: float
+    cut_off: int
+
+
+class EpisodeRow(Message):
+    """An episode of a list.
+
+    :param client: id of the token of the client that claimed it.
+    :param version: policy version when it was claimed.
+    :param claimed_at: Unix seconds.
+    :param trained: whether a batch has consumed it.
+    :param output: None unless it was requested.
+    """
+
+    episode_id: str
+    task_id: str
+    group: str
+    kind: str
+    tag: str
+    state: str
+    client: str
+    version: int
+    reward: float | None
+    components: dict[str, float]
+    agent_rewards: dict[str, float]
+    reason: str
+    cause: str
+    claimed_at: float
+    finished_at: float | None
+    trained: bool
+    output: EpisodeOutput | None = None
+
+
+class Ending(Message):
+    """An ending that several listed episodes share.
+
+    :param reward: their mean reward; None if none has one.
+    """
+
+    text: str
+    episodes: int
+    reward: float | None
+
+
+class EpisodeRows(Message):
+    """Answer of ``GET /v1/episodes``.
+
+    :param endings: what at least two of the episodes end with, the most frequent first.
+    :param more: whether there are further episodes.
+    """
+
+    episodes: list[EpisodeRow]
+    endings: list[Ending] = Field(default_factory=list)
+    more: bool = False
+
+
+class SaidMessage(Message):
+    """A message of a conversation, cut to its first and last characters if it is long.
+
+    :param cut: number of characters that were left out.
+    """
+
+    role: str
+    content: str
+    reasoning: str = ""
+    tool_calls: str = ""
+    name: str = ""
+    cut: int = 0
+
+
+class SaidCall(Message):
+    """A model call of a conversation.
+
+    :param messages: those of the prompt that do not repeat the call that it continues.
+    :param answer: None if the client disconnected before it was sent.
+    :param at: when it ended, in Unix seconds.
+    """
+
+    call_id: str
+    agent: str
+    messages: list[SaidMessage]
+    answer: SaidMessage | None
+    finish_reason: str
+    tokens: int
+    at: float
+
+
+class Conversation(Message):
+    """Answer of ``GET /v1/timelines/{episode_id}/messages``, in the order in which calls ended.
+
+    :param omitted: calls before those listed.
+    """
+
+    episode: EpisodeRow
+    calls: list[SaidCall]
+    omitted: int = 0
+
+
+class ClientActivity(Message):
+    """What a client does now.
+
+    :param client: id of its token.
+    :param open_episodes: its open episodes.
+    :param oldest_seconds: since the claim of the oldest one.
+    """
+
+    client: str
+    name: str
+    open_episodes: int
+    oldest_seconds: float
+
+
+class Overview(Message):
+    """Answer of ``GET /v1/overview``: what the page shows first.
+
+    :param scope: of the token that asks.
+    :param sentence: the state of the server and its run in words.
+    :param config: the run's configuration without secrets; None before a run is configured.
+    :param seconds_per_step: mean over the last 20 steps; None before the second step.
+    :param time: of the server, in Unix seconds.
+    """
+
+    scope: TokenScope
+    sentence: str
+    status: ServerStatus
+    config: dict[str, Any] | None
+    clients: list[ClientActivity]
+    seconds_per_step: float | None
+    time: float

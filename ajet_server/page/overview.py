@@ -1,0 +1,70 @@
+"""The state of a run in a sentence, and its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ajet_core.protocol import ServerState, ServerStatus
+from ajet_server.episodes.open_episodes import OpenEpisode
+from ajet_server.page.models import ClientActivity
+
+
+def sentence(status: ServerStatus) -> str:
+    """Return the state of a server and its run as one sentence."""
+    if status.error is not None:
+        return f"The run failed: {status.error.message}"
+    if status.paused is not None:
+        return f"The run is paused: {status.paused}"
+    run = f"Run {status.run_id}" if status.run_id else "The server"
+    if status.state is ServerState.OFFLINE:
+        ended = f" It was trained for {_steps(status.step)}." if status.step else ""
+        return f"{run} is not active.{ended}"
+    if status.state is ServerState.BOOTING:
+        return f"{run} is starting its engine and trainer."
+    return f"{run} {_activity(status)}."
+
+
+def _activity(status: ServerStatus) -> str:
+    batch = status.batch
+    if batch is None:
+        return f"has been trained for {_steps(status.step)}"
+    of = "episodes" if batch.full_by == "episodes" else "tasks"
+    filled = f"{batch.ready} of {batch.needed} {of}"
+    if (training := status.rollout and status.rollout.training_step) is not None:
+        return f"is training step {training}; the next batch has {filled}"
+    return (
+        f"is filling the batch of step {status.step + 1}: {filled} are ready and "
+        f"{_count(batch.open_episodes, 'episode')} open"
+    )
+
+
+def clients(
+    episodes: Iterable[OpenEpisode], names: Mapping[str, str], now: float
+) -> list[ClientActivity]:
+    """Return the clients with open episodes, those with the most first.
+
+    :param names: names of tokens by id.
+    :param now: Unix seconds.
+    """
+    claimed: dict[str, list[float]] = {}
+    for episode in episodes:
+        record = episode.record
+        claimed.setdefault(record.client_id, []).append(record.created_at)
+    activities = [
+        ClientActivity(
+            client=client,
+            name=names.get(client, ""),
+            open_episodes=len(times),
+            oldest_seconds=max(0.0, now - min(times)),
+        )
+        for client, times in claimed.items()
+    ]
+    return sorted(activities, key=lambda each: -each.open_episodes)
+
+
+def _steps(count: int) -> str:
+    return _count(count, "step")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

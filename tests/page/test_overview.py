@@ -1,0 +1,57 @@
+"""The state of a run in a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from ajet_core.protocol import (
+    BatchProgress,
+    ErrorDetail,
+    RolloutStatus,
+    ServerState,
+    ServerStatus,
+)
+from ajet_server.page.overview import sentence
+
+_BATCH = BatchProgress(full_by="tasks", needed=8, ready=3, open_episodes=1, quarantined=0)
+_IDLE = ServerStatus(
+    state=ServerState.ROLLING,
+    run_id="cats",
+    model="m",
+    policy_version=4,
+    step=4,
+    batch=_BATCH,
+    last_step=None,
+    counters={},
+    uptime_seconds=1.0,
+    error=None,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {},
+            "Run cats is filling the batch of step 5: 3 of 8 tasks are ready and 1 episode open.",
+        ),
+        (
+            {"rollout": RolloutStatus(mode="async", max_staleness=2, training_step=5)},
+            "Run cats is training step 5; the next batch has 3 of 8 tasks.",
+        ),
+        ({"batch": None, "step": 1}, "Run cats has been trained for 1 step."),
+        ({"paused": "no space"}, "The run is paused: no space"),
+        (
+            {"error": ErrorDetail(type="trainer_error", message="the trainer died")},
+            "The run failed: the trainer died",
+        ),
+        ({"state": ServerState.BOOTING}, "Run cats is starting its engine and trainer."),
+        ({"state": ServerState.OFFLINE, "run_id": None, "step": 0}, "The server is not active."),
+        (
+            {"state": ServerState.OFFLINE},
+            "Run cats is not active. It was trained for 4 steps.",
+        ),
+    ],
+)
+def test_the_state_is_a_sentence(changes: dict[str, object], expected: str) -> None:
+    assert sentence(_IDLE.model_copy(update=changes)) == expected

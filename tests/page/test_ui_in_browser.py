@@ -1,0 +1,144 @@
+"""The live page in a real browser, from a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from ajet_testing.servers import Running, ServerFactory, new_token
+from tests.page.test_page_routes import HOSTILE
+from tests.support.browser import headless_browser
+
+pytestmark = pytest.mark.processes
+
+Open = Callable[..., Awaitable[Any]]
+
+
+@pytest_asyncio.fixture
+async def browser() -> AsyncIterator[Any]:
+    async with headless_browser() as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def listening(servers: ServerFactory) -> AsyncIterator[Running]:
+    """A server on a real socket, with one trained step."""
+    async with servers.running() as server:
+        await server.roll()
+        await server.batch()
+        yield server
+
+
+@pytest_asyncio.fixture
+async def open_page(browser: Any, listening: Running) -> AsyncIterator[Open]:
+    """Opens a view of the page; no script may fail, and nothing may be requested elsewhere."""
+    problems: list[str] = []
+    pages: list[Any] = []
+
+    async def open_page(view: str = "", *, scope: str = "view", width: int = 1300) -> Any:
+        _, headers = await new_token(listening, f"viewer-{len(pages)}", scope=scope)
+        token = headers["authorization"].removeprefix("Bearer ")
+        page = await browser.new_page(viewport={"width": width, "height": 900})
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.append(said.text))
+        page.on(
+            "request",
+            lambda request: problems.extend(
+                [request.url] * (not request.url.startswith(listening.url))
+            ),
+        )
+        await page.goto(f"{listening.url}/ui/#token={token}")
+        await page.goto(f"{listening.url}/ui/#/{view}")
+        await page.wait_for_selector(".view")
+        pages.append(page)
+        return page
+
+    yield open_page
+    assert problems == []
+
+
+async def test_the_token_leaves_the_address(open_page: Open) -> None:
+    page = await open_page()
+    assert "token" not in page.url
+    assert await page.evaluate("sessionStorage.getItem('ajet-token')")
+
+
+async def test_without_a_token_it_asks_for_one(browser: Any, listening: Running) -> None:
+    _, headers = await new_token(listening, "viewer", scope="view")
+    page = await browser.new_page()
+    await page.goto(f"{listening.url}/ui/")
+    await page.fill("#token", "wrong")
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector("[role=alert]")
+    await page.fill("#token", headers["authorization"].removeprefix("Bearer "))
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector(".view.overview")
+
+
+async def test_the_overview_has_a_sentence_and_curves(open_page: Open) -> None:
+    page = await open_page()
+    await page.wait_for_selector("figure[data-metrics^=reward_mean] canvas")
+    assert "is filling the batch of step 2" in await page.inner_text("#sentence")
+    assert "reward_mean" in await page.inner_text("figure[data-metrics^=reward_mean]")
+    assert await page.get_attribute(".plot", "aria-label")
+
+
+async def test_a_new_step_appears(open_page: Open, listening: Running) -> None:
+    page = await open_page()
+    await listening.batch()
+    await page.locator("#sentence", has_text="the batch of step 3").wait_for()
+
+
+async def test_hostile_texts_stay_texts(open_page: Open, listening: Running) -> None:
+    grant = await listening.claim(HOSTILE)
+    messages = [{"role": "user", "content": HOSTILE}]
+    assert (await listening.chat(grant, messages=messages)).status_code == 200
+    page = await open_page(f"episode/{grant['episode_id']}")
+    await page.wait_for_selector(".message.user")
+    shown = await page.inner_text(".message.user pre")
+    assert shown == '<img src=x onerror="alert(1)"> \\u202e \\u001b[2J'
+    assert await page.locator("img").count() == 0
+    await page.click("summary")
+    viewer = page.frame_locator("iframe")
+    await viewer.locator(".t").first.wait_for()
+    assert await viewer.locator("img").count() == 0
+
+
+async def test_messages_of_an_open_episode_come_in(open_page: Open, listening: Running) -> None:
+    grant = await listening.claim("watched")
+    page = await open_page(f"episode/{grant['episode_id']}")
+    assert await page.locator(".message").count() == 0
+    assert (await listening.chat(grant)).status_code == 200
+    await page.wait_for_selector(".message.assistant", timeout=30_000)
+
+
+async def test_only_control_pauses_and_it_asks_first(open_page: Open, listening: Running) -> None:
+    page = await open_page(scope="control")
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    await page.click("text=Pause")
+    assert (await listening.service.status()).paused is None
+    page.once("dialog", lambda dialog: dialog.accept())
+    await page.click("text=Pause")
+    await page.wait_for_selector("text=Resume")
+    assert (await listening.service.status()).paused == "paused on the page"
+
+
+async def test_every_view_fits_on_a_phone_and_is_reached_by_keyboard(open_page: Open) -> None:
+    page = await open_page(width=360)
+    for name in ("Curves", "Episodes", "Server", "Overview"):
+        link = page.get_by_role("link", name=name, exact=True)
+        await link.focus()
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector(f".view.{name.lower()}")
+        wide = await page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 360, name
+
+
+async def test_two_steps_of_a_task_stand_side_by_side(open_page: Open, listening: Running) -> None:
+    await listening.batch()
+    page = await open_page("step/2?with=1")
+    await page.wait_for_selector(".side table")
+    assert await page.locator(".side").first.locator("table").count() == 2
