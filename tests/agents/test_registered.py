@@ -199,7 +199,9 @@ def test_wrong_settings_are_refused_by_name(file: Path, plugins: PluginManager) 
 
 
 def test_unknown_names_are_refused_with_the_known_ones(file: Path, plugins: PluginManager) -> None:
-    with pytest.raises(UnknownComponentError, match=r"'json'; known: csv, jsonl, records \(did"):
+    with pytest.raises(
+        UnknownComponentError, match=r"'json'; known: csv, jsonl, parquet, records \(did"
+    ):
         read_tasks("json", "tasks")
     with pytest.raises(
         UnknownComponentError, match=r"judge 'exakt'; known: exact, number, rubric, share"
