@@ -54,7 +54,7 @@ class RowsSettings(ComponentSettings):
         or, with a program, the whole row without its id and its place in the file.
     :param split: the field with the split of a row, if it has one.
     :param eval_share: the share of rows that the split ``eval`` has, by what they ask.
-    :param bad_rows: whether a row that is no task is an error, or is skipped.
+    :param bad_rows: whether a bad row is an error, or is skipped.
     :param duplicates: whether a row that asks the same as an earlier one of its split is an error,
         or is left out.
     :param leaks: whether a row that asks the same as one of a later split is an error, or is left
@@ -92,7 +92,7 @@ class RowsReport:
     :param shape: of the rows; None if only a program reads them.
     :param rows: how many there are, with those that were left out.
     :param tasks: how many tasks each split has.
-    :param bad: rows that are no tasks, each with its place and the reason.
+    :param bad: rows that cannot be tasks, each with its place and the reason.
     :param duplicates: rows that ask the same as an earlier one of their split, which are left out.
     :param conflicting: how many of them have another reference than the earlier one.
     :param leaks: rows of a split that a later split has too, and which are left out.

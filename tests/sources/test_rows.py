@@ -29,17 +29,21 @@ from ajet_sources.shapes import identity, prompt_identity
 
 SAVED = Path(__file__).parent / "saved"
 USER = [{"role": "user", "content": "1 + 1?"}]
-VERL = {
+VERL: dict[str, Any] = {
     "data_source": "sums",
     "prompt": USER,
     "ability": "math",
     "reward_model": {"style": "rule", "ground_truth": "2"},
     "extra_info": {"index": 0, "split": "train"},
 }
-OPENAI = {"messages": [{"role": "system", "content": "Be short."}, *USER]}
-ANSWERED = {"messages": [*OPENAI["messages"], {"role": "assistant", "content": "2"}]}
-SHAREGPT = {"conversations": [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]}
-SHAPES = {
+OPENAI: dict[str, Any] = {"messages": [{"role": "system", "content": "Be short."}, *USER]}
+ANSWERED: dict[str, Any] = {
+    "messages": [*OPENAI["messages"], {"role": "assistant", "content": "2"}]
+}
+SHAREGPT: dict[str, Any] = {
+    "conversations": [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
+}
+SHAPES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "verl": (VERL, USER, "2"),
     "trl text": ({"prompt": "1 + 1?", "answer": 2}, USER, "2"),
     "trl messages": ({"prompt": USER, "solution": "2"}, USER, "2"),
