@@ -156,7 +156,7 @@ def read_rows(
     :raises ConfigError: the shape of the rows is not clear, or settings contradict each other.
     :raises UnreadableFileError: a file cannot be read, or has rows that it must not have.
     """
-    reading = _Reading(path, settings, needs_answer=needs_answer, needs_prompt=needs_prompt)
+    reading = _RowReading(path, settings, needs_answer=needs_answer, needs_prompt=needs_prompt)
     return reading.run()
 
 
@@ -181,7 +181,7 @@ class _Placed(NamedTuple):
     row: DatasetRow
 
 
-class _Reading:
+class _RowReading:
     def __init__(
         self, path: str, settings: RowsSettings, *, needs_answer: bool, needs_prompt: bool
     ) -> None:
