@@ -126,7 +126,7 @@ def ajet_register_worlds() -> Sequence[WorldSpec]:
 
 @hookimpl
 def ajet_register_readers() -> Sequence[ReaderSpec]:
-    """The dataset readers ``csv`` and ``jsonl``."""
+    """The dataset readers ``csv``, ``jsonl`` and ``parquet``."""
     return (
         ReaderSpec(
             name="csv",
@@ -138,7 +138,13 @@ def ajet_register_readers() -> Sequence[ReaderSpec]:
             name="jsonl",
             target="agentjet.agents.readers:JsonlReader",
             settings="agentjet.agents.readers:JsonlReaderSettings",
-            summary="A file with a JSON object on each line",
+            summary="A file with a JSON object on each line, or with one array of objects",
+        ),
+        ReaderSpec(
+            name="parquet",
+            target="agentjet.agents.tables:ParquetReader",
+            settings="agentjet.agents.tables:ParquetReaderSettings",
+            summary="Rows of a Parquet file, or of an Arrow file of Hugging Face datasets",
         ),
     )
 
@@ -205,7 +211,7 @@ def ajet_register_sources() -> Sequence[SourceSpec]:
         SourceSpec(
             name="rows",
             target="ajet_sources.rows:RowsSource",
-            settings="ajet_sources.rows:RowsSettings",
+            settings="ajet_sources.reading:RowsSettings",
             summary="The rows of a JSON lines or CSV file, with a judge and perhaps a program",
         ),
     )

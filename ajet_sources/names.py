@@ -1,4 +1,4 @@
-"""Names of sources: ``NAME:ARGUMENT?key=value``, or the path of a file with rows."""
+"""Names of sources: ``NAME:ARGUMENT?key=value``, or the path of a dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from ajet_installation.interpreters import local_manager
 from ajet_sources.isolation import IsolatedSource
 
 ROWS = "rows"
-FORM = "NAME:ARGUMENT?key=value, such as reasoning_gym:chain_sum?size=500, or a file of rows"
+FORM = (
+    "NAME:ARGUMENT?key=value, such as reasoning_gym:chain_sum?size=500, or a file or directory "
+    "of rows"
+)
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)(?::(.*))?", re.DOTALL)
 
@@ -43,7 +46,7 @@ def parse_source(text: str, known: Collection[str]) -> SourceName:
     """Parse the name of a source.
 
     ``?`` in an argument is written ``%3F``, and ``&`` in a value ``%26``. A text without a name
-    is the path of a file for the source ``rows``.
+    is the path of a file or directory for the source ``rows``.
 
     :param known: names of the sources that are installed.
     :raises ConfigError: the text is not of this form, or no such source is installed.
@@ -57,7 +60,7 @@ def parse_source(text: str, known: Collection[str]) -> SourceName:
         return SourceName(match[1], unquote(match[2] or ""), settings)
     path = unquote(head)
     looks_like_name = match is not None and match[2] is not None
-    if Path(path).is_file() or (Path(path).suffix and not looks_like_name):
+    if Path(path).exists() or (Path(path).suffix and not looks_like_name):
         return SourceName(ROWS, path, settings)
     name = match[1] if match else head
     raise ConfigError(

@@ -3,113 +3,96 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib
 import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from agentjet.agents import Route, instrument, load_judge, read_tasks, routed
+from agentjet.agents import Route, instrument, load_judge, routed
 from ajet_core.errors import ConfigError, EnvironmentFailedError
-from ajet_core.interfaces import ComponentSettings, EpisodeOutcome, ModelEndpoint, Task
+from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task
 from ajet_sources.questions import QuestionSource
+from ajet_sources.reading import RowsReport, RowsSettings, RowTasks, read_rows
+from ajet_sources.shapes import RowQuestion, asked, text_of
 
-_READERS = {".csv": "csv", ".tsv": "csv"}
-_SHARES = 2**32
-
-
-class RowsSettings(ComponentSettings):
-    """:param reader: the dataset reader; by default ``csv`` for ``.csv``, else ``jsonl``.
-
-    :param judge: the name of a judge, or ``MODULE:FUNCTION``; it gets the row and the answer.
-    :param program: ``MODULE:FUNCTION`` of an agent. It gets the row, and the judge what it
-        returns. By default the model is asked the prompt once.
-    :param prompt: the field with the question: a text, or messages.
-    :param answer: the field with the reference answer.
-    :param system: the system message; "" for none.
-    :param eval_share: the share of rows that the split ``eval`` has, by their ids.
-    :param tag: the field with the tag of a row, for mixtures.
-    :param difficulty: the field with the difficulty of a row.
-    :param reader_settings: override those of ``[readers.NAME]``.
-    :param judge_settings: override those of ``[judges.NAME]``.
-    """
-
-    reader: str = ""
-    judge: Annotated[str, Field(min_length=1)] = "exact"
-    program: str = ""
-    prompt: Annotated[str, Field(min_length=1)] = "prompt"
-    answer: Annotated[str, Field(min_length=1)] = "answer"
-    system: str = ""
-    eval_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    tag: str = "tag"
-    difficulty: str = "difficulty"
-    reader_settings: dict[str, Any] = Field(default_factory=dict)
-    judge_settings: dict[str, Any] = Field(default_factory=dict)
+# Judges that compare an answer with the field that their setting ``answer`` names.
+_COMPARING = {"exact", "number"}
 
 
 class RowsSource(QuestionSource[RowsSettings]):
-    """The rows of a dataset as tasks."""
+    """The rows of a dataset as tasks.
+
+    :ivar report: what reading the rows has shown; None before the source is open.
+    """
 
     def __init__(self, settings: RowsSettings, argument: str = "") -> None:
         super().__init__(settings, argument)
-        self._tasks: dict[str, list[Task]] = {}
+        self.report: RowsReport | None = None
+        self._tasks: Mapping[str, list[Task]] = {}
         self._judge: Callable[[Any, Any], Any]
         self._program: Callable[[Any], Any] | None = None
 
     async def open(self) -> None:
-        """Read the dataset, and import judge and program."""
+        """Import judge and program, and read and validate the dataset."""
         its = self.settings
         if not self.argument:
             raise ConfigError("the source 'rows' needs a file: rows:FILE.jsonl", param="source")
-        suffix = PurePath(self.argument).suffix
-        reader = its.reader or _READERS.get(suffix, "jsonl")
-        given = dict(its.reader_settings)
-        if suffix == ".tsv" and reader == "csv":
-            given.setdefault("delimiter", "\t")
-        tasks = await asyncio.to_thread(read_tasks, reader, self.argument, given)
-        if not tasks:
-            raise ConfigError(f"{self.argument} has no rows", param="source")
-        self._tasks = {split: [] for split in self.splits()}
-        for task in map(self._task, tasks):
-            self._tasks[self._split(task)].append(task)
+        needs_answer = False
         if ":" in its.judge:
             self._judge = _function(its.judge, "judge")
         else:
-            self._judge = load_judge(its.judge, its.judge_settings)
+            judge = load_judge(its.judge, its.judge_settings)
+            # Another field than ours is in the row, and the judge says so if it is not.
+            compares = getattr(judge.settings, "answer", "") == "answer"
+            needs_answer = its.judge in _COMPARING and compares
+            self._judge = judge
         if its.program:
             self._program = _function(its.program, "program")
+        read: RowTasks = await asyncio.to_thread(
+            read_rows,
+            self.argument,
+            its,
+            needs_answer=needs_answer,
+            needs_prompt=self._program is None,
+        )
+        self._tasks, self.report = read.tasks, read.report
 
     def splits(self) -> Sequence[str]:
-        """``train``, and ``eval`` if it has a share."""
-        return ("train", "eval") if self.settings.eval_share else ("train",)
+        """Those of the dataset, or ``train`` and ``eval`` if the latter has a share of the rows."""
+        return list(self._tasks)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the rows of a split."""
         return self._tasks[split]
 
     def question(self, task: Task) -> str:
-        """Return the prompt, as text."""
-        prompt = self._prompt(task)
-        return prompt if isinstance(prompt, str) else str(prompt[-1].get("content", ""))
+        """Return the prompt, or its last message, as text; "" if only a program knows it."""
+        question = self._question(task)
+        if question is None:
+            return ""
+        prompt = question.prompt
+        return prompt if isinstance(prompt, str) else text_of(prompt[-1].get("content"))
 
     def messages(self, task: Task) -> Sequence[Mapping[str, Any]]:
         """Return the prompt as messages, after the system message."""
-        prompt = self._prompt(task)
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        question = self._question(task)
+        prompt = "" if question is None else question.prompt
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         system = self.settings.system
-        return [{"role": "system", "content": system}, *asked] if system else asked
+        return [{"role": "system", "content": system}, *messages] if system else messages
 
     def reference(self, task: Task) -> str | None:
         """Return the row's answer."""
-        answer = _field(task.payload, self.settings.answer)
+        question = self._question(task)
+        if question is None:
+            answer = task.payload.get("answer") if isinstance(task.payload, Mapping) else None
+        else:
+            answer = question.reference
         if answer is None or isinstance(answer, str):
             return answer
-        return json.dumps(answer)
+        return json.dumps(answer, default=str)
 
     async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
         """Run the program, or ask the question, and judge the result."""
@@ -144,40 +127,11 @@ class RowsSource(QuestionSource[RowsSettings]):
                 f"the judge failed on task {task.id!r}: {type(error).__name__}: {error}"
             ) from error
 
-    def _task(self, task: Task) -> Task:
-        tag, difficulty = (
-            _field(task.payload, name) for name in (self.settings.tag, self.settings.difficulty)
-        )
-        return Task(
-            task.id,
-            payload=task.payload,
-            tag=tag if isinstance(tag, str) else "",
-            difficulty=float(difficulty) if isinstance(difficulty, int | float) else None,
-        )
-
-    def _split(self, task: Task) -> str:
-        # By the id, so that a row keeps its split when others are added.
-        number = int.from_bytes(hashlib.sha256(task.id.encode()).digest()[:4], "big")
-        return "eval" if number < self.settings.eval_share * _SHARES else "train"
-
-    def _prompt(self, task: Task) -> Any:
-        """:raises ConfigError: the row has no prompt."""
-        if isinstance(task.payload, str):
-            return task.payload
-        prompt = _field(task.payload, self.settings.prompt)
-        if isinstance(prompt, list) and prompt and isinstance(prompt[-1], Mapping):
-            return prompt
-        if not isinstance(prompt, str):
-            raise ConfigError(
-                f"the row {task.id!r} of {self.argument} has no text in the field "
-                f"{self.settings.prompt!r}: add ?prompt=FIELD to the name of the source",
-                param="sources.rows.prompt",
-            )
-        return prompt
-
-
-def _field(row: object, name: str) -> Any:
-    return row.get(name) if isinstance(row, Mapping) else getattr(row, name, None)
+    def _question(self, task: Task) -> RowQuestion | None:
+        shape = None if self.report is None else self.report.shape
+        if shape is None:
+            return None
+        return asked(task.payload, shape, self.settings.prompt, self.settings.answer)
 
 
 def _function(text: str, setting: str) -> Callable[..., Any]:

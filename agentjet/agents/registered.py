@@ -9,7 +9,7 @@ from typing import Any
 from agentjet.agents.isolation import IsolatedJudge
 from agentjet.agents.tasks import TaskId, task_of
 from agentjet.client import Task
-from ajet_core.interfaces import Judge
+from ajet_core.interfaces import DatasetReader, Judge
 from ajet_core.plugin import PluginManager
 from ajet_core.plugin.targets import plugin_faults
 
@@ -38,16 +38,28 @@ def read_tasks(
     :raises ConfigError: its settings are invalid.
     :raises UnreadableFileError: the dataset cannot be read.
     """
+    dataset_reader, owner = load_reader(reader, settings, plugins)
+    with plugin_faults(owner, "failed in read"):
+        items = list(dataset_reader.read(os.fspath(source)))
+    return [task_of(item, task_id) for item in items]
+
+
+def load_reader(
+    name: str, settings: Mapping[str, Any] | None = None, plugins: PluginManager | None = None
+) -> tuple[DatasetReader[Any], str]:
+    """Create the dataset reader registered as `name`.
+
+    :return: the reader, and what it is called in messages.
+    :raises AjetError: as for `read_tasks`.
+    """
     # Imported here because programs that name no component need no settings.
     from ajet_installation.component_settings import component_settings
     from ajet_installation.interpreters import local_manager
 
     manager = plugins or local_manager()
-    spec = manager.reader(reader)
-    dataset_reader = manager.create(spec, component_settings(manager, spec, settings))
-    with plugin_faults(manager.describe(spec), "failed in read"):
-        items = list(dataset_reader.read(os.fspath(source)))
-    return [task_of(item, task_id) for item in items]
+    spec = manager.reader(name)
+    reader = manager.create(spec, component_settings(manager, spec, settings))
+    return reader, manager.describe(spec)
 
 
 def load_judge(

@@ -18,6 +18,7 @@ from agentjet.agents.readers import (
     JsonlReader,
     JsonlReaderSettings,
 )
+from agentjet.agents.tables import ParquetReader, ParquetReaderSettings
 from agentjet.client import AsyncSwarmClient, SwarmClient
 from agentjet.judges.answers import (
     ExactJudge,
@@ -75,6 +76,48 @@ class TestCsv(ReaderSuite):
 
 class TestTabs(TestCsv):
     delimiter = "\t"
+
+
+class TestParquet(ReaderSuite):
+    def make_reader(self) -> DatasetReader:
+        return ParquetReader(ParquetReaderSettings())
+
+    def write(self, directory: Path, items: Items) -> str:
+        path = directory / "tasks.parquet"
+        pytest.importorskip("pyarrow.parquet").write_table(self.table(items), path)
+        return str(path)
+
+    def table(self, items: Items) -> Any:
+        pa = pytest.importorskip("pyarrow")
+        schema = pa.schema([(name, pa.string()) for name in ("id", "question", "answer")])
+        return pa.Table.from_pylist(list(items), schema)
+
+    def damage(self, source: str) -> None:
+        path = Path(source)
+        path.write_bytes(path.read_bytes()[:-9])
+
+
+class TestArrow(TestParquet):
+    """The format of Hugging Face `datasets`."""
+
+    def write(self, directory: Path, items: Items) -> str:
+        pa = pytest.importorskip("pyarrow")
+        path, table = directory / "tasks.arrow", self.table(items)
+        with pa.OSFile(str(path), "wb") as file, self.stream(file, table.schema) as stream:
+            stream.write_table(table)
+        return str(path)
+
+    def stream(self, file: Any, schema: Any) -> Any:
+        return pytest.importorskip("pyarrow").ipc.new_stream(file, schema)
+
+    def damage(self, source: str) -> None:
+        path = Path(source)
+        path.write_bytes(path.read_bytes()[:300])
+
+
+class TestArrowWithAFooter(TestArrow):
+    def stream(self, file: Any, schema: Any) -> Any:
+        return pytest.importorskip("pyarrow").ipc.new_file(file, schema)
 
 
 class TestRecords(ReaderSuite):
@@ -141,7 +184,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_all_ours_are_registered_and_tested_here(plugins: PluginManager) -> None:
-    ours: dict[Any, tuple[str, ...]] = {"reader": ("csv", "jsonl"), "judge": ("exact", "number")}
+    ours: dict[Any, tuple[str, ...]] = {
+        "reader": ("csv", "jsonl", "parquet"),
+        "judge": ("exact", "number"),
+    }
     made = [
         type(suite().make_reader() if issubclass(suite, ReaderSuite) else suite().make_judge())
         for suite in list(globals().values())
@@ -199,7 +245,9 @@ def test_wrong_settings_are_refused_by_name(file: Path, plugins: PluginManager) 
 
 
 def test_unknown_names_are_refused_with_the_known_ones(file: Path, plugins: PluginManager) -> None:
-    with pytest.raises(UnknownComponentError, match=r"'json'; known: csv, jsonl, records \(did"):
+    with pytest.raises(
+        UnknownComponentError, match=r"'json'; known: csv, jsonl, parquet, records \(did"
+    ):
         read_tasks("json", "tasks")
     with pytest.raises(
         UnknownComponentError, match=r"judge 'exakt'; known: exact, number, rubric, share"

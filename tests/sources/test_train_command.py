@@ -14,7 +14,8 @@ from agentjet.client import AsyncGroupClient
 from ajet_core.errors import EnvironmentFailedError
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task
 from ajet_sources import load_source, train_source
-from ajet_sources.rows import RowsSettings, RowsSource
+from ajet_sources.reading import RowsSettings
+from ajet_sources.rows import RowsSource
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.sources.conftest import ajet
 

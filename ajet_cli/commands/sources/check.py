@@ -12,6 +12,7 @@ import click
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_sources import check_source, chosen_tasks, load_source
 from ajet_sources.checking import SourceCheck
+from ajet_sources.reading import RowsReport
 
 _FAILED = 1
 
@@ -41,7 +42,8 @@ def check(
     """Check the tasks of SOURCE and their grader, without a model.
 
     For each task, its own solution must get the greatest reward, doing nothing less, and junk the
-    least, and the same twice. Ends with 1 if something is wrong. docs/sources.md explains it.
+    least, and the same twice. Ends with 1 if something is wrong. Rows that are bad, duplicates or
+    in two splits are shown first. docs/sources.md explains it.
     """
     its = load_source(source, plugins=state.plugins)
 
@@ -51,9 +53,14 @@ def check(
             return await check_source(its, tasks, concurrency=concurrency, timeout=timeout)
 
     done = asyncio.run(checked())
+    # Only sources of rows have one.
+    rows = getattr(its, "report", None)
     if as_json:
-        click.echo(json.dumps(asdict(done), indent=1))
+        of_rows = {"rows": asdict(rows)} if isinstance(rows, RowsReport) else {}
+        click.echo(json.dumps({**asdict(done), **of_rows}, indent=1))
     else:
+        if isinstance(rows, RowsReport):
+            click.echo(str(rows))
         _print(done, show)
     if done.findings:
         raise SystemExit(_FAILED)

@@ -59,8 +59,8 @@ def train(
 ) -> None:
     """Train on the tasks of SOURCE.
 
-    SOURCE is NAME:ARGUMENT?key=value, or a file of rows. An episode is aborted if its environment
-    fails. docs/sources.md has examples.
+    SOURCE is NAME:ARGUMENT?key=value, or a file or directory of rows. An episode is aborted if its
+    environment fails. docs/sources.md has examples.
     """
     its = load_source(source, plugins=state.plugins)
     settings = state.settings(set_flags("client", url=url)).client
