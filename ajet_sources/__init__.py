@@ -21,20 +21,27 @@ from ajet_sources.evaluating import (
     rescore,
 )
 from ajet_sources.names import SourceName, load_source, parse_source
-from ajet_sources.questions import QuestionSource, ask
+from ajet_sources.questions import QuestionSource, ask, chat
 from ajet_sources.training import SourceProgram, chosen_tasks, train_source
+from ajet_sources.turns import Play, Turn, TurnSettings, TurnSource, action_in
 
 __all__ = [
     "EpisodeFile",
     "EvaluatedEpisode",
     "ModelEvaluation",
+    "Play",
     "QuestionSource",
     "SourceCheck",
     "SourceName",
     "SourceProgram",
     "TaskCheck",
     "TaskFinding",
+    "Turn",
+    "TurnSettings",
+    "TurnSource",
+    "action_in",
     "ask",
+    "chat",
     "check_source",
     "check_task",
     "chosen_tasks",

@@ -16,44 +16,47 @@ _ERROR = 400
 _SHOWN = 500
 
 
-async def ask(
-    episode: ModelEndpoint, messages: Sequence[Mapping[str, Any]], client: httpx.AsyncClient
-) -> str:
-    """Ask the model of an episode for a chat completion, and return the text of its answer.
+async def chat(
+    episode: ModelEndpoint,
+    messages: Sequence[Mapping[str, Any]],
+    client: httpx.AsyncClient,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Ask the model of an episode for a chat completion, and return the message of its answer.
 
-    :raises RuntimeError: the endpoint refused the call, or its answer has no text.
+    :param fields: further fields of the request, such as ``tools``.
+    :raises RuntimeError: the endpoint refused the call, or its answer has no message.
     :raises httpx.TransportError: the endpoint cannot be reached.
     """
     response = await client.post(
         f"{episode.base_url}/chat/completions",
-        json={"model": episode.model, "messages": list(messages), **episode.sampling},
+        json={"model": episode.model, "messages": list(messages), **fields, **episode.sampling},
         headers={"authorization": f"Bearer {episode.api_key}"},
     )
     if response.status_code >= _ERROR:
         said = response.text.replace(episode.api_key, "***")[:_SHOWN]
         raise RuntimeError(f"the model's endpoint answered {response.status_code}: {said}")
     try:
-        return response.json()["choices"][0]["message"]["content"] or ""
+        return dict(response.json()["choices"][0]["message"])
     except (ValueError, LookupError, TypeError) as error:
         raise RuntimeError("the model's endpoint answered with no chat completion") from error
 
 
-class QuestionSource(TaskSource[SettingsT_co]):
-    """Asks the model one question for each episode. Subclasses define `question` and `score`."""
+async def ask(
+    episode: ModelEndpoint, messages: Sequence[Mapping[str, Any]], client: httpx.AsyncClient
+) -> str:
+    """Ask as `chat` does, and return the text of the answer."""
+    return (await chat(episode, messages, client)).get("content") or ""
 
-    def __init__(self, settings: SettingsT_co, argument: str = "") -> None:
-        super().__init__(settings, argument)
+
+class ModelClient:
+    """Connections to the models of all episodes, opened when first needed."""
+
+    def __init__(self) -> None:
         self._client: httpx.AsyncClient | None = None
 
-    async def close(self) -> None:
-        """Close the connections to the model; subclasses call this too."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
-
-    @property
-    def client(self) -> httpx.AsyncClient:
-        """Connections to the model, for all episodes."""
+    def get(self) -> httpx.AsyncClient:
+        """Return the client."""
         if self._client is None:
             # How long an answer takes is up to the server and to the runner's time limit.
             self._client = httpx.AsyncClient(
@@ -61,6 +64,29 @@ class QuestionSource(TaskSource[SettingsT_co]):
                 limits=httpx.Limits(max_connections=None),
             )
         return self._client
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+
+class QuestionSource(TaskSource[SettingsT_co]):
+    """Asks the model one question for each episode. Subclasses define `question` and `score`."""
+
+    def __init__(self, settings: SettingsT_co, argument: str = "") -> None:
+        super().__init__(settings, argument)
+        self._models = ModelClient()
+
+    async def close(self) -> None:
+        """Close the connections to the model; subclasses call this too."""
+        await self._models.close()
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        """Connections to the model, for all episodes."""
+        return self._models.get()
 
     def messages(self, task: Task) -> Sequence[Mapping[str, Any]]:
         """Return what the model is asked, as messages."""

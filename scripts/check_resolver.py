@@ -85,7 +85,10 @@ def lines(extras: Sequence[str]) -> tuple[str, ...]:
     return (*map(line, extras), *(line(*pair) for pair in combinations(extras, 2)))
 
 
-CLIENT = (line(), line("export"), line("mcp"), line("inspect"), *map(line, ADAPTERS))
+CLIENT = (
+    *(line(), line("export"), line("mcp"), *map(line, ADAPTERS)),
+    *(line("inspect"), line("openenv"), line("gymnasium"), line("textarena")),
+)
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "cuda": (
         *lines((*TRAINERS, *ENGINES)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -30,11 +30,11 @@ class EndpointCall:
 class PlainEndpoint:
     """Serves on a port of this machine for the length of a ``with`` block, each call in a thread.
 
-    :param answer: returns the text of an answer, or the status of an error.
+    :param answer: returns the text of an answer, its whole message, or the status of an error.
     :ivar calls: all calls so far.
     """
 
-    def __init__(self, answer: Callable[[EndpointCall], str | int]) -> None:
+    def __init__(self, answer: Callable[[EndpointCall], str | int | Mapping[str, Any]]) -> None:
         self.calls: list[EndpointCall] = []
         endpoint = self
 
@@ -100,9 +100,12 @@ class PlainEndpoint:
         self._thread.join()
 
 
-def _content(said: str | int, body: dict[str, Any], number: int) -> dict[str, Any]:
+def _content(
+    said: str | int | Mapping[str, Any], body: dict[str, Any], number: int
+) -> dict[str, Any]:
     if isinstance(said, int):
         return {"error": {"message": f"the test wants {said}", "type": "server_error"}}
+    message = said if isinstance(said, Mapping) else {"content": said}
     return {
         "id": f"call-{number}",
         "object": "chat.completion",
@@ -111,7 +114,7 @@ def _content(said: str | int, body: dict[str, Any], number: int) -> dict[str, An
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": said},
+                "message": {"role": "assistant", **message},
                 "finish_reason": "stop",
             }
         ],

@@ -1,0 +1,1 @@
+"""agentjet's task sources for environments of Gymnasium and games of TextArena."""
