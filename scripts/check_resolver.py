@@ -85,7 +85,14 @@ def lines(extras: Sequence[str]) -> tuple[str, ...]:
     return (*map(line, extras), *(line(*pair) for pair in combinations(extras, 2)))
 
 
-CLIENT = (line(), line("export"), line("mcp"), line("inspect"), *map(line, ADAPTERS))
+CLIENT = (
+    line(),
+    line("export"),
+    line("mcp"),
+    line("judges"),
+    line("inspect"),
+    *map(line, ADAPTERS),
+)
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "cuda": (
         *lines((*TRAINERS, *ENGINES)),
