@@ -151,7 +151,7 @@ def ajet_register_readers() -> Sequence[ReaderSpec]:
 
 @hookimpl
 def ajet_register_judges() -> Sequence[JudgeSpec]:
-    """The judges ``exact``, ``number`` and ``rubric``."""
+    """Judges that compare a result with the task's answer, test it, or ask a model."""
     return (
         JudgeSpec(
             name="exact",
@@ -160,16 +160,40 @@ def ajet_register_judges() -> Sequence[JudgeSpec]:
             summary="1 if the result is the text of the task's answer",
         ),
         JudgeSpec(
+            name="json_schema",
+            target="agentjet.judges.comparing:SchemaJudge",
+            settings="agentjet.judges.comparing:SchemaJudgeSettings",
+            summary="1 if the result is JSON that fits a schema",
+        ),
+        JudgeSpec(
             name="number",
             target="agentjet.judges.answers:NumberJudge",
             settings="agentjet.judges.answers:NumberJudgeSettings",
             summary="1 if the last number of the result is that of the task's answer",
         ),
         JudgeSpec(
+            name="regex",
+            target="agentjet.judges.comparing:RegexJudge",
+            settings="agentjet.judges.comparing:RegexJudgeSettings",
+            summary="1 if the result matches a pattern",
+        ),
+        JudgeSpec(
             name="rubric",
             target="agentjet.judges.rubric:RubricJudge",
             settings="agentjet.judges.rubric:RubricJudgeSettings",
             summary="A model's verdicts on criteria",
+        ),
+        JudgeSpec(
+            name="symbolic",
+            target="agentjet.judges.comparing:SymbolicJudge",
+            settings="agentjet.judges.comparing:SymbolicJudgeSettings",
+            summary="1 if the result equals the task's answer as mathematics",
+        ),
+        JudgeSpec(
+            name="unit_tests",
+            target="ajet_exec.unit_tests:UnitTestsJudge",
+            settings="ajet_exec.unit_tests:UnitTestsSettings",
+            summary="Runs the result, which is code, against tests in a sandbox",
         ),
     )
 

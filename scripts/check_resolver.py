@@ -86,8 +86,9 @@ def lines(extras: Sequence[str]) -> tuple[str, ...]:
 
 
 CLIENT = (
-    *(line(), line("export"), line("mcp"), *map(line, ADAPTERS)),
-    *(line("inspect"), line("openenv"), line("gymnasium"), line("textarena")),
+    line(),
+    *map(line, ADAPTERS),
+    *map(line, ("export", "mcp", "judges", "inspect", "openenv", "gymnasium", "textarena")),
 )
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "cuda": (

@@ -1,5 +1,8 @@
 """Judges, which reward results: by comparison with an answer, or by asking a model.
 
+The judge ``unit_tests`` is in `ajet_exec`, whose sandboxes it needs.
+
+
 ```python
 from agentjet import train, trainable
 from agentjet.judges import ChoiceCriterion, RankingJudge, RankingJudgeSettings, RubricJudge
@@ -18,6 +21,14 @@ from agentjet.judges.answers import (
     NumberJudgeSettings,
 )
 from agentjet.judges.calibration import Calibration, calibrate
+from agentjet.judges.comparing import (
+    RegexJudge,
+    RegexJudgeSettings,
+    SchemaJudge,
+    SchemaJudgeSettings,
+    SymbolicJudge,
+    SymbolicJudgeSettings,
+)
 from agentjet.judges.model import JudgeFailedError, ModelJudgeSettings
 from agentjet.judges.ranking import RankingJudge, RankingJudgeSettings
 from agentjet.judges.rubric import ChoiceCriterion, RubricJudge, RubricJudgeSettings
@@ -33,7 +44,13 @@ __all__ = [
     "NumberJudgeSettings",
     "RankingJudge",
     "RankingJudgeSettings",
+    "RegexJudge",
+    "RegexJudgeSettings",
     "RubricJudge",
     "RubricJudgeSettings",
+    "SchemaJudge",
+    "SchemaJudgeSettings",
+    "SymbolicJudge",
+    "SymbolicJudgeSettings",
     "calibrate",
 ]

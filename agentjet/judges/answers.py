@@ -30,8 +30,8 @@ class ExactJudge(Judge[ExactJudgeSettings]):
 
     def __call__(self, task: Any, result: Any) -> float:
         """Compare the texts."""
-        expected = _words(_answer(task, self.settings.answer, "exact"))
-        answer = _words(_text(result))
+        expected = _words(answer_of(task, self.settings.answer, "exact"))
+        answer = _words(text_of(result))
         if self.settings.ignore_case:
             expected, answer = expected.casefold(), answer.casefold()
         return float(answer == expected)
@@ -56,21 +56,29 @@ class NumberJudge(Judge[NumberJudgeSettings]):
     def __call__(self, task: Any, result: Any) -> float:
         """Compare the last numbers."""
         key = self.settings.answer
-        expected = _last_number(_answer(task, key, "number"))
+        expected = _last_number(answer_of(task, key, "number"))
         if expected is None:
             raise ConfigError(
                 f"the judge 'number' needs a number in the field {key!r} of each task, but one "
                 "task has none",
                 param="judges.number.answer",
             )
-        value = _last_number(_text(result))
+        value = _last_number(text_of(result))
         close = value is not None and abs(value - expected) <= self.settings.tolerance
         return float(close)
 
 
-def _answer(task: Any, key: str, judge: str) -> str:
-    """:raises ConfigError: the task has no answer."""
-    answer = task.get(key) if isinstance(task, Mapping) else getattr(task, key, None)
+def field_of(task: Any, key: str) -> Any:
+    """Return the value of a task's field, None without one."""
+    return task.get(key) if isinstance(task, Mapping) else getattr(task, key, None)
+
+
+def answer_of(task: Any, key: str, judge: str) -> str:
+    """Return the text of a task's answer.
+
+    :raises ConfigError: the task has no answer.
+    """
+    answer = field_of(task, key)
     if answer is None:
         raise ConfigError(
             f"a task has no field {key!r}: set judges.{judge}.answer to the field with the answer",
@@ -79,8 +87,11 @@ def _answer(task: Any, key: str, judge: str) -> str:
     return str(answer)
 
 
-def _text(result: Any) -> str:
-    """:raises TypeError: a text cannot be had from the result."""
+def text_of(result: Any) -> str:
+    """Return the text of a result.
+
+    :raises TypeError: a text cannot be had from the result.
+    """
     if result is None:
         return ""
     if isinstance(result, str | int | float):

@@ -146,3 +146,28 @@ def test_a_person_reads_what_is_wrong_with_which_task() -> None:
     result = ajet("check", "rows.jsonl?judge=graders:believes_all_words&prompt=question")
     assert "a: junk_above_minimum (unknown): 1, the least is 0" in result.output
     assert "3 tasks checked, 3 with findings: 3 junk_above_minimum" in result.output
+
+
+@pytest.mark.parametrize(
+    ("judge", "fields", "found"),
+    [
+        # Patterns that match anything, or not the reference.
+        ("regex", {"pattern": r"\\d+"}, set()),
+        ("regex", {"pattern": ".*"}, {"nop_not_below_reference", "junk_above_minimum"}),
+        ("regex", {"pattern": "[a-z]+"}, {"reference_below_maximum", "nop_not_below_reference"}),
+        ("json_schema", {"schema": {"type": "integer"}}, set()),
+        (
+            "json_schema",
+            {"schema": {"type": "array"}},
+            {"reference_below_maximum", "nop_not_below_reference"},
+        ),
+        ("symbolic", {}, set()),
+    ],
+)
+def test_judges_with_wrong_tasks_are_found(
+    judge: str, fields: dict[str, Any], found: set[str], tmp_path: Path
+) -> None:
+    row = {"id": "a", "prompt": "What is half of 84, as a number?", "answer": "42", **fields}
+    Path("judged.jsonl").write_text(json.dumps(row))
+    result = ajet("check", f"judged.jsonl?judge={judge}", "--json")
+    assert {fault for fault, _ in faults(json.loads(result.output))} == found
