@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ajet_cli.main import cli
+from ajet_cli.sft.conversations import read_conversations
 from ajet_core.timeline import MessageText
 from ajet_server.gateway.rendering.canonical import canonical_tools
+from ajet_testing.tokenizers import renderer_for, tokenizer_for
 from ajet_worlds.chat_template import QWEN3_CHAT_TEMPLATE
 from tests.inspect.recorded import Recording, said
 
@@ -124,6 +126,15 @@ def test_a_chat_template_renders_the_rows_as_trl_does(run: Path) -> None:
         assert ('{"name": "weather", "arguments": {"city": "Jena"}}' in completion) == bool(
             row["completion"][0].get("tool_calls")
         )
+
+
+def test_sft_trains_the_answers_of_the_rows(run: Path) -> None:
+    tokenizer = tokenizer_for("qwen3")
+    (calls,) = read_conversations(exported(run, "messages"), renderer_for("qwen3"))
+    called, answered = (tokenizer.decode(call.sampled_ids) for call in calls)
+    assert '"name": "weather", "arguments": {"city": "Jena"}' in called
+    assert "It is sunny, one.<|im_end|>" in answered
+    assert "Weather of a city" in tokenizer.decode(calls[0].prompt_ids)
 
 
 def test_each_answer_is_trained_in_one_row(model_dir: Path, tmp_path: Path) -> None:
