@@ -261,6 +261,11 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             summary="Measure models on the tasks of a source, with any endpoint.",
         ),
         CommandSpec(
+            name="generate",
+            target="ajet_cli.commands.sources.generate:generate",
+            summary="Let a model write tasks from documents or examples, as rows to train on.",
+        ),
+        CommandSpec(
             name="exec",
             target="ajet_cli.commands.exec:exec_",
             summary="Roll out episodes of any program, each in a sandbox.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -101,11 +102,13 @@ class EpisodeFile:
         return episodes
 
     def add(self, episode: EvaluatedEpisode) -> None:
-        """Append an episode."""
+        """Append an episode; it is on disk when this returns."""
         if self.path is None:
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(asdict(episode))}\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def write(self, episodes: Sequence[EvaluatedEpisode]) -> None:
         """Replace the file by these episodes."""

@@ -13,22 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import httpx
 from pydantic import Field
 
-from agentjet.agents.route import passthrough
+from agentjet.judges.endpoint import (
+    SHOWN,
+    ChatEndpoint,
+    EndpointFailedError,
+    EndpointLimits,
+    json_objects,
+)
 from ajet_core.errors import ConfigError, UnreadableFileError
 from ajet_core.files import read_json, write_whole
 from ajet_core.interfaces import ComponentSettings
 
 T = TypeVar("T")
 
-_OK = 200
-# Of which another attempt may succeed (RFC 9110, section 15; 529 is that of an overloaded service).
-_TEMPORARY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_BAD_REQUESTS = frozenset({400, 422})
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
-_SHOWN = 300
 _log = logging.getLogger("ajet.judges")
 
 
@@ -87,22 +86,32 @@ class Query:
 
 
 class JudgingModel:
-    """Asks for verdicts, with retries, a cache and a budget. Any number of threads may use it.
-
-    :ivar spent_tokens: tokens of all requests.
-    """
+    """Asks for verdicts, with retries, a cache and a budget. Any number of threads may use it."""
 
     def __init__(
         self, settings: ModelJudgeSettings, sleep: Callable[[float], object] = time.sleep
     ) -> None:
-        self.spent_tokens = 0
         self._settings = settings
-        self._sleep = sleep
         self._lock = threading.Lock()
-        self._places = threading.BoundedSemaphore(settings.at_once)
-        self._http: httpx.Client | None = None
-        self._structured = True
+        self._endpoint = ChatEndpoint(
+            settings.base_url,
+            self._key,
+            name="judge",
+            limits=EndpointLimits(
+                timeout_seconds=settings.timeout_seconds,
+                retries=settings.retries,
+                waits=settings.on_failure == "wait",
+                at_once=settings.at_once,
+                budget_tokens=settings.budget_tokens,
+            ),
+            sleep=sleep,
+        )
         self._kept: dict[str, Any] = {}
+
+    @property
+    def spent_tokens(self) -> int:
+        """Tokens of all requests."""
+        return self._endpoint.spent_tokens
 
     def verdict(self, query: Query, read: Callable[[Any], T]) -> T:
         """Return the model's verdict.
@@ -126,7 +135,7 @@ class JudgingModel:
                 value = _last_object(answer)
                 verdict = read(value)
             except (ValueError, KeyError, TypeError) as error:
-                problem = f"{error or type(error).__name__}: {answer[:_SHOWN]!r}"
+                problem = f"{error or type(error).__name__}: {answer[:SHOWN]!r}"
                 _log.warning("the judge %s gave no verdict: %s", self._settings.model, problem)
                 continue
             self._keep(key, value)
@@ -167,78 +176,25 @@ class JudgingModel:
 
         :raises JudgeFailedError: there is none.
         """
-        settings = self._settings
         # Another seed, or an endpoint that honours it repeats its bad answer.
         body["seed"] += 1000 * attempt
-        failures = 0
-        while True:
-            with self._lock:
-                if not self._structured:
-                    body.pop("response_format", None)
-                spent = self.spent_tokens
-            if settings.budget_tokens is not None and spent >= settings.budget_tokens:
-                raise JudgeFailedError(
-                    f"the judge {settings.model} has spent its budget: {spent} of "
-                    f"{settings.budget_tokens} tokens (budget_tokens)"
-                )
-            try:
-                with self._places, passthrough():
-                    response = self._client().post("chat/completions", json=body)
-            except httpx.TransportError as error:
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                if response.status_code == _OK:
-                    return self._read(response)
-                problem = f"status {response.status_code}: {response.text[:_SHOWN]}"
-                if response.status_code in _BAD_REQUESTS and "response_format" in body:
-                    # Many endpoints have no structured output; the prompt asks for it too.
-                    with self._lock:
-                        self._structured = False
-                    continue
-                if response.status_code not in _TEMPORARY:
-                    raise JudgeFailedError(f"the judge at {settings.base_url}: {problem}")
-            failures += 1
-            if failures > settings.retries:
-                if settings.on_failure == "abort":
-                    raise JudgeFailedError(f"the judge at {settings.base_url}: {problem}")
-                if failures == settings.retries + 1:
-                    _log.warning("waiting for the judge at %s: %s", settings.base_url, problem)
-            self._sleep(min(_FIRST_WAIT * 2 ** min(failures - 1, 10), _LONGEST_WAIT))
-
-    def _read(self, response: httpx.Response) -> str:
         try:
-            answer = response.json()
-            usage = answer.get("usage") or {}
-            tokens = int(usage.get("total_tokens") or 0)
-            text = answer["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise JudgeFailedError(
-                f"the judge at {self._settings.base_url} answered with no completion: "
-                f"{response.text[:_SHOWN]!r}"
-            ) from error
-        with self._lock:
-            self.spent_tokens += tokens
-        return str(text or "")
+            return self._endpoint.complete(body).text
+        except EndpointFailedError as error:
+            raise JudgeFailedError(str(error)) from error
 
-    def _client(self) -> httpx.Client:
-        with self._lock:
-            if self._http is None:
-                settings = self._settings
-                key = os.environ.get(settings.api_key_env) if settings.api_key_env else None
-                if settings.api_key_env and not key:
-                    raise ConfigError(
-                        f"the environment variable {settings.api_key_env} with the key of the "
-                        f"judge at {settings.base_url} is not set: set it, or set api_key_env to "
-                        '"" if the endpoint needs none',
-                        param="api_key_env",
-                    )
-                self._http = httpx.Client(
-                    base_url=settings.base_url.rstrip("/") + "/",
-                    headers={"authorization": f"Bearer {key}"} if key else {},
-                    timeout=settings.timeout_seconds,
-                    limits=httpx.Limits(max_connections=settings.at_once),
-                )
-            return self._http
+    def _key(self) -> str | None:
+        """:raises ConfigError: the variable with the key is not set."""
+        settings = self._settings
+        key = os.environ.get(settings.api_key_env) if settings.api_key_env else None
+        if settings.api_key_env and not key:
+            raise ConfigError(
+                f"the environment variable {settings.api_key_env} with the key of the "
+                f"judge at {settings.base_url} is not set: set it, or set api_key_env to "
+                '"" if the endpoint needs none',
+                param="api_key_env",
+            )
+        return key
 
     def _recall(self, key: str) -> Any:
         with self._lock:
@@ -263,17 +219,13 @@ class JudgingModel:
 
 
 def _last_object(text: str) -> Any:
-    """Return the last JSON object of an answer, which may have thoughts or a fence around it.
+    """Return the last JSON object of an answer.
 
     :raises ValueError: there is none.
     """
-    decoder, start, last = json.JSONDecoder(), text.find("{"), None
-    while start >= 0:
-        try:
-            last, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            end = start + 1
-        start = text.find("{", end)
+    last = None
+    for last in json_objects(text):  # noqa: B007
+        pass
     if last is None:
         raise ValueError("it has no JSON object")
     return last

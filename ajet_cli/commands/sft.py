@@ -43,6 +43,7 @@ from ajet_server.store.chosen_store import store_of_run
 
 CHANGEABLE = ("model.", "algorithm.", "timelines.", "trainer.settings.")
 _LEARNING_RATE = 1e-5
+_BEST = 0.25
 # The files of a training that has not begun.
 _NOTHING_TRAINED = {"lock", "episodes.json"}
 
@@ -67,10 +68,10 @@ _NOTHING_TRAINED = {"lock", "episodes.json"}
 @click.option(
     "--best",
     type=click.FloatRange(0, 1, min_open=True),
-    default=0.25,
-    show_default=True,
-    help="Of a run: the share of its training episodes to train on.",
+    help="Of a run: the share of its training episodes to train on.  [default: 0.25, or 1 with "
+    "--top]",
 )
+@click.option("--top", type=click.IntRange(1), help="Of a run: most episodes of each task.")
 @click.option(
     "--min-reward",
     type=float,
@@ -173,7 +174,13 @@ def _plan(cli: CliState, source: Path, options: dict[str, Any], directory: Path)
     if source.is_dir():
         recorded = asyncio.run(config_of(source, _store(cli, source)))
         model = _config(options["model"] or Path(recorded.model.path), options, of_model)
-        choice = BestChoice(options["best"], options["min_reward"], directory / "episodes.json")
+        top, share = options["top"], options["best"]
+        choice = BestChoice(
+            share or (_BEST if top is None else 1.0),
+            options["min_reward"],
+            directory / "episodes.json",
+            top,
+        )
         best = asyncio.run(best_episodes(source, _store(cli, source), choice))
         examples = _short(source, best, model)
     elif options["model"] is None:

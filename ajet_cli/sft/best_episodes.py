@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ajet_cli.sft.conversations import UNKNOWN_LOGPROB
 from ajet_core.errors import RequestError
 from ajet_core.files import write_whole
-from ajet_core.interfaces import EpisodeQuery, SampleStore
+from ajet_core.interfaces import EpisodeQuery, EpisodeRecord, SampleStore
 from ajet_core.protocol import RunConfig
 from ajet_core.timeline import Call
 from ajet_server.run.run_setup import stored_config
@@ -34,6 +36,7 @@ class BestChoice:
     """Which episodes of a run are taken.
 
     :param share: of all ended training episodes, 0 < share <= 1.
+    :param top: of each task, so many at most; None is no limit.
     :param least: the lowest reward of an episode that is taken.
     :param note: keeps the ids of those that were chosen: an interrupted training continues with
         them, although the run may have better ones by then.
@@ -42,6 +45,7 @@ class BestChoice:
     share: float
     least: float
     note: Path
+    top: int | None = None
 
 
 async def best_episodes(run_dir: Path, store: SampleStore, choice: BestChoice) -> list[list[Call]]:
@@ -56,10 +60,7 @@ async def best_episodes(run_dir: Path, store: SampleStore, choice: BestChoice) -
         records = [record async for record in store.episodes(query)]
         ids = _noted(choice)
         if ids is None:
-            rewards = [(record.reward or 0.0, record.episode_id) for record in records]
-            ranked = sorted(rewards, key=lambda one: -one[0])
-            best = ranked[: max(1, round(choice.share * len(ranked)))]
-            ids = [episode_id for reward, episode_id in best if reward >= choice.least]
+            ids = best_of(records, share=choice.share, least=choice.least, top=choice.top)
             write_whole(choice.note, json.dumps([_asked(choice), ids]).encode())
         calls = await store.calls(ids) if ids else {}
     untrained = () if run is None else stored_config(run).rollout.untrained_agents
@@ -82,9 +83,31 @@ async def best_episodes(run_dir: Path, store: SampleStore, choice: BestChoice) -
     return examples
 
 
+def best_of(
+    records: Sequence[EpisodeRecord], *, share: float, least: float, top: int | None
+) -> list[str]:
+    """Return the ids of the episodes with the highest rewards, the highest first.
+
+    :param records: those that come first are taken first among equal rewards.
+    :param share: of all records, 0 < share <= 1; at least one.
+    :param least: the lowest reward.
+    :param top: most episodes of a task; None is no limit.
+    """
+    ranked = sorted(records, key=lambda record: -(record.reward or 0.0))
+    best = ranked[: max(1, round(share * len(ranked)))]
+    of_task: Counter[str] = Counter()
+    ids = []
+    for record in best:
+        of_task[record.task_id] += 1
+        if (record.reward or 0.0) >= least and (top is None or of_task[record.task_id] <= top):
+            ids.append(record.episode_id)
+    return ids
+
+
 def _asked(choice: BestChoice) -> list[float | str]:
     """Return what identifies a choice, as JSON."""
-    return [choice.share, str(choice.least)]
+    top = [] if choice.top is None else [str(choice.top)]
+    return [choice.share, str(choice.least), *top]
 
 
 def _noted(choice: BestChoice) -> list[str] | None:

@@ -92,6 +92,10 @@ class StoreReader:
             ids.append(episode.episode_id)
         return ids
 
+    async def records(self, choice: EpisodeChoice) -> list[EpisodeRecord]:
+        """Return the records of the chosen episodes, in the order of `episode_ids`."""
+        return [episode async for episode in self._episodes(choice)]
+
     async def count(self, choice: EpisodeChoice) -> int:
         """Return the number of chosen episodes."""
         return sum([1 async for _ in self._episodes(choice)])

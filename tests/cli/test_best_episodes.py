@@ -56,3 +56,15 @@ async def test_a_run_that_trains_none_of_its_agents_has_nothing_to_learn(
     run_dir = await recording.save(tmp_path / "run")
     with pytest.raises(RequestError, match="can be trained on"):
         await best_episodes(run_dir, store_of(run_dir), choice(tmp_path))
+
+
+async def test_the_best_of_each_task_are_taken(tmp_path: Path) -> None:
+    recording = Recording(make_model_dir(tmp_path / "model"))
+    for name, reward in (("a1", 1.0), ("a2", 0.9), ("b1", 0.1), ("b2", 0.2)):
+        episode = recording.episode(name, task=name[0])
+        recording.call(episode, [said("user", "hello")], "it was")
+        recording.end(episode, reward)
+    run_dir = await recording.save(tmp_path / "run")
+    chosen = BestChoice(share=1.0, least=0.0, note=tmp_path / "note", top=1)
+    examples = await best_episodes(run_dir, store_of(run_dir), chosen)
+    assert [example[0].episode_id for example in examples] == ["a1", "b2"]

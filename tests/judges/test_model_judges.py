@@ -66,14 +66,14 @@ def endpoint() -> Iterator[JudgingEndpoint]:
 def rubric(endpoint: JudgingEndpoint, **settings: Any) -> RubricJudge:
     given = {"base_url": endpoint.url, "model": "m", "api_key_env": "", "criteria": CRITERIA}
     judge = RubricJudge(RubricJudgeSettings(**{**given, **settings}))
-    judge.model._sleep = lambda seconds: None
+    judge.model._endpoint._sleep = lambda seconds: None
     return judge
 
 
 def ranking(endpoint: JudgingEndpoint, **settings: Any) -> RankingJudge:
     given = {"base_url": endpoint.url, "model": "m", "api_key_env": ""}
     judge = RankingJudge(RankingJudgeSettings(**{**given, **settings}))
-    judge.model._sleep = lambda seconds: None
+    judge.model._endpoint._sleep = lambda seconds: None
     return judge
 
 
@@ -191,7 +191,7 @@ def test_policies_for_an_endpoint_that_is_away(endpoint: JudgingEndpoint, status
     endpoint.verdict = lambda material, body: next(answers, None) or honest(material, body)
     waits: list[float] = []
     judge = rubric(endpoint, retries=1, on_failure="wait")
-    judge.model._sleep = waits.append
+    judge.model._endpoint._sleep = waits.append
     assert judge(TASK, "seven").reward == 1.0
     assert waits == [0.5, 1, 2, 4, 8, 16, 32, 60]
 
