@@ -11,6 +11,7 @@ async with AsyncSwarmClient() as client, load_source("rows.jsonl?judge=number") 
 The commands ``ajet train``, ``ajet eval`` and ``ajet check`` do it without Python.
 """
 
+from ajet_sources.catalogue import CatalogueEntry, catalogue, entries_of, licence_of
 from ajet_sources.checking import SourceCheck, TaskCheck, TaskFinding, check_source, check_task
 from ajet_sources.evaluating import (
     EpisodeFile,
@@ -25,6 +26,7 @@ from ajet_sources.questions import QuestionSource, ask
 from ajet_sources.training import SourceProgram, chosen_tasks, train_source
 
 __all__ = [
+    "CatalogueEntry",
     "EpisodeFile",
     "EvaluatedEpisode",
     "ModelEvaluation",
@@ -35,11 +37,14 @@ __all__ = [
     "TaskCheck",
     "TaskFinding",
     "ask",
+    "catalogue",
     "check_source",
     "check_task",
     "chosen_tasks",
     "compared",
+    "entries_of",
     "evaluate_source",
+    "licence_of",
     "load_source",
     "parse_source",
     "rescore",
