@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ajet_core.errors import AjetError, ConfigError, PluginError
-from ajet_core.plugin import PluginManager, SourceSpec
+from ajet_core.plugin import PluginManager
 
 CATALOGUE_FILE = "catalogue.toml"
 """In the package of the source's class, with a table ``[NAME]`` for each source of the plugin."""
@@ -75,19 +75,21 @@ def entries_of(package: str) -> dict[str, CatalogueEntry]:
 
 def catalogue(
     manager: PluginManager, names: Iterable[str] | None = None
-) -> dict[str, tuple[SourceSpec, CatalogueEntry | None, str]]:
-    """Return the installed sources by name: component, entry, and what is wrong with the entry.
+) -> dict[str, tuple[str, CatalogueEntry | None, str]]:
+    """Return the installed sources by name: summary, entry, and what is wrong with the source.
 
     :param names: None is all of them.
     """
-    listed: dict[str, tuple[SourceSpec, CatalogueEntry | None, str]] = {}
+    listed: dict[str, tuple[str, CatalogueEntry | None, str]] = {}
     for name in sorted(manager.names("source") if names is None else names):
-        spec = manager.source(name)
+        summary = ""
         try:
+            spec = manager.source(name)
+            summary = spec.summary
             package = spec.target.partition(":")[0].partition(".")[0]
-            listed[name] = (spec, entries_of(package).get(name), "")
+            listed[name] = (summary, entries_of(package).get(name), "")
         except AjetError as error:
-            listed[name] = (spec, None, str(error))
+            listed[name] = (summary, None, str(error))
     return listed
 
 
@@ -99,16 +101,16 @@ def licence_of(distribution: str) -> str:
     :raises ConfigError: it is not installed.
     """
     try:
-        its = metadata(distribution)
+        its = metadata(distribution).json
     except PackageNotFoundError as error:
         raise ConfigError(f"{distribution} is not installed") from error
-    if its.get("License-Expression"):
-        return str(its["License-Expression"])
-    text = str(its.get("License") or "").strip()
+    if its.get("license_expression"):
+        return str(its["license_expression"])
+    text = str(its.get("license") or "").strip()
     if text and "\n" not in text:
         return text
     return ", ".join(
         classifier.rpartition(" :: ")[2]
-        for classifier in its.get_all("Classifier") or []
+        for classifier in its.get("classifier") or []
         if classifier.startswith("License ::")
     )

@@ -48,7 +48,7 @@ def test_the_picture_has_every_share(steps: int) -> None:
         for _ in range(4)
     ]
     root = ElementTree.fromstring(picture(difficulty_steps(rewards), "<a & b>"))
-    assert root.find(f"{SVG}text").text == "<a & b>"  # type: ignore[union-attr]
+    assert root.find(f"{SVG}text").text == "<a & b>"
     cells = [cell for cell in root.iter(f"{SVG}rect") if cell.get("fill-opacity")]
     shown: dict[tuple[bool, str], float] = {}
     for cell in cells:

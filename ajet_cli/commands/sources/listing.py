@@ -38,21 +38,21 @@ def sources(state: CliState, name: str | None, as_json: bool) -> None:
         rows = [
             {
                 "source": its,
-                "summary": spec.summary,
+                "summary": summary,
                 "installed": _installed(entry),
                 **({} if entry is None else entry.model_dump()),
                 "problem": problem,
             }
-            for its, (spec, entry, problem) in listed.items()
+            for its, (summary, entry, problem) in listed.items()
         ]
         click.echo(json.dumps(rows, indent=2))
         return
     table = Table(box=None, pad_edge=False)
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
-    for its, (spec, entry, _) in listed.items():
+    for its, (summary, entry, _) in listed.items():
         if entry is None:
-            table.add_row(its, Text(spec.summary))
+            table.add_row(its, Text(summary))
             continue
         cells = (
             f"{entry.title} {_installed(entry)}".strip(),
