@@ -101,10 +101,11 @@ lint: setup  ## Check style, format and words, and that generated files are up t
 	$(BIN)/python scripts/unasync.py --check
 	$(BIN)/python -m pytest -q tests/test_words.py
 
-generate: setup  ## Generate the synchronous client, docs/openapi.json and docs/settings.md from the code
+generate: setup  ## Generate the synchronous client, and docs/openapi.json, settings.md and catalogue.md
 	$(BIN)/python scripts/unasync.py
 	$(BIN)/python scripts/write_openapi.py
 	$(BIN)/python scripts/write_settings.py
+	$(BIN)/python scripts/write_catalogue.py
 
 type: setup  ## Check types
 	@$(MAKE) --no-print-directory .types

@@ -266,6 +266,16 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             summary="Let a model write tasks from documents or examples, as rows to train on.",
         ),
         CommandSpec(
+            name="difficulty",
+            target="ajet_cli.commands.sources.difficulty:difficulty",
+            summary="Show how difficult the tasks of a run were over its steps.",
+        ),
+        CommandSpec(
+            name="sources",
+            target="ajet_cli.commands.sources.listing:sources",
+            summary="List installed task sources: licence, size, reward, how to train them.",
+        ),
+        CommandSpec(
             name="exec",
             target="ajet_cli.commands.exec:exec_",
             summary="Roll out episodes of any program, each in a sandbox.",

@@ -11,6 +11,7 @@ async with AsyncSwarmClient() as client, load_source("rows.jsonl?judge=number") 
 The commands ``ajet train``, ``ajet eval`` and ``ajet check`` do it without Python.
 """
 
+from ajet_sources.catalogue import CatalogueEntry, catalogue, entries_of, licence_of
 from ajet_sources.checking import SourceCheck, TaskCheck, TaskFinding, check_source, check_task
 from ajet_sources.evaluating import (
     EpisodeFile,
@@ -26,6 +27,7 @@ from ajet_sources.training import SourceProgram, chosen_tasks, train_source
 from ajet_sources.turns import Play, Turn, TurnSettings, TurnSource, action_in
 
 __all__ = [
+    "CatalogueEntry",
     "EpisodeFile",
     "EvaluatedEpisode",
     "ModelEvaluation",
@@ -41,12 +43,15 @@ __all__ = [
     "TurnSource",
     "action_in",
     "ask",
+    "catalogue",
     "chat",
     "check_source",
     "check_task",
     "chosen_tasks",
     "compared",
+    "entries_of",
     "evaluate_source",
+    "licence_of",
     "load_source",
     "parse_source",
     "rescore",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -90,6 +91,8 @@ async def train_source(
                 f"groups of at most {capacity}, or let the environment take more",
                 param="episodes_per_task",
             )
+    if curriculum is not None and curriculum.rewards is None:
+        curriculum = dataclasses.replace(curriculum, rewards=source.reward_range)
     program = SourceProgram(source, client, sampling or {}, rules or CallRules())
     at_once: Any = concurrency or "auto"
     if capacity is not None:

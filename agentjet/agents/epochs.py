@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentjet.agents.curriculum import Curriculum, Spreads
+from agentjet.agents.curriculum import Curriculum, Measured
 from agentjet.agents.programs import Trainable
 from agentjet.client import Resumption, Task
 from ajet_core.errors import RequestError
@@ -46,7 +46,7 @@ def plan(
     size: int | None,
     shuffle: int | None,
     curriculum: Curriculum | None = None,
-    spreads: Spreads | None = None,
+    measured: Measured | None = None,
 ) -> Asking:
     """Number the epochs, starting with `first`, and plan their episodes.
 
@@ -57,7 +57,7 @@ def plan(
     trained, and the batch may lack just those episodes.
 
     :param curriculum: chooses the tasks of the only epoch.
-    :param spreads: of the epochs before; those that it lacks are added.
+    :param measured: the epochs before; those that it lacks are added.
     :raises RequestError: two tasks have the same id, or an argument is out of range.
     """
     for name, value in (("epochs", epochs), ("first_epoch", 1 if first is None else first)):
@@ -75,15 +75,9 @@ def plan(
         first = 1
     elif first is None:
         first = yield from _unused(tasks, epochs)
-    if curriculum is not None and spreads is not None:
-        if its_size < 2:
-            raise RequestError(
-                "a curriculum needs episodes_per_task of at least 2: it draws tasks by how much "
-                "the rewards of their episodes differ",
-                param="episodes_per_task",
-            )
-        yield from _add_epochs(spreads, tasks, first)
-        chosen = curriculum.choose(tasks, first, spreads.by_task)
+    if curriculum is not None and measured is not None:
+        yield from _add_epochs(measured, tasks, first, curriculum.kept())
+        chosen = curriculum.choose(tasks, first, measured)
         return EpochPlan(
             tasks=[_in_epoch(task, first) for task in chosen], size=its_size, last=first
         )
@@ -101,14 +95,14 @@ def _in_epoch(task: Task, epoch: int) -> Task:
 
 
 def _add_epochs(
-    spreads: Spreads, tasks: Sequence[Task], until: int
+    measured: Measured, tasks: Sequence[Task], until: int, kept: float
 ) -> Generator[list[Task], Resumption, None]:
     """Add the epochs before `until`."""
-    while spreads.epochs + 1 < until:
-        epoch = spreads.epochs + 1
+    while measured.epochs + 1 < until:
+        epoch = measured.epochs + 1
         groups = {task.id: str(_in_epoch(task, epoch).group) for task in tasks}
-        known = (yield [Task(group, group=group) for group in groups.values()]).reward_std
-        spreads.add({name: known[group] for name, group in groups.items() if group in known})
+        counts = (yield [Task(group, group=group) for group in groups.values()]).counts
+        measured.add({name: counts[group] for name, group in groups.items()}, kept)
 
 
 def _unused(tasks: Sequence[Task], epochs: int) -> Generator[list[Task], Resumption, int]:

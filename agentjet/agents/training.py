@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from agentjet.agents.curriculum import Curriculum, Spreads
+from agentjet.agents.curriculum import Curriculum, Measured
 from agentjet.agents.decorator import trainable
 from agentjet.agents.epochs import Asking, EpochPlan, plan
 from agentjet.agents.programs import AsyncClient, AsyncTrainable, Client, SyncTrainable, Trainable
@@ -82,7 +82,7 @@ def train(
         loop that calls this for each epoch. Default: 1 with `resume`, else the number after the
         epochs of these tasks in which episodes have ended.
     :param shuffle: seed of the order of the tasks in each epoch; None keeps them in order.
-    :param curriculum: chooses the tasks of each epoch by their difficulty; each epoch then ends
+    :param curriculum: chooses the tasks of each epoch by their success rates; each epoch then ends
         before the next one begins.
     :param progress: whether to show progress on the terminal; by default if there is one.
     :param on_result: called after each episode that ended or was given up.
@@ -126,7 +126,7 @@ def train(
         group_reward = its.group_outcomes if its.terms.group_reward is not None else None
         agent = through.agent if group_reward is None else through.rollout
         reports: list[Report] = []
-        spreads = Spreads()
+        measured = Measured()
         for count in _parts(epochs, curriculum):
             asking = plan(
                 its,
@@ -138,7 +138,7 @@ def train(
                 size=episodes_per_task,
                 shuffle=shuffle,
                 curriculum=curriculum,
-                spreads=spreads,
+                measured=measured,
             )
             todo = _planned(connected, asking)
             first_epoch = todo.last + 1
@@ -201,7 +201,7 @@ async def train_async(
         group_reward = its.group_outcomes if its.terms.group_reward is not None else None
         agent = through.agent if group_reward is None else through.rollout
         reports: list[Report] = []
-        spreads = Spreads()
+        measured = Measured()
         for count in _parts(epochs, curriculum):
             asking = plan(
                 its,
@@ -213,7 +213,7 @@ async def train_async(
                 size=episodes_per_task,
                 shuffle=shuffle,
                 curriculum=curriculum,
-                spreads=spreads,
+                measured=measured,
             )
             todo = await _planned_async(connected, asking)
             first_epoch = todo.last + 1

@@ -167,13 +167,12 @@ class Resumption:
 
     :param finished: tasks all of whose episodes have ended.
     :param remaining: the other tasks, each with the number of episodes that it still lacks.
-    :param reward_std: by group with an episode that ended or was aborted, the standard deviation of
-        rewards; None if fewer than two have one.
+    :param counts: the episodes of each of their groups.
     """
 
     finished: Sequence[Task]
     remaining: Sequence[tuple[Task, int]]
-    reward_std: Mapping[str, float | None] = field(default_factory=dict)
+    counts: Mapping[str, GroupCounts] = field(default_factory=dict)
 
 
 def abort_reason(error: BaseException, episode: Rollout) -> str:
@@ -261,12 +260,7 @@ def resumption(
             remaining.append((task, lacking))
         else:
             finished.append(task)
-    spreads = {
-        group: its.reward_std if its.ended > 1 else None
-        for group, its in counts.items()
-        if its.ended or its.aborted
-    }
-    return Resumption(finished=finished, remaining=remaining, reward_std=spreads)
+    return Resumption(finished=finished, remaining=remaining, counts=counts)
 
 
 def traceback_text(error: BaseException, episode: Rollout | None) -> str:

@@ -100,6 +100,13 @@ class StoreReader:
         """Return the number of chosen episodes."""
         return sum([1 async for _ in self._episodes(choice)])
 
+    async def trained_rewards(self) -> AsyncIterator[tuple[int, str, float]]:
+        """Yield step, task id and reward of each training episode that a step consumed."""
+        async for record in self._episodes(EpisodeChoice(state="ended", kind="train")):
+            step = await self._step(record)
+            if step is not None and record.reward is not None:
+                yield step, record.task_id, record.reward
+
     async def find(self, prefix: str) -> str:
         """Return the id of the only episode whose id starts with `prefix`.
 

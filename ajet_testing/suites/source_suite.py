@@ -15,8 +15,9 @@ from typing import ClassVar
 
 import pytest
 
+from ajet_core.errors import PluginError
 from ajet_core.interfaces import NO_ANSWER, EpisodeOutcome, ModelEndpoint, Task, TaskSource
-from ajet_sources import check_task
+from ajet_sources import check_task, entries_of, licence_of, load_source, parse_source
 from ajet_testing.conformance import ConformanceSuite
 from ajet_testing.endpoints.plain import EndpointCall, PlainEndpoint
 
@@ -121,6 +122,23 @@ class SourceSuite(ConformanceSuite):
         async with self.make_source() as source:
             for task in source.tasks(source.splits()[0]):
                 assert task.difficulty is None or 0 <= task.difficulty <= 1
+
+    async def test_its_entry_in_the_catalogue_is_true(self) -> None:
+        source = self.make_source()
+        source = vars(source).get("_source", source)
+        try:
+            entries = entries_of(type(source).__module__.partition(".")[0])
+        except PluginError as error:
+            pytest.skip(str(error))
+        if not entries:
+            pytest.skip("it has no catalogue.toml")
+        for name, entry in entries.items():
+            assert parse_source(entry.train, entries).name == name
+            if entry.package:
+                assert entry.licence == licence_of(entry.package)
+            if entry.tasks is not None:
+                async with load_source(entry.train) as listed:
+                    assert len(listed.tasks(listed.splits()[0])) == entry.tasks
 
     async def test_solutions_are_best_and_junk_is_worst(self) -> None:
         async with self.make_source() as source:

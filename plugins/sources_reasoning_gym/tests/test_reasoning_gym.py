@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from ajet_sources_reasoning_gym.source import ReasoningGymSource, answer_in
+from reasoning_gym.factory import DATASETS
 
 from agentjet.client import AsyncSwarmClient, Episode
 from ajet_core.errors import ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
-from ajet_sources import load_source
+from ajet_sources import entries_of, load_source
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.source_suite import SourceSuite
@@ -25,6 +26,11 @@ from ajet_testing.suites.source_suite import SourceSuite
 class TestReasoningGym(SourceSuite):
     def make_source(self) -> TaskSource:
         return load_source("reasoning_gym:chain_sum?size=30&eval_size=10")
+
+
+def test_the_catalogue_has_the_number_of_datasets() -> None:
+    size = entries_of("ajet_sources_reasoning_gym")["reasoning_gym"].size
+    assert size.startswith(f"{len(DATASETS)} procedural datasets")
 
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
