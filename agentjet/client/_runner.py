@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal
@@ -30,6 +31,7 @@ RUNNER_LEASE_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 0.5
 _BEATS_PER_LEASE = 3
 _USUAL_EPISODES = 64
+_CAUSES = 10
 
 _log = logging.getLogger("ajet.client")
 
@@ -130,9 +132,19 @@ def concerns_one_episode(error: BaseException) -> bool:
     return isinstance(error, EpisodeError | RequestError)
 
 
+def _raised_at(error: BaseException | None) -> object:
+    """Return the types and lines of an exception and its causes."""
+    chain: list[object] = []
+    while error is not None and len(chain) < _CAUSES:
+        lines = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+        chain.append((type(error), *lines))
+        error = error.__cause__ or error.__context__
+    return tuple(chain)
+
+
 @dataclass
 class Ledger(Generic[EpisodeT, OutcomeT]):
-    """Collects results and decides about retries.
+    """Collects results, logs failures and decides about retries.
 
     :param retries: further attempts after a failed one.
     """
@@ -141,6 +153,7 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
     on_result: OnResult[EpisodeT, OutcomeT] | None
     outcomes: list[EpisodeResult[EpisodeT, OutcomeT]] = field(default_factory=list)
     failures: list[EpisodeFailure] = field(default_factory=list)
+    _logged: set[object] = field(default_factory=set)
 
     def is_last(self, job: Job) -> bool:
         """Return whether a job is given up if its current attempt fails."""
@@ -162,8 +175,13 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
             ends the runner.
         """
         text = traceback_text(error, episode)
+        reason = failure_reason(error, episode)
+        # One bug fails all episodes.
+        place = _raised_at(error)
+        shown = f"as another did: {reason.partition(chr(10))[0]}" if place in self._logged else text
+        self._logged.add(place)
         if outage:
-            _log.warning("task %r failed during an outage of the server:\n%s", job.task.id, text)
+            _log.warning("task %r failed during an outage of the server:\n%s", job.task.id, shown)
             return True
         job.attempts += 1
         _log.warning(
@@ -172,7 +190,7 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
             episode.episode_id if episode is not None else "(not claimed)",
             job.attempts,
             self.retries + 1,
-            text,
+            shown,
         )
         if job.attempts <= self.retries:
             return True
@@ -181,7 +199,7 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
             attempts=job.attempts,
             error=error,
             traceback=text,
-            reason=failure_reason(error, episode),
+            reason=reason,
         )
         self.failures.append(failure)
         if self.on_result is not None:

@@ -368,6 +368,22 @@ def test_a_failed_attempt_is_logged_with_task_episode_and_traceback(
     assert "key-of" not in text
 
 
+def test_the_traceback_of_a_failure_at_the_same_place_is_logged_once(
+    kind: str, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def agent(task: Task, episode: Episode) -> float:
+        if task.id == "c":
+            raise LookupError("in c")
+        raise ValueError(f"in {task.id}")
+
+    report = drive(kind, url, ["a", "b", "c"], agent, retries=1)
+    texts = [r.getMessage() for r in caplog.records if r.name == "ajet.client"]
+    assert len(texts) == 6
+    assert sum("Traceback" in text for text in texts) == 2
+    assert all("Error: in " in text for text in texts)
+    assert all("Traceback" in failure.traceback for failure in report.failures)
+
+
 def test_a_second_run_does_what_the_first_one_left(kind: str, url: str, stub: SwarmStub) -> None:
     broken = {"b"}
 
