@@ -90,7 +90,6 @@ TOOLS: Mapping[str, Sequence[Tool]] = {
     "qwen-code": [shell("run_shell_command", is_background=False)],
     "pi": [shell("bash")],
     "copilot": [shell("bash", description="Write the file", mode="sync")],
-    "openhands": [shell("terminal", security_risk="LOW", summary="Write the file")],
     "aider": [],
 }
 # What the model says to programs that do what its texts say.
@@ -216,8 +215,8 @@ def command_of(profile: str) -> list[str]:
 async def rolled_out(profile: str, options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Roll out episodes of a program, and return its row."""
     tools, at_once = TOOLS[profile], options.at_once
-    group, most = (1, 1) if options.once else (GROUP, options.tasks)
-    count = group * most
+    most = 1 if options.once else options.tasks
+    count = 1 if options.once else GROUP * most
     files = directory / "files"
     files.mkdir()
     (files / "README.md").write_text("Write the answer into answer.txt.\n")
@@ -230,7 +229,7 @@ async def rolled_out(profile: str, options: argparse.Namespace, directory: Path)
             for task, word in tasks.items()
         )
     )
-    batch = {"tasks": len(tasks), "episodes_per_task": group}
+    batch = {"tasks": len(tasks), "episodes_per_task": GROUP}
     swarm = ScriptedSwarm(
         directory / "swarm", replies(profile), max_context=MAX_CONTEXT, batch=batch
     )

@@ -261,6 +261,34 @@ async def test_a_program_has_no_network_but_its_endpoint(rolled: Exec) -> None:
     assert (await rolled.reward("python3 ask.py; python3 reach.py")).reward == 1.0
 
 
+async def test_hosts_that_are_allowed_are_reached_through_the_proxy(rolled: Exec) -> None:
+    (rolled.files / "reach.py").write_text(
+        "import os, socket, sys\n"
+        "place = os.environ['HTTPS_PROXY'].removeprefix('http://').split(':')\n"
+        "for target in sys.argv[1:]:\n"
+        "    proxy = socket.create_connection((place[0], int(place[1])))\n"
+        "    proxy.sendall(f'CONNECT {target} HTTP/1.1\\r\\n\\r\\n'.encode())\n"
+        "    lines = proxy.makefile().read().splitlines()\n"
+        "    print(lines[0], lines[-1])\n"
+    )
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    def look(result: Any) -> float:
+        allowed, refused = result.stdout.read_text().splitlines()
+        assert allowed == "HTTP/1.1 200 Connection established hello"
+        assert refused.startswith("HTTP/1.1 403 Forbidden")
+        return 1.0
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        script = f"python3 ask.py; python3 reach.py 127.0.0.1:{port} 127.0.0.1:{port + 1}"
+        outcome = await rolled.reward(script, look, allow_hosts=(f"127.0.0.1:{port}",))
+    assert outcome.reward == 1.0
+
+
 async def test_a_sandbox_that_fails_aborts_its_episode(rolled: Exec) -> None:
     missing = {"/data": Path("/no/such/place")}
     reason = await rolled.failure("python3 ask.py", read_only=missing)
