@@ -78,7 +78,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
         async def run(task: Any) -> EpisodeOutcome:
             raise TypeError(f"task {task!r}: a program in a sandbox needs an episode to run in")
 
-        super().__init__(run, Terms(rules=program.rules), client)
+        super().__init__(run, Terms(rules=program.call_rules), client)
         self._server = client
         self._program = program
         self._sandbox = sandbox

@@ -8,12 +8,11 @@ import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ajet_core.errors import ConfigError, UnreadableFileError
-from ajet_core.protocol import AgentRule
 
 
 class EndpointProfile(BaseModel):
@@ -22,8 +21,8 @@ class EndpointProfile(BaseModel):
     :param about: which programs it is for.
     :param status: ``tested`` only with the versions in `run_with`.
     :param command: the program's command, as it is given to ``ajet exec``.
-    :param agents: the program's side calls, such as those for titles, as `RolloutConfig.agents` has
-        them: to be named in ``rollout.agents`` and ``rollout.untrained_agents`` of the run.
+    :param agents: the program's side calls, such as those for titles, which are not trained: by
+        name, a text that their system prompts contain.
     :param environ: variables, with placeholders.
     :param files: contents of files with placeholders, by path in the program's HOME.
     """
@@ -35,7 +34,7 @@ class EndpointProfile(BaseModel):
     run_with: str = ""
     command: str = ""
     notes: str = ""
-    agents: Mapping[str, AgentRule] = Field(default_factory=dict)
+    agents: Mapping[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
     environ: Mapping[str, str] = Field(default_factory=dict)
     files: Mapping[str, str] = Field(default_factory=dict)
 

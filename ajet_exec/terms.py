@@ -73,3 +73,13 @@ class ProgramTerms:
     keep: bool = False
     keep_failed: int = 0
     disk_bytes: int | None = None
+
+    @property
+    def call_rules(self) -> CallRules:
+        """The rules with the side calls of the profile, which are not trained."""
+        side_calls = self.profile.agents
+        changes = {
+            "agents": {**self.rules.agents, **side_calls},
+            "untrained_agents": (*self.rules.untrained_agents, *side_calls),
+        }
+        return self.rules.model_copy(update=changes)

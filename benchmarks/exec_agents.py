@@ -2,7 +2,8 @@
 
 Each episode is `ajet exec` with a sandbox. The model answers with a call of the program's own shell
 tool, which writes a file, and then with a text; the reward is 1 if the file is there. So an episode
-has at least two turns. Between `ajet exec` and the server, a relay reads which answers are streams.
+has at least two turns; that of a program without tools (aider) has one, whose text is the edit.
+Between `ajet exec` and the server, a relay reads which answers are streams.
 
 All other figures are from the store: calls and their episodes (each task's prompt contains its own
 word, which must be in all calls of its episode and in no other), forks, and the tokens that were
@@ -11,8 +12,13 @@ is the largest sum of proportional set sizes of everything at once, sampled each
 
     PATH=/opt/agents/opencode/bin:$PATH python benchmarks/exec_agents.py --programs opencode
 
-It runs the programs that are on PATH and visible in sandboxes, outside of home directories, and
-exits with 1 if an episode of one of them fails. The JSON line comes last.
+Twenty episodes at once, of ten tasks:
+
+    python benchmarks/exec_agents.py --programs mini-swe-agent opencode --tasks 10 --at-once 20
+
+It runs the programs that are on PATH, and exits with 1 if an episode of one of them fails. What a
+program needs of a home directory, such as the Python of its virtual environment, is shown in its
+sandboxes. The JSON line comes last.
 """
 
 from __future__ import annotations
@@ -84,14 +90,19 @@ TOOLS: Mapping[str, Sequence[Tool]] = {
     "qwen-code": [shell("run_shell_command", is_background=False)],
     "pi": [shell("bash")],
     "copilot": [shell("bash", description="Write the file", mode="sync")],
+    "aider": [],
 }
+# What the model says to programs that do what its texts say.
+EDITS = {"aider": "answer.txt\n```\n42\n```"}
 
 
-def replies(tools: Sequence[Tool]) -> list[ScriptedReply]:
+def replies(profile: str) -> list[ScriptedReply]:
     """Return the model's answers, by the number of tool results in a prompt."""
+    if profile in EDITS:
+        return [ScriptedReply(prompt=".", says=(f"{EDITS[profile]}<|im_end|>",))]
     texts = [
         f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-        for name, arguments in tools
+        for name, arguments in TOOLS[profile]
     ]
     by_turn = [
         ScriptedReply(prompt="<tools>" + "(.*<tool_response>)" * turn, says=(f"{text}<|im_end|>",))
@@ -169,6 +180,33 @@ async def watched(process: asyncio.subprocess.Process) -> int:
     return most
 
 
+def needs(executable: Path) -> list[Path]:
+    """Return the installations that a program needs: its own, and that of its interpreter.
+
+    That is the directory of ``bin``, for each link on the way to the file.
+    """
+    places = []
+    waiting = [executable]
+    while waiting:
+        file = waiting.pop()
+        places.append(file.parent.parent if file.parent.name == "bin" else file)
+        if file.is_symlink():
+            waiting.append(Path(os.path.normpath(file.parent / file.readlink())))
+            continue
+        with file.open("rb") as opened:
+            begin = opened.readline(4096)
+        if begin.startswith(b"#!"):
+            words = begin[2:].decode().split()
+            name = words[-1] if Path(words[0]).name == "env" else words[0]
+            waiting += [Path(path)] if (path := shutil.which(name)) else []
+    return places
+
+
+def hidden_by_default(place: Path) -> bool:
+    """Return whether sandboxes show an empty directory instead."""
+    return any(place.is_relative_to(home) for home in (Path.home(), Path("/home"), Path("/root")))
+
+
 def command_of(profile: str) -> list[str]:
     """Return the command of a profile."""
     return shlex.split(load_profiles()[profile].command)
@@ -176,13 +214,15 @@ def command_of(profile: str) -> list[str]:
 
 async def rolled_out(profile: str, options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Roll out episodes of a program, and return its row."""
-    tools, count, at_once = TOOLS[profile], GROUP * options.tasks, options.at_once
+    tools, at_once = TOOLS[profile], options.at_once
+    most = 1 if options.once else options.tasks
+    count = 1 if options.once else GROUP * most
     files = directory / "files"
     files.mkdir()
     (files / "README.md").write_text("Write the answer into answer.txt.\n")
     (directory / "tests").mkdir()
     (directory / "tests/grade.py").write_text(GRADE)
-    tasks = {f"t{number}": f"marker{number:04}x" for number in range(count // GROUP)}
+    tasks = {f"t{number}": f"marker{number:04}x" for number in range(most)}
     (directory / "tasks.jsonl").write_text(
         "".join(
             json.dumps({"id": task, "prompt": f"Write 42 into answer.txt. Ignore {word}."}) + "\n"
@@ -190,8 +230,14 @@ async def rolled_out(profile: str, options: argparse.Namespace, directory: Path)
         )
     )
     batch = {"tasks": len(tasks), "episodes_per_task": GROUP}
-    swarm = ScriptedSwarm(directory / "swarm", replies(tools), max_context=MAX_CONTEXT, batch=batch)
-    extra = [word for path in options.read_only for word in ("--read-only", path)]
+    swarm = ScriptedSwarm(
+        directory / "swarm", replies(profile), max_context=MAX_CONTEXT, batch=batch
+    )
+    executable = Path(shutil.which(command_of(profile)[0]) or "")
+    shown = {str(place) for place in needs(executable) if hidden_by_default(place)}
+    extra = [word for path in sorted(shown) for word in ("--read-only", path)]
+    if options.once:
+        extra.append("--once")
     with swarm:
         wire = Wire(int(swarm.url.rpartition(":")[2]))
         began = monotonic()
@@ -201,7 +247,7 @@ async def rolled_out(profile: str, options: argparse.Namespace, directory: Path)
                 *("--tasks", str(directory / "tasks.jsonl"), "--files", str(files)),
                 *("--tests", str(directory / "tests"), "--reward", "python3 /tests/grade.py"),
                 *("--profile", profile, "--concurrency", str(at_once)),
-                *("--retries", "0", "--max-calls", "20", "--timeout", "300", *extra),
+                *("--retries", "0", "--max-calls", "20", "--timeout", str(options.timeout), *extra),
                 *("--", *TIMED, *command_of(profile)),
                 cwd=directory,
                 env={**os.environ, "AJET_TOKEN": swarm.token},
@@ -216,7 +262,7 @@ async def rolled_out(profile: str, options: argparse.Namespace, directory: Path)
                 if MODEL_PATH.search(asked):
                     (options.wire / f"{profile}-{number}.asked").write_bytes(asked)
                     (options.wire / f"{profile}-{number}.answered").write_bytes(answered)
-        row = {**recorded(swarm, tasks), **on_the_wire(wire)}
+        row = {**recorded(swarm, tasks, tools=bool(tools)), **on_the_wire(wire)}
     row |= {
         "at_once": at_once,
         "seconds": round(seconds, 1),
@@ -234,10 +280,11 @@ def on_the_wire(wire: Wire) -> dict[str, Any]:
     return {"paths": dict(paths), "requests": paths.total(), "streamed": wire.streams()}
 
 
-def recorded(swarm: ScriptedSwarm, words: Mapping[str, str]) -> dict[str, Any]:
+def recorded(swarm: ScriptedSwarm, words: Mapping[str, str], *, tools: bool) -> dict[str, Any]:
     """Return what the store has of the episodes.
 
     :param words: the word in the prompt of each task.
+    :param tools: whether the program has tools, so that calls without any are side calls.
     """
     episodes = swarm.episodes()
     ended = [episode for episode in episodes if episode.state == "ended"]
@@ -269,7 +316,7 @@ def recorded(swarm: ScriptedSwarm, words: Mapping[str, str]) -> dict[str, Any]:
                 own = words[episode.task_id]
                 row["misplaced"] += {word for word in words.values() if word in text} != {own}
                 row["calls"] += 1
-                row["turns" if call.tools else "side_calls"] += 1
+                row["turns" if call.tools or not tools else "side_calls"] += 1
                 row["tool_calls"] += call.answer is not None and bool(call.answer.tool_calls)
     return {
         "episodes": len(episodes),
@@ -290,7 +337,7 @@ def is_well(row: Mapping[str, Any], count: int, tools: int) -> bool:
     return (
         row["episodes"] == row["rewarded"] == count
         and row["calls"] == row["requests"]
-        and row["turns"] >= max(2, tools) * count
+        and row["turns"] >= (max(2, tools) if tools else 1) * count
         and row["tool_calls"] >= tools * count
         and row["misplaced"] == 0
     )
@@ -331,7 +378,8 @@ def main() -> int:
     )
     parser.add_argument("--tasks", type=at_least(1), default=2, help="of two episodes each")
     parser.add_argument("--at-once", type=at_least(1), default=2)
-    parser.add_argument("--read-only", action="append", default=[], help="as for ajet exec")
+    parser.add_argument("--timeout", type=at_least(1), default=900, help="seconds of an episode")
+    parser.add_argument("--once", action="store_true", help="a single one, by ajet exec --once")
     parser.add_argument("--wire", type=Path, help="directory for what was sent, for debugging")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()

@@ -24,6 +24,7 @@ from ajet_core.interfaces import BoxLimits, Sandbox
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import CallRules, CallSampling, RunConfig
 from ajet_exec import BoxedProgram, ProgramTerms, load_profiles, load_sandbox
+from ajet_exec.endpoint import target_of
 from ajet_exec.terms import HIDDEN_FIELDS
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -136,7 +137,7 @@ def exec_(
         limits=_limits(options["limits"]),
         host_network=options["network"],
         reward_network=options["reward_network"],
-        allow_hosts=options["allow_host"],
+        allow_hosts=_hosts(options["allow_host"]),
         artifacts=_artifacts(options["artifacts"]),
         hidden=tuple(Path(options[name]) for name in ("tasks", "task") if options[name]),
         out=Path(options["out"]),
@@ -187,7 +188,7 @@ async def _once(
             [task],
             boxed.agent,
             kind="eval",
-            rules=terms.rules,
+            rules=terms.call_rules,
             retries=0,
             concurrency=1,
         )
@@ -278,6 +279,15 @@ def _artifacts(given: Sequence[str]) -> tuple[str, ...]:
                 f"--artifact {pattern!r}: give a pattern relative to the working copy, such as "
                 "'*.log'"
             )
+    return tuple(given)
+
+
+def _hosts(given: Sequence[str]) -> tuple[str, ...]:
+    for text in given:
+        try:
+            target_of(text)
+        except ValueError as error:
+            raise click.UsageError(f"--allow-host: {error}") from error
     return tuple(given)
 
 

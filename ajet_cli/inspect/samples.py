@@ -83,9 +83,10 @@ def rows(
     """Yield the rows of one episode.
 
     :param texts: if given, adds the text of the tokens.
-    :param untrained_agents: agents whose calls are omitted.
+    :param untrained_agents: agents whose calls are omitted, in addition to those of the episode.
     """
-    trained = [call for call in stored.calls if call.agent not in untrained_agents]
+    untrained = stored.record.untrained_agents.union(untrained_agents)
+    trained = [call for call in stored.calls if call.agent not in untrained]
     merged = merge_episode(stored.record.episode_id, trained, merger)
     if of == "calls":
         for call in merged.seen.calls:

@@ -63,12 +63,13 @@ async def best_episodes(run_dir: Path, store: SampleStore, choice: BestChoice) -
             ids = best_of(records, share=choice.share, least=choice.least, top=choice.top)
             write_whole(choice.note, json.dumps([_asked(choice), ids]).encode())
         calls = await store.calls(ids) if ids else {}
-    untrained = () if run is None else stored_config(run).rollout.untrained_agents
+    of_run = () if run is None else stored_config(run).rollout.untrained_agents
+    untrained = {one.episode_id: one.untrained_agents.union(of_run) for one in records}
     examples = [
         [
             _to_learn(call)
             for call in calls[one]
-            if call.finish_reason != "abort" and call.agent not in untrained
+            if call.finish_reason != "abort" and call.agent not in untrained.get(one, of_run)
         ]
         for one in ids
     ]

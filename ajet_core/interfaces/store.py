@@ -83,6 +83,11 @@ class EpisodeRecord:
     rules: dict[str, Any] = field(default_factory=dict)
     joint: JointRecord | None = None
 
+    @property
+    def untrained_agents(self) -> frozenset[str]:
+        """Agents whose calls in this episode are not trained, in addition to those of the run."""
+        return frozenset(self.rules.get("untrained_agents", ()))
+
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:

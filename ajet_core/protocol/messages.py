@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ajet_core.protocol.base import Message, MetadataKey, MetadataText, Name
 from ajet_core.protocol.joint import JointPart
-from ajet_core.protocol.run import CallRules
+from ajet_core.protocol.run import AgentRule, CallRules
 
 Number = Annotated[float, Field(strict=True)]
 """A JSON number; a string or boolean that looks like one is refused."""
@@ -24,6 +24,8 @@ AbortCause = Literal[
 `CallRules.allow_no_calls` ``no_calls``."""
 
 ABORT_CAUSES: tuple[AbortCause, ...] = get_args(AbortCause)
+
+_MOST_CLAIMED_AGENTS = 16
 
 ClaimId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{32,128}$")]
 
@@ -76,6 +78,15 @@ class ClaimRequest(CallRules):
     wait_seconds: Annotated[float, Field(strict=True, ge=0, le=300)] = 30.0
     claim_id: ClaimId | None = Field(default=None, repr=False)
     joint: JointPart | None = None
+
+    @model_validator(mode="after")
+    def _agents_are_few_and_plain(self) -> Self:
+        # Clients must not be able to occupy the server with an expression.
+        if any(isinstance(rule, AgentRule) and rule.system for rule in self.agents.values()):
+            raise ValueError("agents of a claim have no regular expressions: give a text instead")
+        if max(len(self.agents), len(self.untrained_agents)) > _MOST_CLAIMED_AGENTS:
+            raise ValueError(f"a claim has at most {_MOST_CLAIMED_AGENTS} agents")
+        return self
 
 
 class EpisodeGrant(Message):

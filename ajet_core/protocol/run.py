@@ -216,23 +216,6 @@ class CallSampling(Message):
     max_tokens: PositiveInt | None = None
 
 
-class CallRules(Message):
-    """Rules for the model calls of an episode. Those of a claim replace those of its run.
-
-    :param sampling: for train episodes; `EvaluationConfig` has that of a run's evaluations.
-    :param max_calls: most calls of the episode; further ones are refused for good.
-    :param max_tokens: most tokens sampled for the episode: an answer ends there, and further calls
-        are refused for good. Calls that run at the same time may together exceed it.
-    :param allow_no_calls: the episode may end with a reward without a call to train. Otherwise the
-        server aborts it, because its reward would count in the baseline.
-    """
-
-    sampling: CallSampling = CallSampling()
-    max_calls: PositiveInt | None = None
-    max_tokens: PositiveInt | None = None
-    allow_no_calls: Annotated[bool, Field(strict=True)] | None = None
-
-
 class AgentRule(Message):
     """What identifies the calls of an agent: all conditions that are set.
 
@@ -246,6 +229,32 @@ class AgentRule(Message):
     model: Name | None = None
     max_tokens: PositiveInt | None = None
     tools: bool | None = None
+
+
+class CallRules(Message):
+    """Rules for the model calls of an episode. Those of a claim replace those of its run.
+
+    :param sampling: for train episodes; `EvaluationConfig` has that of a run's evaluations.
+    :param max_calls: most calls of the episode; further ones are refused for good.
+    :param max_tokens: most tokens sampled for the episode: an answer ends there, and further calls
+        are refused for good. Calls that run at the same time may together exceed it.
+    :param allow_no_calls: the episode may end with a reward without a call to train. Otherwise the
+        server aborts it, because its reward would count in the baseline.
+    :param agents: names of agents, each with a text that its system prompt contains, or a rule. The
+        first match is the agent of a call without the header ``x-ajet-agent``. Those of a claim are
+        tried before those of the run, and have no regular expressions.
+    :param untrained_agents: agents whose calls are not trained, such as titles and summaries, in
+        addition to those of the run.
+    """
+
+    sampling: CallSampling = CallSampling()
+    max_calls: PositiveInt | None = None
+    max_tokens: PositiveInt | None = None
+    allow_no_calls: Annotated[bool, Field(strict=True)] | None = None
+    agents: Annotated[dict[Name, SystemText | AgentRule], Field(max_length=256)] = Field(
+        default_factory=dict
+    )
+    untrained_agents: Annotated[tuple[Name, ...], Field(max_length=256)] = ()
 
 
 class RolloutConfig(CallRules):
@@ -275,9 +284,6 @@ class RolloutConfig(CallRules):
         their ended episodes are trained.
     :param engine_sleeps: ``sync``: the engine frees device memory while a step is trained, for a
         trainer on the same device. Calls wait meanwhile.
-    :param agents: names of agents, each with a text that its system prompt contains, or a rule. The
-        first match is the agent of a call without the header ``x-ajet-agent``.
-    :param untrained_agents: agents whose calls are not trained, such as titles and summaries.
     """
 
     mode: Literal["sync", "async"] = "sync"
@@ -289,10 +295,6 @@ class RolloutConfig(CallRules):
     late: Literal["carry", "drop"] = "carry"
     late_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     engine_sleeps: bool = False
-    agents: Annotated[dict[Name, SystemText | AgentRule], Field(max_length=256)] = Field(
-        default_factory=dict
-    )
-    untrained_agents: Annotated[tuple[Name, ...], Field(max_length=256)] = ()
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:

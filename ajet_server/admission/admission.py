@@ -388,8 +388,12 @@ def _rules(request: ClaimRequest, of_run: CallRules) -> dict[str, Any]:
     if request.kind == "eval":
         # `EvaluationConfig.sampling` applies to it.
         of_run = of_run.model_copy(update={"sampling": CallSampling()})
+    # Agents of the run apply to all its episodes, and need no copies in their records.
+    of_run = of_run.model_copy(update={"agents": {}, "untrained_agents": ()})
     rules = set(CallRules.model_fields)
-    own, others = (r.model_dump(include=rules, exclude_defaults=True) for r in (request, of_run))
+    own, others = (
+        r.model_dump(mode="json", include=rules, exclude_defaults=True) for r in (request, of_run)
+    )
     sampling = {**others.pop("sampling", {}), **own.pop("sampling", {})}
     return {**others, **own, **({"sampling": sampling} if sampling else {})}
 

@@ -103,12 +103,12 @@ def training_data(
     :param calls: by episode id.
     """
     # If its client disconnected, no agent saw the response: the reward does not apply to the call.
-    untrained = config.rollout.untrained_agents
+    untrained = frozenset(config.rollout.untrained_agents)
     known = {
         r.episode_id: [
             c
             for c in calls[r.episode_id]
-            if c.finish_reason != "abort" and c.agent not in untrained
+            if c.finish_reason != "abort" and c.agent not in untrained | r.untrained_agents
         ]
         for r in records
     }

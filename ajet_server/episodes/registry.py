@@ -416,7 +416,9 @@ class EpisodeRegistry:
         if episode.rules.allow_no_calls or record.joint is not None:
             return ""
         builder = self._admission.builder
-        untrained = set() if builder is None else builder.slots.untrained_agents
+        untrained = record.untrained_agents
+        if builder is not None:
+            untrained |= builder.slots.untrained_agents
         answered = +episode.session.answered
         if not answered:
             # A write whose answer was lost is not counted.

@@ -203,7 +203,9 @@ class CallRoute:
             model_request = asked.request
             if (named := request.path_params.get("model")) is not None:
                 model_request = replace(model_request, model=named)
-            agent = _agent_name(request) or speaker(model_request, service.run.agents)
+            agent = _agent_name(request) or speaker(
+                model_request, episode.rules.agents, service.run.agents
+            )
             if episode.record.kind == "eval":
                 model_request = replace(model_request, is_evaluation=True)
                 model_request = overridden(model_request, service.run.evaluation_sampling)

@@ -35,12 +35,13 @@ _numbers = itertools.count(10_000 * (os.getpid() % 10_000))
 
 _LAUNCHER = """
 import asyncio, pickle, sys
-path, suite, directory, source = pickle.load(sys.stdin.buffer)
+path, suite, directory, source, mark = pickle.load(sys.stdin.buffer)
 sys.path[:] = path
 from pathlib import Path
 from ajet_testing.other_process import load_class
 case = load_class(*suite)()
-asyncio.run(case.box(Path(directory), source, timeout=600.0))
+argv = (case.python, "program.py", mark)
+asyncio.run(case.box(Path(directory), source, timeout=600.0, argv=argv))
 """
 
 
@@ -414,10 +415,17 @@ class SandboxSuite(ConformanceSuite):
             mark = str(next(_numbers))
             self._kill_launcher(place, mark)
             self.make_sandbox().remove_leftovers()
-            assert _settled(mark) == []
+            left = _settled(mark)
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            assert left == []
 
     def _kill_launcher(self, place: Path, mark: str) -> None:
-        """Kill the process that waits for a box, once its program has begun."""
+        """Kill the process that waits for a box, once its program and a child of it have begun.
+
+        :param mark: an argument of both, and so of the processes that start the program.
+        """
         kind = type(self)
         if "<locals>" in kind.__qualname__:
             pytest.skip(f"another process cannot import {kind.__qualname__}")
@@ -430,7 +438,7 @@ class SandboxSuite(ConformanceSuite):
             stderr=subprocess.PIPE,
         ) as launcher:
             assert launcher.stdin is not None
-            launcher.stdin.write(pickle.dumps((sys.path, suite, directory, source)))
+            launcher.stdin.write(pickle.dumps((sys.path, suite, directory, source, mark)))
             launcher.stdin.close()
             try:
                 # The list of processes may lack one that has just begun.

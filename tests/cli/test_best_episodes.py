@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,15 @@ async def test_the_calls_of_the_best_are_taken(recording: Recording, tmp_path: P
     assert [call.agent for call in example] == ["titles", "solver"]
 
 
-async def test_calls_of_agents_that_the_run_does_not_train_are_left_out(
-    recording: Recording, tmp_path: Path
+@pytest.mark.parametrize("by_claim", [True, False])
+async def test_calls_of_agents_that_are_not_trained_are_left_out(
+    recording: Recording, tmp_path: Path, by_claim: bool
 ) -> None:
-    recording.untrained_agents = ("titles",)
+    if by_claim:
+        rules = {"untrained_agents": ["titles"]}
+        recording.episodes = [replace(one, rules=rules) for one in recording.episodes]
+    else:
+        recording.untrained_agents = ("titles",)
     run_dir = await recording.save(tmp_path / "run")
     (example,) = await best_episodes(run_dir, store_of(run_dir), choice(tmp_path))
     assert [call.agent for call in example] == ["solver"]

@@ -126,6 +126,7 @@ def test_what_is_missing_is_named(example: ScriptedSwarm) -> None:
         (with_option("--limit", "memory=lots"), "--limit memory=lots: give a number"),
         (with_option("--disk", "lots"), "--disk=lots: give a number, such as 4G"),
         (with_option("--limit", "size=1"), "--limit size=1: give"),
+        (with_option("--allow-host", "https://pypi.org/simple"), "is not HOST or HOST:PORT"),
         (with_option("--box", "cardboard"), "cardboard"),
         (with_option("--files", "nowhere"), "nowhere"),
         (with_option("--reward", "no_module:f"), "cannot be imported"),

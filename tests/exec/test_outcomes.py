@@ -17,7 +17,7 @@ import pytest
 from agentjet import AsyncSwarmClient, EpisodeOutcome, SwarmClient, Task
 from agentjet.client import RunnerReport
 from ajet_core.interfaces import BoxLimits, Sandbox
-from ajet_exec import BoxedProgram, ProgramResult, ProgramTerms
+from ajet_exec import BoxedProgram, ProgramResult, ProgramTerms, load_profiles
 from ajet_testing.scripted_swarm import ScriptedSwarm
 
 pytestmark = pytest.mark.processes
@@ -48,10 +48,16 @@ class Exec:
             **terms,
         }
         async with AsyncSwarmClient(self.swarm.url, self.swarm.token) as client:
-            boxed = BoxedProgram(ProgramTerms(**values), self.sandbox, client, base=self.base)
+            program = ProgramTerms(**values)
+            boxed = BoxedProgram(program, self.sandbox, client, base=self.base)
             async with boxed:
                 report = await client.run_episodes_until_all_complete(
-                    tasks, boxed.agent, episodes_per_task=2, concurrency=8, retries=0
+                    tasks,
+                    boxed.agent,
+                    episodes_per_task=2,
+                    concurrency=8,
+                    retries=0,
+                    rules=program.call_rules,
                 )
         assert list(self.base.iterdir()) == []
         return report
@@ -255,6 +261,34 @@ async def test_a_program_has_no_network_but_its_endpoint(rolled: Exec) -> None:
     assert (await rolled.reward("python3 ask.py; python3 reach.py")).reward == 1.0
 
 
+async def test_hosts_that_are_allowed_are_reached_through_the_proxy(rolled: Exec) -> None:
+    (rolled.files / "reach.py").write_text(
+        "import os, socket, sys\n"
+        "place = os.environ['HTTPS_PROXY'].removeprefix('http://').split(':')\n"
+        "for target in sys.argv[1:]:\n"
+        "    proxy = socket.create_connection((place[0], int(place[1])))\n"
+        "    proxy.sendall(f'CONNECT {target} HTTP/1.1\\r\\n\\r\\n'.encode())\n"
+        "    lines = proxy.makefile().read().splitlines()\n"
+        "    print(lines[0], lines[-1])\n"
+    )
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    def look(result: Any) -> float:
+        allowed, refused = result.stdout.read_text().splitlines()
+        assert allowed == "HTTP/1.1 200 Connection established hello"
+        assert refused.startswith("HTTP/1.1 403 Forbidden")
+        return 1.0
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        script = f"python3 ask.py; python3 reach.py 127.0.0.1:{port} 127.0.0.1:{port + 1}"
+        outcome = await rolled.reward(script, look, allow_hosts=(f"127.0.0.1:{port}",))
+    assert outcome.reward == 1.0
+
+
 async def test_a_sandbox_that_fails_aborts_its_episode(rolled: Exec) -> None:
     missing = {"/data": Path("/no/such/place")}
     reason = await rolled.failure("python3 ask.py", read_only=missing)
@@ -308,6 +342,21 @@ async def test_placeholders_are_replaced_by_exact_name(rolled: Exec) -> None:
     assert prompt == '{"model": {model} $(x)}'
     assert model != "{model}"
     assert (key, work, file) == ("{api_key}", "/work", "/work/.ajet/task.json")
+
+
+async def test_side_calls_of_the_profile_are_not_trained(rolled: Exec) -> None:
+    (rolled.files / "title.py").write_text(
+        (rolled.files / "ask.py")
+        .read_text()
+        .replace("[{", '[{"role": "system", "content": "You title conversations."}, {')
+    )
+    profile = load_profiles()["openai"].model_copy(update={"agents": {"titles": "You title"}})
+    report = await rolled("python3 title.py; python3 ask.py", profile=profile)
+    for ended in report.outcomes:
+        episode_id = ended.episode.episode_id
+        assert [call.agent for call in rolled.swarm.calls(episode_id)] == ["titles", ""]
+        (record,) = [one for one in rolled.swarm.episodes() if one.episode_id == episode_id]
+        assert record.untrained_agents == {"titles"}
 
 
 async def test_a_prompt_can_be_read_from_stdin(rolled: Exec) -> None:

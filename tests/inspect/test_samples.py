@@ -116,13 +116,15 @@ def test_aborted_calls_are_left_out(of: RowsOf) -> None:
     assert "b" not in (row.get("call_ids") or [row["call_id"]])
 
 
+@pytest.mark.parametrize("by_claim", [True, False])
 @pytest.mark.parametrize("of", ["timelines", "calls"])
-def test_calls_of_untrained_agents_are_left_out(of: RowsOf) -> None:
+def test_calls_of_untrained_agents_are_left_out(of: RowsOf, by_claim: bool) -> None:
     """Others may share tokens with them."""
     title = replace(make_call("a", [1], [2]), agent="titles")
     work = make_call("b", [1, 2, 3], [4], index=1, parent=title)
-    stored = StoredEpisode(make_episode(), 4, [title, work], {})
-    (row,) = rows(stored, of, trie(), None, {"titles"})
+    rules = {"untrained_agents": ["titles"]} if by_claim else {}
+    stored = StoredEpisode(replace(make_episode(), rules=rules), 4, [title, work], {})
+    (row,) = rows(stored, of, trie(), None, () if by_claim else {"titles"})
     assert (row.get("call_ids") or [row["call_id"]]) == ["b"]
     tokens = row.get("token_ids") or row["prompt_ids"] + row["sampled_ids"]
     assert (tokens, sum(row.get("loss_mask") or [1])) == ([1, 2, 3, 4], 1)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ajet_core.interfaces import BoxExit, BoxLimits, BoxProgram
-from ajet_exec.boxes import bubblewrap, capture, watching
+from ajet_exec.boxes import bubblewrap, capture, owners, watching
 from ajet_exec.boxes.bubblewrap import BubblewrapSandbox
 from ajet_exec.boxes.tools import limited
 from tests.mutants.planting import Mutants, around, put
@@ -183,6 +183,12 @@ def a_cancelled_program_runs_on() -> None:
 def daemons_run_on() -> None:
     """The program shares the process ids of the host, and only itself is waited for."""
     argues(lambda given: [argument for argument in given if argument != "--unshare-pid"])
+
+
+@box
+def a_killed_launcher_leaves_its_boxes() -> None:
+    argues(lambda given: [argument for argument in given if argument != "--die-with-parent"])
+    put(owners, "kill_marked", lambda _: None)
 
 
 @box

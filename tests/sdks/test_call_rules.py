@@ -163,6 +163,37 @@ async def test_calls_of_untrained_agents_are_recorded_by_name(server: Running) -
     assert (await server.end(grant, 1.0)).status_code == 200
 
 
+async def test_a_claim_adds_untrained_agents_to_those_of_the_run(server: Running) -> None:
+    await server.roll(rollout={**RULES, "max_calls": None, "allow_no_calls": False})
+    own = {"agents": {"names": "Invent a name"}, "untrained_agents": ["names"]}
+    grant, other = await server.claim("a", **own), await server.claim("b")
+    asked = [{"role": "system", "content": "Invent a name for it."}, ASKED[0]]
+    for each in (grant, other):
+        await server.chat(each, messages=asked)
+    await server.chat(grant, messages=ASKED, model="small")
+    agents = [call.agent for call in await Agent(server, grant).calls()]
+    assert agents == ["names", "summaries"]
+    # Neither are the claim's nor the run's side calls worth a reward.
+    assert (await server.end(grant, 1.0)).status_code == 410
+    assert [call.agent for call in await Agent(server, other).calls()] == [""]
+    assert (await server.end(other, 1.0)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"agents": {"titles": {"system": "(a+)+$"}}},
+        {"agents": {f"agent{number}": "text" for number in range(17)}},
+        {"untrained_agents": [f"agent{number}" for number in range(17)]},
+    ],
+)
+async def test_agents_of_a_claim_are_few_texts(server: Running, rules: Any) -> None:
+    await server.roll()
+    refused = await server.http.post("/v1/episodes", json={"task_id": "a", **rules}, headers=CLIENT)
+    assert refused.status_code in (400, 422)
+    assert "a claim" in error_of(refused)["message"]
+
+
 async def test_an_episode_of_side_calls_alone_has_no_reward(server: Running) -> None:
     await server.roll(rollout={**RULES, "allow_no_calls": False})
     grant = await server.claim("a")

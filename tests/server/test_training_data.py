@@ -179,6 +179,16 @@ def test_calls_nobody_saw_are_not_trained() -> None:
     assert data.metrics()["calls"] == 6.0
 
 
+def test_calls_of_agents_that_a_claim_or_the_run_leaves_out_are_not_trained() -> None:
+    made = talks("x", "y")
+    for calls in made.values():
+        calls[1:] = [replace(calls[1], agent="titles"), replace(calls[2], agent="summaries")]
+    claimed = {"x": {"untrained_agents": ["titles"]}, "y": {}}
+    records = [record(name, float(i), rules=claimed[name]) for i, name in enumerate(made)]
+    data = prepare(made, records, rollout={"untrained_agents": ["summaries"]})
+    assert {call_id for call_id, _ in trained(data)} == {"x-0", "y-0", "y-1"}
+
+
 def test_what_limits_leave_out_is_counted() -> None:
     data = prepare(talks("x", "y"), timelines={"max_tokens": 12})
     assert sorted({call_id for call_id, _ in trained(data)}) == ["x-0", "x-1", "y-0", "y-1"]

@@ -36,12 +36,12 @@ from ajet_server.gateway.rendering.prompting import Prompt, raw_prompt
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 
 
-def speaker(request: ModelRequest, agents: Mapping[str, str | AgentRule]) -> str:
+def speaker(request: ModelRequest, *rules: Mapping[str, str | AgentRule]) -> str:
     """Return the first agent whose call a request is, "" if there is none.
 
-    :param agents: as in `ajet_core.protocol.run.RolloutConfig`.
+    :param rules: of the episode and of the run, as `ajet_core.protocol.CallRules.agents`.
     """
-    if not agents:
+    if not any(rules):
         return ""
     prompts = [message.content for message in request.messages if message.role == "system"]
 
@@ -56,7 +56,8 @@ def speaker(request: ModelRequest, agents: Mapping[str, str | AgentRule]) -> str
             and rule.tools in (None, bool(request.tools))
         )
 
-    return next((name for name, rule in agents.items() if speaks(rule)), "")
+    named = (each for agents in rules for each in agents.items())
+    return next((name for name, rule in named if speaks(rule)), "")
 
 
 def overridden(request: ModelRequest, sampling: CallSampling) -> ModelRequest:
