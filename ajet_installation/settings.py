@@ -135,6 +135,8 @@ class ServerSettings(_Section):
         metrics loggers.
     :param logger_queue: maximum number of records that wait for a metrics logger; then the oldest
         are dropped.
+    :param system_metrics_seconds: period at which metrics loggers get measurements of the machine
+        (docs/metrics.md); 0 for none.
     :param orphan_seconds: how long workers wait for a server that is restarted after it was killed,
         so that it need not load libraries and the model again; 0 ends them at once.
     :param processes: number of gateway processes, which answer agents' calls (docs/scale.md); with
@@ -183,6 +185,7 @@ class ServerSettings(_Section):
     logger_seconds: Seconds = 30.0
     logger_close_seconds: Annotated[float, Field(gt=0, le=600)] = 5.0
     logger_queue: Annotated[int, Field(ge=1)] = 10000
+    system_metrics_seconds: Annotated[float, Field(ge=0)] = 15.0
     orphan_seconds: Annotated[float, Field(ge=0, le=3600)] = 15.0
     fast_paths: tuple[FastPath, ...] = ("words", "collector")
     worker_restarts: Annotated[int, Field(ge=0)] = 3

@@ -20,6 +20,7 @@ from ajet_server.observe.events import EventLog
 from ajet_server.observe.logger_thread import LoggerThread
 from ajet_server.observe.loop_watch import LoopWatch
 from ajet_server.observe.metrics_loggers import MetricsLoggers
+from ajet_server.observe.system_metrics import SystemMonitor
 from ajet_server.run.coordinator import Coordinator
 from ajet_server.run.run_parts import RunParts
 from ajet_server.security.credentials import TokenBook
@@ -104,6 +105,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         plugins=plugins,
         store=store,
         loggers=loggers,
+        system=SystemMonitor(run_dir, loggers.log_system, server.system_metrics_seconds, time.time),
         watch=watch,
         events=events,
         board=board,
@@ -132,5 +134,8 @@ def _loggers(settings: Settings, plugins: PluginManager, context: WorkerContext)
         )
         threads.append(thread)
     return MetricsLoggers(
-        threads, call_seconds=server.logger_seconds, close_seconds=server.logger_close_seconds
+        threads,
+        position_file=context.run_dir / "logged.json",
+        call_seconds=server.logger_seconds,
+        close_seconds=server.logger_close_seconds,
     )

@@ -51,6 +51,7 @@ from ajet_server.gateway.silence import Silence
 from ajet_server.observe.events import EventLog
 from ajet_server.observe.loop_watch import LoopWatch
 from ajet_server.observe.metrics_loggers import MetricsLoggers
+from ajet_server.observe.system_metrics import SystemMonitor
 from ajet_server.observe.watchdog import DoubtView, OpenView, ServerView, Watchdog, diagnose
 from ajet_server.run.coordinator import Coordinator
 from ajet_server.run.run_parts import RunParts
@@ -88,6 +89,7 @@ class SwarmService:
     plugins: PluginManager
     store: RunStore
     loggers: MetricsLoggers
+    system: SystemMonitor
     watch: LoopWatch
     events: EventLog
     board: StateBoard
@@ -133,13 +135,13 @@ class SwarmService:
         await self._note_store()
         await self.episodes.restore()
         await self.coordinator.restore()
+        watchdog = Watchdog(self.events, self.loggers.log_finding)
+        self.system.open()
         self._tasks = [
             asyncio.create_task(
                 self._again_and_again("aborting expired episodes", self._look_at_leases)
             ),
-            asyncio.create_task(
-                self._again_and_again("watching", partial(self._watch, Watchdog(self.events)))
-            ),
+            asyncio.create_task(self._again_and_again("watching", partial(self._watch, watchdog))),
             asyncio.create_task(
                 self._again_and_again("asking how joint episodes ended", self.peers.look)
             ),
@@ -167,6 +169,7 @@ class SwarmService:
             await self.tell_evaluations()
         except AjetError as error:
             _log.error("the last evaluations are not logged: %s", error.message)
+        await self.system.close()
         await self.loggers.close()
         self.watch.close()
         try:

@@ -71,6 +71,7 @@ ADAPTERS = (
 )
 # Environments, whose programs run on Linux.
 SOURCES = ("harbor", "verifiers")
+LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 # A trainer, with servers that run elsewhere.
 BARE = tuple(f"agentjet[{t}] agentjet-engine-{e}" for t in TRAINERS for e in ENGINES)
 
@@ -96,6 +97,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         line("demo", "verl", "vllm"),
         *BARE,
         *map(line, SOURCES),
+        *map(line, LOGGERS),
     ),
     # pip refuses SGLang for the same reasons as with CUDA. It serves on a CPU only in the
     # environment that `ajet env create sglang --cpu` makes.

@@ -38,16 +38,20 @@ def test_wheels_are_built_where_the_line_that_installs_them_looks(
 
 
 def extras_of_plugins(extras: dict[str, list[str]]) -> set[str]:
-    """Extras that consist of an adapter or a source alone, which its tox environment installs."""
+    """Extras that are one adapter, source or logger, which its tox environment installs."""
     tox = configparser.ConfigParser()
     tox.read(ROOT / "tox.ini", encoding="utf-8")
     tested = {
         f"agentjet-{kind}-{factor.replace('_', '-')}"
-        for kind, factors in re.findall(r"(agents|sources)_\{([^}]+)\}", tox["tox"]["env_list"])
+        for kind, factors in re.findall(
+            r"(agents|sources|loggers)_\{([^}]+)\}", tox["tox"]["env_list"]
+        )
         for factor in factors.split(",")
     }
     names = {
-        extra: Requirement(wanted[0]).name for extra, wanted in extras.items() if len(wanted) == 1
+        extra: Requirement(wanted[-1]).name
+        for extra, wanted in extras.items()
+        if wanted[:-1] in ([], ["agentjet[server]"])
     }
     return {extra for extra, name in names.items() if name in tested}
 

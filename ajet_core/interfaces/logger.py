@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal
 
 from ajet_core.interfaces.context import SettingsT_co, WorkerContext
-from ajet_core.protocol import Evaluation, RunConfig
+from ajet_core.protocol import Evaluation, Finding, RunConfig
 
 EndReason = Literal["done", "stopped", "failed", "interrupted"]
 """Why a run ended; one that was interrupted continues when its server is started again."""
@@ -21,20 +21,23 @@ class LoggedRun:
     :param run_id: remains the same when the run is continued, also by another server process.
     :param config: with the model and all hyperparameters; secrets in settings are masked.
     :param resumed_step: number of steps that the weights were trained before; 0 for a new run.
+    :param segment: how often the run has returned to a step before the last one that was logged,
+        so that steps are repeated. New in hook API 1.5.
     """
 
     run_id: str
     config: RunConfig
     resumed_step: int
+    segment: int = 0
 
 
 class MetricsLogger(Generic[SettingsT_co], ABC):
     """Receives the metrics of every finished step, in order, and evaluations.
 
     It is created and called on a thread of its own, one call at a time: for each run `start`, then
-    `log` and `log_evaluation`, then `finish`; at last `close`. Training does not wait for it: a
-    full queue drops the oldest records. A record for which it raises is lost, and this is logged.
-    `start` and `finish` are new in hook API 1.3.
+    `log...`, then `finish`; at last `close`. Training does not wait for it: a full queue drops the
+    oldest records, those of `log_system` first. A record for which it raises is lost, and this is
+    logged. `start` and `finish` are new in hook API 1.3, `log_finding` and `log_system` in 1.5.
     """
 
     def __init__(self, settings: SettingsT_co, context: WorkerContext) -> None:
@@ -46,7 +49,7 @@ class MetricsLogger(Generic[SettingsT_co], ABC):
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one step; a step may be repeated when a run is resumed from a checkpoint.
+        """Record one step; a repeated step follows a `start` with a higher `segment`.
 
         :param metrics: read-only; ``docs/metrics.md`` lists names, units and meanings.
         """
@@ -55,6 +58,20 @@ class MetricsLogger(Generic[SettingsT_co], ABC):
         """Record results of evaluation episodes.
 
         The same client, tag and step may come again with more episodes. The default does nothing.
+        """
+
+    def log_finding(self, step: int, finding: Finding) -> None:
+        """Record a finding that has begun; ``docs/health.md`` and ``docs/faults.md`` list them.
+
+        :param step: steps that have been trained. The default does nothing.
+        """
+
+    def log_system(self, at: float, step: int, metrics: Mapping[str, float]) -> None:
+        """Record measurements of the server's machine, which are made at a period during a run.
+
+        :param at: Unix time in seconds of the measurements.
+        :param step: steps that have been trained; several records may have the same.
+        :param metrics: read-only; names begin with ``system/``. The default does nothing.
         """
 
     def finish(self, reason: EndReason, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The metrics logger that is always enabled: a JSON line for each step and each evaluation."""
+"""The metrics logger that is always enabled: a JSON line for each record."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 
 from ajet_core.errors import StoreError
 from ajet_core.interfaces import MetricsLogger, WorkerContext
-from ajet_core.protocol import Evaluation
+from ajet_core.protocol import Evaluation, Finding
 from ajet_server.embedded.settings import JsonlLoggerSettings
 
 
 class JsonlLogger(MetricsLogger[JsonlLoggerSettings]):
     """Appends ``{"step": 3, "loss": 0.1, ...}`` to ``<run_dir>/metrics.jsonl``.
 
-    Evaluations are appended to ``evaluations.jsonl``. A step that is trained again after a crash
+    Evaluations are appended to ``evaluations.jsonl``, findings to ``findings.jsonl`` and
+    measurements of the machine to ``system.jsonl``. A step that is trained again after a crash
     is appended again, and so is an evaluation that gets more episodes: use the last line of a step
     (and of a client and tag). Numbers that JSON does not have (NaN, infinity) become null.
     """
@@ -26,6 +27,8 @@ class JsonlLogger(MetricsLogger[JsonlLoggerSettings]):
         super().__init__(settings, context)
         self._steps = _Lines(context.run_dir / settings.file)
         self._evaluations = _Lines(context.run_dir / settings.evaluations_file)
+        self._findings = _Lines(context.run_dir / settings.findings_file)
+        self._system = _Lines(context.run_dir / settings.system_file)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line; it is visible to other processes when this returns.
@@ -34,18 +37,24 @@ class JsonlLogger(MetricsLogger[JsonlLoggerSettings]):
 
         :raises StoreError: the file cannot be written.
         """
-        self._steps.append(
-            {"step": step} | {k: _finite(v) for k, v in metrics.items() if k != "step"}
-        )
+        self._steps.append(_numbers({"step": step}, metrics))
 
     def log_evaluation(self, evaluation: Evaluation) -> None:
         """Append one line, as `log` does."""
         self._evaluations.append(evaluation.model_dump(mode="json"))
 
+    def log_finding(self, step: int, finding: Finding) -> None:
+        """Append one line, as `log` does."""
+        self._findings.append({"step": step, **finding.model_dump(mode="json")})
+
+    def log_system(self, at: float, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line, as `log` does."""
+        self._system.append(_numbers({"at": at, "step": step}, metrics))
+
     def close(self) -> None:
         """Close the files."""
-        self._steps.close()
-        self._evaluations.close()
+        for lines in (self._steps, self._evaluations, self._findings, self._system):
+            lines.close()
 
 
 class _Lines:
@@ -88,5 +97,6 @@ class _Lines:
         return file
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _numbers(first: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float | None]:
+    others = {name: value for name, value in metrics.items() if name not in first}
+    return {**first, **{n: v if math.isfinite(v) else None for n, v in others.items()}}

@@ -50,7 +50,11 @@ class JsonlLoggerSettings(ComponentSettings):
 
     :param file: name of the file for steps, in the run directory.
     :param evaluations_file: name of the file for evaluations, in the run directory.
+    :param findings_file: name of the file for findings, in the run directory.
+    :param system_file: name of the file for measurements of the machine, in the run directory.
     """
 
     file: FileName = "metrics.jsonl"
     evaluations_file: FileName = "evaluations.jsonl"
+    findings_file: FileName = "findings.jsonl"
+    system_file: FileName = "system.jsonl"

@@ -21,6 +21,7 @@ LoggerCall = Callable[[MetricsLogger], None]
 class _Record:
     what: str
     call: LoggerCall
+    minor: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class LoggerThread:
 
     :param label: names the logger with its plugin and distribution, for messages.
     :param make: creates the logger.
-    :param limit: maximum number of records that wait; the oldest are dropped.
+    :param limit: maximum number of records that wait; the oldest are dropped, minor ones first.
     :param clock: seconds, monotonic.
     """
 
@@ -121,16 +122,17 @@ class LoggerThread:
             self._dropped = self._lost = 0
             self._put(run)
 
-    def record(self, what: str, call: LoggerCall) -> None:
-        """Queue a record; if the queue is full, drop the oldest one.
+    def record(self, what: str, call: LoggerCall, *, minor: bool = False) -> None:
+        """Queue a record; if the queue is full, drop the oldest minor one, or else the oldest.
 
         :param what: the call, for messages.
+        :param minor: other records are worth more.
         """
         with self._changed:
             if self._records >= self._limit:
                 self._drop()
             self._records += 1
-            self._put(_Record(what, call))
+            self._put(_Record(what, call, minor))
 
     def finish(self, reason: EndReason, message: str) -> None:
         """Queue the end of a run."""
@@ -190,7 +192,8 @@ class LoggerThread:
 
     def _drop(self) -> None:
         # Starts and ends of runs are kept.
-        oldest = next(order for order in self._queue if isinstance(order, _Record))
+        records = [order for order in self._queue if isinstance(order, _Record)]
+        oldest = next((record for record in records if record.minor), records[0])
         self._queue.remove(oldest)
         self._records -= 1
         self._dropped += 1

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 from ajet_core.errors import PluginError
 from ajet_core.interfaces import EndReason, LoggedRun, MetricsLogger
 from ajet_core.protocol import Evaluation, Finding, StepSummary
-from ajet_server.observe.logger_thread import LoggerState, LoggerThread
+from ajet_server.observe.logger_thread import LoggerCall, LoggerState, LoggerThread
+from ajet_server.observe.run_position import RunPosition
 from ajet_server.security.secrets import without_secrets
 
 _log = logging.getLogger("ajet.server")
@@ -22,6 +24,7 @@ _log = logging.getLogger("ajet.server")
 class MetricsLoggers:
     """All metrics loggers of a server. Its methods are called in the server's event loop.
 
+    :param position_file: where the last step that was logged is kept.
     :param call_seconds: how long a call may take before it is reported, and a constructor before
         the server is not started.
     :param close_seconds: how long to wait for all loggers at the end of a run and of the server.
@@ -32,6 +35,7 @@ class MetricsLoggers:
         self,
         threads: Sequence[LoggerThread],
         *,
+        position_file: Path,
         call_seconds: float,
         close_seconds: float,
     ) -> None:
@@ -39,6 +43,10 @@ class MetricsLoggers:
         self._call_seconds = call_seconds
         self._close_seconds = close_seconds
         self.blocked: list[str] = []
+        self._position = RunPosition(position_file)
+        # The present run, as it was announced last.
+        self._run: LoggedRun | None = None
+        self._step = 0
 
     async def open(self) -> None:
         """Create the loggers.
@@ -59,20 +67,51 @@ class MetricsLoggers:
             raise PluginError("; ".join(refusal.message for refusal in refusals))
 
     def start(self, run: LoggedRun) -> None:
-        """Announce a run."""
-        config = without_secrets(run.config)
-        for thread in self._threads:
-            thread.start(replace(run, config=config.model_copy(deep=True)))
+        """Announce a run; it continues the one with the same id that was logged last."""
+        segment = self._position.begin(run.run_id, run.resumed_step)
+        self._announce(replace(run, config=without_secrets(run.config), segment=segment))
+
+    async def reach(self, step: int) -> None:
+        """Note a step before it is logged, so that it is known, later too, if it is repeated."""
+        self._position.reach(step)
+        try:
+            await asyncio.to_thread(self._position.save)
+        except OSError as error:
+            _log.error(
+                "cannot note that step %d is logged, so loggers may record it twice if the run "
+                "continues from an earlier step: %s",
+                step,
+                error,
+            )
 
     def log_step(self, summary: StepSummary) -> None:
         """Record a finished step."""
         metrics = MappingProxyType(dict(summary.metrics))
+        if self._run is not None and self._run.segment != self._position.segment:
+            # As if the server had been started again.
+            for thread in self._threads:
+                thread.finish("interrupted", "")
+            returned = replace(
+                self._run, resumed_step=summary.step - 1, segment=self._position.segment
+            )
+            self._announce(returned)
+        self._step = summary.step
+        self._record(f"log of step {summary.step}", lambda each: each.log(summary.step, metrics))
+
+    def log_finding(self, finding: Finding) -> None:
+        """Record a finding that has begun."""
+        step = self._step
 
         def log(logger: MetricsLogger) -> None:
-            logger.log(summary.step, metrics)
+            logger.log_finding(step, finding.model_copy(deep=True))
 
-        for thread in self._threads:
-            thread.record(f"log of step {summary.step}", log)
+        self._record(f"log_finding of {finding.code!r}", log)
+
+    def log_system(self, at: float, metrics: Mapping[str, float]) -> None:
+        """Record measurements of the machine if there is a run; may be called by any thread."""
+        step, shown = self._step, MappingProxyType(dict(metrics))
+        if self._run is not None:
+            self._record("log_system", lambda each: each.log_system(at, step, shown), minor=True)
 
     def log_evaluation(self, evaluation: Evaluation) -> None:
         """Record an evaluation."""
@@ -80,12 +119,11 @@ class MetricsLoggers:
         def log(logger: MetricsLogger) -> None:
             logger.log_evaluation(evaluation.model_copy(deep=True))
 
-        what = f"log_evaluation of {evaluation.tag!r} at step {evaluation.step}"
-        for thread in self._threads:
-            thread.record(what, log)
+        self._record(f"log_evaluation of {evaluation.tag!r} at step {evaluation.step}", log)
 
     def finish(self, reason: EndReason, message: str = "") -> None:
         """End the run."""
+        self._run = None
         for thread in self._threads:
             thread.finish(reason, message)
 
@@ -135,6 +173,15 @@ class MetricsLoggers:
             for code, causes in (("logger_behind", behind), ("logger_failed", failed))
             if causes
         ]
+
+    def _announce(self, run: LoggedRun) -> None:
+        self._run, self._step = run, run.resumed_step
+        for thread in self._threads:
+            thread.start(replace(run, config=run.config.model_copy(deep=True)))
+
+    def _record(self, what: str, call: LoggerCall, *, minor: bool = False) -> None:
+        for thread in self._threads:
+            thread.record(what, call, minor=minor)
 
     async def _all_are(
         self, state: Callable[[LoggerThread, float], bool], threads: Sequence[LoggerThread]

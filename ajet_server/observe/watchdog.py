@@ -6,7 +6,7 @@ Every state has a time after which a finding explains it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ajet_core.protocol import BatchProgress, Finding, Quarantine, ServerState, TagProgress
@@ -268,9 +268,13 @@ def _quarantined(view: ServerView) -> str:
 
 @dataclass(slots=True)
 class Watchdog:
-    """Reports each stuck cause when it begins and when it ends."""
+    """Reports each stuck cause when it begins and when it ends.
+
+    :param begun: is called with each that begins.
+    """
 
     events: EventLog
+    begun: Callable[[Finding], None] = lambda _: None
     _told: dict[str, Finding] = field(default_factory=dict)
 
     def look(self, findings: Sequence[Finding]) -> None:
@@ -280,6 +284,7 @@ class Watchdog:
             if code not in self._told:
                 _log.warning("stuck for %.0f s: %s", finding.seconds, finding.message)
                 self.events.emit("finding", {"what": "begun", **finding.model_dump()})
+                self.begun(finding)
         for code, finding in self._told.items():
             if code not in stuck:
                 self.events.emit("finding", {"what": "ended", **finding.model_dump()})

@@ -40,7 +40,7 @@ class RunHealth:
         self, config: FailureConfig, parts: RunParts, checkpoints: CheckpointFolder
     ) -> None:
         self._config = config
-        self._events, self._clock = parts.events, parts.wall_clock
+        self._events, self._loggers, self._clock = parts.events, parts.loggers, parts.wall_clock
         self._checkpoints = checkpoints
         self._monitor = HealthMonitor(config)
         self._clients = ClientMonitors(config)
@@ -137,6 +137,7 @@ class RunHealth:
         for kind in now.keys() - was.keys():
             _log.warning("step %d: %s", now[kind].step, now[kind].sentence)
             self._emit("begun", now[kind])
+            self._loggers.log_finding(self._told(now[kind]))
         for kind in was.keys() - now.keys():
             self._emit("ended", was[kind])
 

@@ -33,6 +33,7 @@ class StepBook:
         changed = "" if config_json == self._config_json else config_json
         step = StepRecord(summary.step, record.batch_id, metrics, now, stepped.scores, changed)
         await parts.store.add_step(step)
+        await parts.loggers.reach(summary.step)
         self._config_json = config_json
         self.last = summary
 

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import pytest
 
 from ajet_core.interfaces import EndReason, LoggedRun, MetricsLogger, WorkerContext
-from ajet_core.protocol import Evaluation, RunConfig
+from ajet_core.protocol import Evaluation, Finding, RunConfig
 from ajet_testing.conformance import ConformanceSuite
 
-__all__ = ["EVALUATION", "STEPS", "LoggerSuite"]
+__all__ = ["EVALUATION", "STEPS", "SYSTEM", "LoggerSuite"]
 
 _Steps = Sequence[tuple[int, Mapping[str, float]]]
 
@@ -45,6 +45,10 @@ EVALUATION = Evaluation(
     reward_mean=0.75,
     pass_at={1: 0.5, 4: 1.0},
 )
+
+
+SYSTEM = MappingProxyType({"system/cpu_percent": 12.5, "system/memory_available_bytes": 2.0**33})
+"""Measurements of a machine, read-only as the server's."""
 
 
 class LoggerSuite(ConformanceSuite):
@@ -85,7 +89,7 @@ class LoggerSuite(ConformanceSuite):
         context = _context(tmp_path)
         later = [(4, {"reward_mean": 0.5, "loss": 2.0}), (5, {"reward_mean": 1.0, "loss": 1.0})]
         self._use(context, lambda logger: _whole_run(logger, 0, STEPS))
-        self._use(context, lambda logger: _whole_run(logger, 2, later))
+        self._use(context, lambda logger: _whole_run(logger, 2, later, segment=1))
         self._check(context, dict(STEPS) | dict(later))
 
     def test_one_logger_records_several_runs(self, tmp_path: Path) -> None:
@@ -134,6 +138,39 @@ class LoggerSuite(ConformanceSuite):
         # A server that is stopped while its loggers are busy may not finish the run.
         self._use(context, lambda logger: logger.start(_run(0)))
         assert list(self.read_steps(context)) == []
+
+    def test_a_run_that_returns_repeats_its_steps(self, tmp_path: Path) -> None:
+        """The server was not started again, so the same logger gets another segment."""
+        context = _context(tmp_path)
+        repeated = [(2, {"loss": 5.0}), (3, {"loss": 6.0})]
+
+        def use(logger: MetricsLogger) -> None:
+            _whole_run(logger, 0, STEPS, "interrupted")
+            _whole_run(logger, 1, repeated, segment=1)
+
+        self._use(context, use)
+        recorded = dict(self.read_steps(context))
+        for number, metrics in [STEPS[0], *repeated]:
+            kept = {n: v for n, v in metrics.items() if self.metrics is None or n in self.metrics}
+            assert recorded[number] == pytest.approx(kept, rel=1e-6, abs=1e-36)
+
+    def test_findings_and_measurements_do_not_disturb_steps(self, tmp_path: Path) -> None:
+        context = _context(tmp_path)
+        finding = Finding(
+            code="kl", message="grew\n<b>tenfold</b> žluťoučký", seconds=1.5, stuck=False
+        )
+
+        def use(logger: MetricsLogger) -> None:
+            logger.start(_run(0))
+            for number, metrics in STEPS:
+                logger.log_system(1.7e9 + number, number - 1, SYSTEM)
+                logger.log(number, metrics)
+                logger.log_finding(number, finding)
+                logger.log_system(1.7e9 + number + 0.5, number, SYSTEM)
+            logger.finish("done", "")
+
+        self._use(context, use)
+        self._check(context, dict(STEPS))
 
     def test_metrics_remain_as_they_are(self, tmp_path: Path) -> None:
         own = dict(STEPS[0][1])
@@ -249,13 +286,19 @@ def _context(directory: Path) -> WorkerContext:
     return WorkerContext(run_dir=run_dir)
 
 
-def _run(resumed_step: int) -> LoggedRun:
+def _run(resumed_step: int, segment: int = 0) -> LoggedRun:
     config = RunConfig.model_validate({"model": {"path": "/models/tiny"}})
-    return LoggedRun("0123456789ab", config, resumed_step)
+    return LoggedRun("0123456789ab", config, resumed_step, segment)
 
 
-def _whole_run(logger: MetricsLogger, resumed_step: int, steps: _Steps) -> None:
-    logger.start(_run(resumed_step))
+def _whole_run(
+    logger: MetricsLogger,
+    resumed_step: int,
+    steps: _Steps,
+    reason: EndReason = "done",
+    segment: int = 0,
+) -> None:
+    logger.start(_run(resumed_step, segment))
     for number, metrics in steps:
         logger.log(number, metrics)
-    logger.finish("done", "")
+    logger.finish(reason, "")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from ajet_core.interfaces import (
     MetricsLogger,
     WorkerContext,
 )
-from ajet_core.protocol import Evaluation, RunConfig, StepSummary
+from ajet_core.protocol import Evaluation, Finding, RunConfig, StepSummary
 from ajet_installation.settings import Settings
 from ajet_server.build import build_service
 from ajet_server.observe.logger_thread import LoggerThread
@@ -82,6 +84,12 @@ class Everything(StepsOnly):
     def log_evaluation(self, evaluation: Evaluation) -> None:
         self.seen.append(evaluation.tag)
 
+    def log_finding(self, step: int, finding: Finding) -> None:
+        self.seen.append(("finding", step, finding.code))
+
+    def log_system(self, at: float, step: int, metrics: Mapping[str, float]) -> None:
+        self.seen.append(("system", step, dict(metrics)))
+
     def finish(self, reason: EndReason, message: str) -> None:
         self.seen.append((reason, message))
 
@@ -127,13 +135,16 @@ def made(
     seconds: float = 60.0,
     close_seconds: float = 60.0,
     clock: Callable[[], float] | None = None,
+    position_file: Path = Path(os.devnull) / "none",
 ) -> MetricsLoggers:
     """Loggers by number."""
     threads = [
         LoggerThread(f"logger {number}", make, limit=limit, clock=clock or Clock())
         for number, make in enumerate(makers)
     ]
-    return MetricsLoggers(threads, call_seconds=seconds, close_seconds=close_seconds)
+    return MetricsLoggers(
+        threads, position_file=position_file, call_seconds=seconds, close_seconds=close_seconds
+    )
 
 
 @asynccontextmanager
@@ -369,6 +380,101 @@ async def test_a_full_queue_drops_the_oldest_records_and_no_start_or_end(
     assert len(said) == 1
     assert "logger 0: its queue of 3 records is full (setting server.logger_queue)" in said[0]
     assert "first log of step 2; the present call is log of step 1" in said[0]
+
+
+async def test_a_full_queue_drops_measurements_before_steps(gated: Gated) -> None:
+    async with running(gated, limit=3) as loggers:
+        loggers.start(RUN)
+        loggers.log_step(step(1))
+        await asyncio.to_thread(gated.entered.wait)
+        loggers.log_step(step(2))
+        loggers.log_system(1.0, {"system/x": 1.0})
+        loggers.log_system(2.0, {"system/x": 2.0})
+        loggers.log_step(step(3))
+        loggers.log_step(step(4))
+        gated.gate.set()
+    assert gated.steps == [1, 2, 3, 4]
+
+
+async def test_findings_and_measurements_have_the_step_of_the_run() -> None:
+    logger = Everything()
+    finding = Finding(code="kl", message="m", seconds=1.0, stuck=False)
+    async with running(logger) as loggers:
+        # There is no run that they could belong to.
+        loggers.log_system(1.0, {"system/x": 0.0})
+        loggers.start(RUN)
+        loggers.log_system(2.0, {"system/x": 1.0})
+        loggers.log_step(step(5))
+        loggers.log_finding(finding)
+        loggers.log_system(3.0, {"system/x": 2.0})
+        loggers.finish("done")
+        loggers.log_system(4.0, {"system/x": 3.0})
+    (_, *seen, _, _) = logger.seen
+    assert seen == [
+        ("system", 4, {"system/x": 1.0}),
+        (5, {"loss": 0.5}),
+        ("finding", 5, "kl"),
+        ("system", 5, {"system/x": 2.0}),
+    ]
+
+
+async def trained(loggers: MetricsLoggers, *numbers: int) -> None:
+    for number in numbers:
+        await loggers.reach(number)
+        loggers.log_step(step(number))
+
+
+def segments(logger: Everything) -> list[object]:
+    """What a logger saw: segment and resumed step of each start, steps, and reasons of ends."""
+    return [
+        (each.segment, each.resumed_step) if isinstance(each, LoggedRun) else each[0]
+        for each in logger.seen
+        if isinstance(each, LoggedRun | tuple)
+    ]
+
+
+async def test_a_run_that_returns_begins_a_segment(tmp_path: Path) -> None:
+    file = tmp_path / "logged.json"
+    first, second, third = Everything(), Everything(), Everything()
+    async with running(first, position_file=file) as loggers:
+        loggers.start(RUN)
+        await trained(loggers, 5, 6, 7, 6, 7, 8)
+    assert segments(first) == [(0, 4), 5, 6, 7, "interrupted", (1, 5), 6, 7, 8]
+    async with running(second, position_file=file) as loggers:
+        loggers.start(replace(RUN, resumed_step=8))
+        await trained(loggers, 9)
+        loggers.finish("stopped")
+        loggers.start(replace(RUN, resumed_step=9))
+        await trained(loggers, 10)
+    assert segments(second) == [(1, 8), 9, "stopped", (1, 9), 10]
+    async with running(third, position_file=file) as loggers:
+        loggers.start(replace(RUN, resumed_step=6))
+        await trained(loggers, 7)
+        loggers.start(replace(RUN, run_id="another"))
+        await trained(loggers, 5)
+    assert segments(third) == [(2, 6), 7, (0, 4), 5]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"run_id": "run-1", "step": "x"}'])
+async def test_a_damaged_position_begins_anew(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "logged.json"
+    file.write_text(text, encoding="utf-8")
+    logger = Everything()
+    async with running(logger, position_file=file) as loggers:
+        loggers.start(RUN)
+        await trained(loggers, 5)
+    assert segments(logger) == [(0, 4), 5]
+
+
+async def test_a_position_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = Everything()
+    async with running(logger, position_file=tmp_path / "missing" / "logged.json") as loggers:
+        loggers.start(RUN)
+        await trained(loggers, 5, 5)
+    assert segments(logger) == [(0, 4), 5, "interrupted", (1, 4), 5]
+    assert "cannot note that step 5 is logged" in caplog.text
 
 
 async def test_a_start_that_raised_is_repeated_before_the_next_record() -> None:

@@ -77,9 +77,16 @@ class Exiting(Good):
         raise SystemExit(3)
 
     def write(self, line): ...
+
+
+class Filling(Good):
+    def write(self, line):
+        # A write to this device fails as on a full disk.
+        with open("/dev/full", "w") as file:
+            file.write(json.dumps(line))
 """
 HOOKS = """
-NAMES = ("Good", "Blocking", "Unclosable", "Unmakable", "Changing", "Exiting")
+NAMES = ("Good", "Blocking", "Unclosable", "Unmakable", "Changing", "Exiting", "Filling")
 
 @hookimpl
 def ajet_register_loggers():
@@ -125,7 +132,7 @@ async def test_loggers_that_misbehave_stop_neither_training_nor_the_shutdown(
     model_dir: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     run_dir = tmp_path / "run"
-    loggers = enabled("blocking", "unclosable", "changing", "exiting", "good")
+    loggers = enabled("blocking", "unclosable", "changing", "exiting", "filling", "good")
     limits = {
         "AJET_SERVER__LOGGER_SECONDS": "20",
         "AJET_SERVER__LOGGER_CLOSE_SECONDS": "1",
@@ -143,6 +150,8 @@ async def test_loggers_that_misbehave_stop_neither_training_nor_the_shutdown(
         assert "dropped: 1 (setting server.logger_queue)" in findings["logger_behind"]
         assert f"logger 'changing' {OWNER}: log of step " in findings["logger_failed"]
         assert f"logger 'exiting' {OWNER}: log of step " in findings["logger_failed"]
+        assert f"logger 'filling' {OWNER}: start of run " in findings["logger_failed"]
+        assert "No space left on device" in findings["logger_failed"]
         assert len(status["last_step"]["metrics"]) > 20
         server.process.send_signal(signal.SIGTERM)
         assert await server.process.wait() == 0

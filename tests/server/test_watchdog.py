@@ -115,12 +115,14 @@ def test_a_pause_throttling_and_quarantined_tasks_are_findings() -> None:
 
 def test_the_watchdog_tells_each_cause_once() -> None:
     events = EventLog(time.time)
-    dog = Watchdog(events)
+    begun: list[Finding] = []
+    dog = Watchdog(events, begun.append)
     stuck = only(IDLE)
     for findings in ([], [stuck], [stuck], [stuck.model_copy(update={"stuck": False})], []):
         dog.look(findings)
     told = [(e.event.data["what"], e.event.data["code"]) for e in events._events]
     assert told == [("begun", "no_client"), ("ended", "no_client")]
+    assert begun == [stuck]
 
 
 def test_refusals_are_forgotten_after_a_minute() -> None:

@@ -69,6 +69,9 @@ async def test_a_run_goes_back_and_trains_on_new_rollouts(
         assert {"what": "went_back", "step": 2} in events(server, "run")
         await server.batch()
         assert server.service.coordinator.step == 3
+    # Metrics loggers had the third step before, so they get it in another segment.
+    logged = json.loads((servers.run_dir / "logged.json").read_text())
+    assert (logged["step"], logged["segment"]) == (3, 1)
     # The trainer's own count: the third step was made on the second checkpoint.
     assert trained_steps(servers, 3) == 3
     async with servers.running() as server:

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from ajet_mlflow.logger import MlflowLogger
-from ajet_mlflow.names import mlflow_name
-from ajet_mlflow.settings import MlflowLoggerSettings
+from ajet_loggers_mlflow.logger import MlflowLogger
+from ajet_loggers_mlflow.names import mlflow_name
+from ajet_loggers_mlflow.settings import MlflowSettings
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from pydantic import ValidationError
 
 from ajet_core.interfaces import LoggedRun, MetricsLogger, WorkerContext
-from ajet_core.protocol import Evaluation, RunConfig
-from ajet_testing.suites.logger_suite import EVALUATION, STEPS, LoggerSuite
+from ajet_core.protocol import Evaluation, Finding, RunConfig
+from ajet_testing.suites.logger_suite import EVALUATION, STEPS, SYSTEM, LoggerSuite
 
 
 def client_of(context: WorkerContext) -> MlflowClient:
@@ -27,10 +27,10 @@ def runs_of(context: WorkerContext, experiment: str = "agentjet") -> list[Run]:
     if not (context.run_dir / "mlflow.db").exists():
         return []
     client = client_of(context)
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
+    known = client.get_experiment_by_name(experiment)
+    if known is None:
         return []
-    return list(client.search_runs([found.experiment_id], order_by=["attributes.start_time ASC"]))
+    return list(client.search_runs([known.experiment_id], order_by=["attributes.start_time ASC"]))
 
 
 class TestMlflowLogger(LoggerSuite):
@@ -42,7 +42,7 @@ class TestMlflowLogger(LoggerSuite):
         file = context.run_dir / "mlflow.db"
         if not file.exists():
             shutil.copy(self.empty, file)
-        return MlflowLogger(MlflowLoggerSettings(), context)
+        return MlflowLogger(MlflowSettings(), context)
 
     def read_steps(self, context: WorkerContext) -> Sequence[tuple[int, Mapping[str, float]]]:
         names = {mlflow_name(name): name for _, metrics in STEPS for name in metrics}
@@ -59,7 +59,7 @@ class TestMlflowLogger(LoggerSuite):
     def read_evaluations(self, context: WorkerContext) -> Sequence[tuple[str, int, float | None]]:
         of = ("evaluation", EVALUATION.client_id, EVALUATION.tag)
         client = client_of(context)
-        found: list[tuple[int, tuple[str, int, float | None]]] = []
+        read: list[tuple[int, tuple[str, int, float | None]]] = []
         for run in runs_of(context):
             rewards = {
                 (point.timestamp, point.step): point.value
@@ -69,8 +69,8 @@ class TestMlflowLogger(LoggerSuite):
             }
             for point in client.get_metric_history(run.info.run_id, mlflow_name(*of, "episodes")):
                 reward = rewards.get((point.timestamp, point.step))
-                found.append((point.timestamp, (EVALUATION.tag, point.step, reward)))
-        return [evaluation for _, evaluation in sorted(found, key=lambda one: one[0])]
+                read.append((point.timestamp, (EVALUATION.tag, point.step, reward)))
+        return [evaluation for _, evaluation in sorted(read, key=lambda one: one[0])]
 
 
 @pytest.fixture
@@ -80,13 +80,14 @@ def context(tmp_path: Path, empty_database: Path) -> WorkerContext:
 
 
 def logger_of(context: WorkerContext, **settings: object) -> MlflowLogger:
-    return MlflowLogger(MlflowLoggerSettings.model_validate(settings), context)
+    return MlflowLogger(MlflowSettings.model_validate(settings), context)
 
 
-def run_of(run_id: str = "r1", resumed_step: int = 0, **config: object) -> LoggedRun:
-    return LoggedRun(
-        run_id, RunConfig.model_validate({"model": {"path": "/m"}, **config}), resumed_step
-    )
+def run_of(
+    run_id: str = "r1", resumed_step: int = 0, segment: int = 0, **config: object
+) -> LoggedRun:
+    wanted = RunConfig.model_validate({"model": {"path": "/m"}, **config})
+    return LoggedRun(run_id, wanted, resumed_step, segment)
 
 
 def test_a_run_that_was_killed_continues_its_mlflow_run(context: WorkerContext) -> None:
@@ -100,6 +101,51 @@ def test_a_run_that_was_killed_continues_its_mlflow_run(context: WorkerContext) 
     assert run.info.status == "RUNNING"
     history = client_of(context).get_metric_history(run.info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(1, 2.0), (2, 1.0)]
+
+
+def test_a_segment_is_another_mlflow_run_without_repeated_steps(context: WorkerContext) -> None:
+    logger = logger_of(context, run_name="first")
+    logger.start(run_of())
+    for step in (1, 2):
+        logger.log(step, {"loss": float(step)})
+    logger.finish("interrupted", "")
+    logger.start(run_of(resumed_step=1, segment=1))
+    logger.log(2, {"loss": 20.0})
+    again = logger_of(context)
+    again.start(run_of(resumed_step=2, segment=1))
+    again.log(3, {"loss": 30.0})
+    first, second = runs_of(context)
+    histories = [
+        [(p.step, p.value) for p in client_of(context).get_metric_history(r.info.run_id, "loss")]
+        for r in (first, second)
+    ]
+    assert histories == [[(1, 1.0), (2, 2.0)], [(2, 20.0), (3, 30.0)]]
+    assert [run.info.run_name for run in (first, second)] == ["first", "first-1"]
+    assert {run.data.tags["ajet.group"] for run in (first, second)} == {"r1"}
+
+
+def test_findings_are_tags_and_measurements_have_their_time(context: WorkerContext) -> None:
+    logger = logger_of(context)
+    logger.start(run_of())
+    message = "<b>grew</b> " + "x" * 10_000
+    logger.log_finding(3, Finding(code="kl", message=message, seconds=0.0, stuck=False))
+    for at in (1000.5, 1010.5):
+        logger.log_system(at, 3, SYSTEM)
+    (run,) = runs_of(context)
+    assert run.data.tags["ajet.finding.kl"].startswith("step 3: <b>grew</b> x")
+    history = client_of(context).get_metric_history(run.info.run_id, "system/cpu_percent")
+    points = [(point.timestamp, point.step, point.value) for point in history]
+    assert points == [(1_000_500, 3, 12.5), (1_010_500, 3, 12.5)]
+
+
+def test_evaluations_have_intervals(context: WorkerContext) -> None:
+    logger = logger_of(context)
+    logger.start(run_of())
+    logger.log_evaluation(EVALUATION.model_copy(update={"tag": "held-out"}))
+    (run,) = runs_of(context)
+    of = f"evaluation/{EVALUATION.client_id}/held-out"
+    low, high = (run.data.metrics[f"{of}/pass_at_1_{end}"] for end in ("low", "high"))
+    assert low < run.data.metrics[f"{of}/pass_at_1"] == 0.5 < high
 
 
 def test_a_run_that_was_interrupted_is_running_again(context: WorkerContext) -> None:
@@ -195,8 +241,8 @@ def test_different_names_stay_different() -> None:
 
 @pytest.mark.parametrize("name", ["", "ajet.run_id", "mlflow.user"])
 def test_reserved_tags_are_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="no name for a tag"):
-        MlflowLoggerSettings(tags={name: "x"})
+    with pytest.raises(ValidationError, match="reserved or empty"):
+        MlflowSettings(tags={name: "x"})
 
 
 def test_a_start_that_failed_can_be_repeated(

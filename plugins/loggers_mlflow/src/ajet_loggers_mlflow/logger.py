@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ajet_core.interfaces import EndReason, LoggedRun, MetricsLogger, WorkerContext
-from ajet_core.protocol import Evaluation
-from ajet_mlflow.names import mlflow_name
-from ajet_mlflow.settings import MlflowLoggerSettings
+from ajet_core.protocol import Evaluation, Finding
+from ajet_core.tracking import evaluation_metrics, flat_config, tracker_id
+from ajet_loggers_mlflow.names import mlflow_name
+from ajet_loggers_mlflow.settings import MlflowSettings
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RUN_ID = "ajet.run_id"
+GROUP = "ajet.group"
+FINDING = "ajet.finding"
 END_REASON = "ajet.end_reason"
 END_MESSAGE = "ajet.end_message"
 CHANGED = "ajet.changed"
@@ -30,10 +32,10 @@ PARAMETERS_AT_ONCE = 100
 LONGEST_TEXT = 5000
 
 
-class MlflowLogger(MetricsLogger[MlflowLoggerSettings]):
-    """Writes each run of agentjet to one MLflow run, also if a server continues it later."""
+class MlflowLogger(MetricsLogger[MlflowSettings]):
+    """Writes each segment of a run to one MLflow run, also if a server continues it later."""
 
-    def __init__(self, settings: MlflowLoggerSettings, context: WorkerContext) -> None:
+    def __init__(self, settings: MlflowSettings, context: WorkerContext) -> None:
         super().__init__(settings, context)
         self._client: MlflowClient | None = None
         self._run_id = ""
@@ -44,43 +46,45 @@ class MlflowLogger(MetricsLogger[MlflowLoggerSettings]):
         client = self._connected()
         self._run_id = ""
         experiment = self._experiment(client)
-        found = client.search_runs(
+        own = tracker_id(run)
+        before = client.search_runs(
             [experiment],
-            filter_string=f"tags.`{RUN_ID}` = '{run.run_id}'",
+            filter_string=f"tags.`{RUN_ID}` = '{own}'",
             order_by=["attributes.start_time ASC"],
             max_results=1,
         )
-        if found:
-            run_id = found[0].info.run_id
-            self._continue(client, run_id, found[0].data.tags)
-            known = found[0].data.params
+        if before:
+            run_id = before[0].info.run_id
+            self._continue(client, run_id, before[0].data.tags)
+            known = before[0].data.params
         else:
             created = client.create_run(
                 experiment,
-                tags={**self.settings.tags, RUN_ID: run.run_id},
-                run_name=self.settings.run_name or run.run_id,
+                tags={**self.settings.tags, RUN_ID: own, GROUP: run.run_id},
+                run_name=own.replace(run.run_id, self.settings.run_name or run.run_id),
             )
             run_id, known = created.info.run_id, {}
-        self._write_parameters(client, run_id, parameters(run), known)
+        wanted = {mlflow_name(n): v[:LONGEST_TEXT] for n, v in flat_config(run).items()}
+        self._write_parameters(client, run_id, wanted, known)
         self._run_id = run_id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one step."""
-        self._write({mlflow_name(name): value for name, value in metrics.items()}, step)
+        self._write(metrics, step)
 
     def log_evaluation(self, evaluation: Evaluation) -> None:
-        """Write the scores of a task set; the names of the metrics begin with ``evaluation/``."""
-        values: dict[str, float] = {
-            "tasks": evaluation.tasks,
-            "episodes": evaluation.episodes,
-            "aborted": evaluation.aborted,
-            "mixed": evaluation.mixed,
-            **{f"pass_at_{k}": value for k, value in evaluation.pass_at.items()},
-        }
-        if evaluation.reward_mean is not None:
-            values["reward_mean"] = evaluation.reward_mean
-        of = ("evaluation", evaluation.client_id, evaluation.tag)
-        self._write({mlflow_name(*of, name): v for name, v in values.items()}, evaluation.step)
+        """Write an evaluation."""
+        self._write(evaluation_metrics(evaluation), evaluation.step)
+
+    def log_finding(self, step: int, finding: Finding) -> None:
+        """Write a tag; the last finding of a code counts."""
+        text = f"step {step}: {finding.message}"[:LONGEST_TEXT]
+        name = mlflow_name(f"{FINDING}.{finding.code}")
+        self._connected().set_tag(self._run_id, name, text)
+
+    def log_system(self, at: float, step: int, metrics: Mapping[str, float]) -> None:
+        """Write measurements, with their time."""
+        self._write(metrics, step, int(at * 1000))
 
     def finish(self, reason: EndReason, message: str) -> None:
         """Write why the run ended."""
@@ -141,30 +145,15 @@ class MlflowLogger(MetricsLogger[MlflowLoggerSettings]):
             if known.get(name, value) != value:
                 client.set_tag(run_id, f"{CHANGED}.{name}", value)
 
-    def _write(self, values: Mapping[str, float], step: int) -> None:
+    def _write(self, values: Mapping[str, float], step: int, at: int | None = None) -> None:
         from mlflow.entities import Metric
 
-        # Of values of one step, MLflow shows the one with the latest time, then the largest one.
-        self._last_time = max(self._last_time + 1, int(time.time() * 1000))
-        metrics = [Metric(name, v, self._last_time, step) for name, v in values.items()]
+        if at is None:
+            # Of values of one step, MLflow shows the one with the latest time, then the largest.
+            at = self._last_time = max(self._last_time + 1, int(time.time() * 1000))
+        metrics = [Metric(mlflow_name(name), value, at, step) for name, value in values.items()]
         for some in batches(metrics, METRICS_AT_ONCE):
             self._connected().log_batch(self._run_id, metrics=some)
-
-
-def parameters(run: LoggedRun) -> dict[str, str]:
-    """Return the settings of a run by their names, such as ``algorithm.learning_rate``."""
-    return {
-        mlflow_name(name): value[:LONGEST_TEXT]
-        for name, value in _flat("", run.config.model_dump(mode="json"))
-    }
-
-
-def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _flat(f"{name}.{key}" if name else str(key), inner)
-    else:
-        yield name, value if isinstance(value, str) else json.dumps(value)
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

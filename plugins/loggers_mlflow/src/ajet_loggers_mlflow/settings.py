@@ -1,4 +1,4 @@
-"""Settings, in a light module: the server imports it to check them."""
+"""Settings of the logger."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ajet_core.interfaces import ComponentSettings
 OWN_TAGS = ("ajet.", "mlflow.")
 
 
-class MlflowLoggerSettings(ComponentSettings):
-    """Settings of the logger ``mlflow``.
+class MlflowSettings(ComponentSettings):
+    """Settings of the logger for MLflow.
 
     :param tracking_uri: where MLflow keeps its runs, such as ``http://127.0.0.1:5000``; a SQLite
         file in the run directory if it is empty.
@@ -29,5 +29,5 @@ class MlflowLoggerSettings(ComponentSettings):
     def _no_tags_of_others(cls, tags: dict[str, str]) -> dict[str, str]:
         for name in tags:
             if not name or name.startswith(OWN_TAGS):
-                raise ValueError(f"{name!r} is no name for a tag of yours")
+                raise ValueError(f"{name!r} is reserved or empty: tags need other names")
         return tags

@@ -1,1 +1,0 @@
-"""Sends agentjet's metrics to MLflow."""

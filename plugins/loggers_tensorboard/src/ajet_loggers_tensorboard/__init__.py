@@ -1,0 +1,1 @@
+"""agentjet's metrics logger for TensorBoard."""
