@@ -40,7 +40,7 @@ class Turn:
     :param shows: what the model sees next: a text, or messages, such as the results of tool calls.
     :param reward: of the action; None if the environment gave none.
     :param done: whether the environment has ended the episode.
-    :param invalid: whether the model's message was no action, so that the environment did not move.
+    :param invalid: whether the model's message was not an action. The environment did not move.
     """
 
     shows: str | Sequence[Mapping[str, Any]]
@@ -84,9 +84,9 @@ class TurnSettings(ComponentSettings):
     :param seed: of the first task. Seeds of ``eval`` are others.
     :param system: the system message; by default what is known of the environment, and how to
         write an action.
-    :param max_steps: the model calls of an episode, at most. What it was rewarded with until then
-        is its reward.
-    :param invalid_action: what follows an answer that is no action: the model is shown why and
+    :param max_steps: the model calls of an episode, at most. The sum of the rewards
+        until then is its reward.
+    :param invalid_action: what follows an answer that is not an action: the model is shown why and
         answers ``again``, or it is the ``end`` of the episode.
     :param invalid_reward: is added to the reward for each such answer.
     :param reward_range: the least and the greatest reward of an episode.

@@ -96,7 +96,7 @@ async def test_invalid_actions_do_not_move_the_environment() -> None:
     assert outcome.components == {"steps": 9.0, "invalid_actions": 3.0}
     said = endpoint.calls[1].body["messages"][-1]["content"]
     assert said == (
-        "That is no action. Actions are left, down, right, up, or the numbers from 0 to 3."
+        "That is not an action. Actions are left, down, right, up, or the numbers from 0 to 3."
     )
     assert short.reward == -0.25
     assert len(ended.calls) == 1

@@ -114,7 +114,7 @@ async def test_json_actions_are_steps_until_the_environment_ends(server: str) ->
     assert json.loads(said[0]) == {"place": -3, "goal": -4}
     assert "not JSON" in said[1]
     assert "direction: Input should be 'left' or 'right'; steps" in said[2]
-    assert "no JSON object" in said[3]
+    assert "not a JSON object" in said[3]
 
 
 async def test_an_invalid_action_can_end_the_episode(server: str) -> None:
@@ -350,7 +350,7 @@ async def test_checks_find_that_the_template_rewards_anything(server: str) -> No
         ("/words", {"action_field": "nope"}, "no field 'nope', but word, loud"),
         ("/line", {"actions": "text"}, "name the one that is the model's text with action_field"),
         ("/words", {"actions": "tools"}, "does not list tools"),
-        ("/counts", {}, "is no server of OpenEnv"),
+        ("/counts", {}, "is not a server of OpenEnv"),
         ("/words", {"sessions": 0}, "sessions"),
     ],
 )

@@ -152,7 +152,7 @@ class _Gymnasium(Play):
         action = self._action(action_in(message.get("content") or ""))
         if action is None:
             choices = _choices(self._space, self._names)
-            return Turn(f"That is no action. {choices}", invalid=True)
+            return Turn(f"That is not an action. {choices}", invalid=True)
         try:
             return await asyncio.to_thread(self._step, action)
         except Exception as error:
@@ -213,7 +213,7 @@ def _choices(space: spaces.Space[Any], names: Sequence[str]) -> str:
 
 
 def _about(environment: gymnasium.Env[Any, Any]) -> str:
-    """Return the first paragraph of the environment's description that is no heading."""
+    """Return the first paragraph of the environment's description that is not a heading."""
     text = textwrap.dedent(type(environment.unwrapped).__doc__ or "")
     paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
     return next((part for part in paragraphs if part and part[0] != "#"), "")

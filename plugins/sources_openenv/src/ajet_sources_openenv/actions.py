@@ -18,7 +18,7 @@ _FENCE = "```"
 
 
 class NoActionError(Exception):
-    """A message of the model is no action; the text says why."""
+    """A message of the model is not an action; the text says why."""
 
 
 class ActionForm(ABC):
@@ -79,7 +79,7 @@ class JsonForm(ActionForm):
         except ValueError as error:
             raise NoActionError(f"it is not JSON: {error}") from error
         if not isinstance(action, dict):
-            raise NoActionError("it is no JSON object")
+            raise NoActionError("it is not a JSON object")
         return action
 
 

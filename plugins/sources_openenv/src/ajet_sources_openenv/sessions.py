@@ -69,7 +69,7 @@ class EnvironmentSession:
     async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
         """Send an action, and return the answer of the environment.
 
-        :raises InvalidMessageError: the server says that this is no action.
+        :raises InvalidMessageError: the server says that this is not an action.
         :raises EnvironmentFailedError: it failed, or did not answer in time.
         """
         try:
@@ -89,7 +89,7 @@ class EnvironmentSession:
             answer = json.loads(text)
             body = answer["data"]
             if not isinstance(body, dict):
-                raise TypeError("its data are no object")
+                raise TypeError("its data are not an object")
         except TimeoutError as error:
             raise EnvironmentFailedError(
                 f"the environment took more than {self._seconds:g} s for a {kind} "

@@ -122,7 +122,7 @@ class OpenEnvSource(TurnSource[OpenEnvSettings]):
                 raise TypeError("its actions have no schema")
         except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
-                f"{self._url} is no server of OpenEnv: {self._url}/schema answers "
+                f"{self._url} is not a server of OpenEnv: {self._url}/schema answers "
                 f"{response.status_code} and no schema of actions. Servers of openenv-core below "
                 "0.2 have none: build the environment with openenv 0.10",
                 param="source",
@@ -208,7 +208,7 @@ class _Written(Play):
             action = self._form.action(message.get("content") or "")
             answer = await self._session.step(action)
         except (NoActionError, InvalidMessageError) as error:
-            return Turn(f"That is no action: {error}", invalid=True)
+            return Turn(f"That is not an action: {error}", invalid=True)
         return self._turn(answer)
 
     def _turn(self, answer: Mapping[str, Any]) -> Turn:
@@ -255,13 +255,13 @@ class _WithTools(Play):
         return Turn(results, sum(rewards) if rewards else None, done, invalid)
 
     async def _called(self, function: Mapping[str, Any]) -> dict[str, Any]:
-        """:raises NoActionError: the arguments are no JSON object."""
+        """:raises NoActionError: the arguments are not a JSON object."""
         try:
             arguments = json.loads(function.get("arguments") or "{}")
         except ValueError as error:
             raise NoActionError(f"the arguments are not JSON: {error}") from error
         if not isinstance(arguments, dict):
-            raise NoActionError("the arguments are no JSON object")
+            raise NoActionError("the arguments are not a JSON object")
         return await self._session.step(
             {"type": "call_tool", "tool_name": function.get("name"), "arguments": arguments}
         )
