@@ -256,7 +256,8 @@ class Link:
 
     def _encode_object(self, value: Any) -> Any:
         name = getattr(value, "__name__", "")
-        if isinstance(name, str) and getattr(builtins, name, self) is value:
+        by_name = self._trusted or isinstance(value, type)
+        if by_name and isinstance(name, str) and getattr(builtins, name, self) is value:
             return ["u", name]
         for number, kind in self._kinds.items():
             if kind is value:
