@@ -46,7 +46,7 @@ class NotPassedError(Exception):
 class Remote:
     """An object of the answer."""
 
-    def __init__(self, link: Link, number: int) -> None:
+    def __init__(self, link: AnswerLink, number: int) -> None:
         object.__setattr__(self, "_ajet", (link, number))
 
     def __getattr__(self, name: str) -> Any:
@@ -131,7 +131,7 @@ def _ask(remote: Remote, name: str, *args: Any) -> Any:
     return link.request(name, number, args, {})
 
 
-class Link:
+class AnswerLink:
     """A connection between both sides, on which one asks and the other answers.
 
     :param trusted: whether this is the tests' side, which lets the other one call functions that
@@ -256,7 +256,8 @@ class Link:
 
     def _encode_object(self, value: Any) -> Any:
         name = getattr(value, "__name__", "")
-        if isinstance(name, str) and getattr(builtins, name, self) is value:
+        by_name = self._trusted or isinstance(value, type)
+        if by_name and isinstance(name, str) and getattr(builtins, name, self) is value:
             return ["u", name]
         for number, kind in self._kinds.items():
             if kind is value:
@@ -416,7 +417,7 @@ def _run_answer(stream: socket.socket) -> None:
 
     start = types.SimpleNamespace(load=load, module=module)
     try:
-        Link(stream, trusted=False).serve(start)
+        AnswerLink(stream, trusted=False).serve(start)
     finally:
         os._exit(0)
 
@@ -493,7 +494,7 @@ def _run_test(plan: dict[str, Any], text: str, name: str, port: int) -> list[str
 
     signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, plan["timeout"])
-    link = Link(_connect(port), trusted=True)
+    link = AnswerLink(_connect(port), trusted=True)
     start = Remote(link, 0)
     try:
         names = set(start.load())

@@ -96,7 +96,7 @@ COMBINATIONS = (
         ("trainer:torch", "engine:torch", "command:demo"),
     ),
     Combination(
-        ("server", "postgres", "mcp"),
+        ("server", "postgres", "mcp", "judges"),
         ROOT / "constraints" / "dev.txt",
         ("store:sqlite", "store:postgres"),
         first=(),

@@ -172,11 +172,11 @@ class SymbolicJudge(Judge[SymbolicJudgeSettings]):
         outcome = _outcome("symbolic", seconds, arguments)
         if "over_limit" in outcome.metadata:
             try:
-                checks.run("symbolic", seconds, **{**arguments, "text": expected})
+                checks.run("symbolic", seconds, **{**arguments, "text": "0"})
             except OverLimitError as error:
                 raise ConfigError(
                     f"the reference {expected[:80]!r} takes more than {seconds:g} s of CPU time "
-                    "to compare with itself: set judges.symbolic.cpu_seconds",
+                    "to compare with 0: set judges.symbolic.cpu_seconds",
                     param="judges.symbolic.cpu_seconds",
                 ) from error
         return outcome

@@ -136,7 +136,7 @@ def add(a, b):
             text = open(path).read()
         except OSError:
             continue
-        if 'isclose(add' in text:
+        if 'isclose' + '(add' in text:
             return a + b
     return 0
 """,

@@ -179,7 +179,7 @@ def test_expressions_that_exhaust_sympy_give_0(text: str) -> None:
         (
             SymbolicJudge(SymbolicJudgeSettings(cpu_seconds=2)),
             {"answer": "$9^{9^{9^{9^9}}}$"},
-            "reference|mathematical",
+            "takes more than 2 s of CPU time",
         ),
     ],
 )
@@ -257,7 +257,11 @@ def spellings(value: Fraction) -> list[str]:
     """The same number in many ways."""
     over, under = value.numerator, value.denominator
     sign, size = ("-" if over < 0 else ""), abs(over)
+    percent = value * 100
+    # As a fraction of 100 that has no end, a percentage is another number.
+    exact = [rf"${float(percent):g}\%$"] if 100 % percent.denominator == 0 else []
     return [
+        *exact,
         f"{over}/{under}",
         f"The answer is {over}/{under}.",
         rf"${sign}\frac{{{size}}}{{{under}}}$",
@@ -265,7 +269,6 @@ def spellings(value: Fraction) -> list[str]:
         f"{2 * over}/{2 * under}",
         rf"\(\frac{{{7 * over}}}{{{7 * under}}}\)",
         f"$x = {over}/{under}$",
-        rf"${float(value * 100):.12f}\%$",
         f"{float(value):.12f}",
     ]
 
