@@ -13,7 +13,8 @@ TEXTS = st.lists(st.lists(st.sampled_from("abc"), max_size=12).map(" ".join), ma
 
 @given(TEXTS, st.sampled_from([0.2, 0.5, 0.8, 1.0]))
 def test_exactly_those_with_a_similar_one_before_are_near(texts: list[str], near: float) -> None:
-    seen, kept = SeenTexts(near), []
+    seen = SeenTexts(near)
+    kept: list[str] = []
     for text in texts:
         plain = normalized(text)
         close = any(similarity(shingles(plain), shingles(one)) >= near for one in kept)

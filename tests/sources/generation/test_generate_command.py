@@ -425,5 +425,5 @@ def test_a_wrong_key_is_not_shown(endpoint: PlainEndpoint) -> None:
 def test_the_rows_are_trained_on(endpoint: PlainEndpoint, models: Models, swarm: Any) -> None:
     models.writer = lambda call: written(("What is 1 + 1 = ?", "2"), ("And 2 + 2 = ?", "4"))
     generate(endpoint, *DOCUMENTS, "--no-check")
-    result = ajet("train", OUT, "--group", "2", AJET_URL=swarm.url)
+    result = ajet("train", OUT, "--group", "2", AJET_URL=swarm.url, AJET_TOKEN=swarm.token)
     assert result.exit_code == 0, result.output

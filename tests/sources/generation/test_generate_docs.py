@@ -37,7 +37,9 @@ def test_the_commands_work_and_write_such_rows(swarm: ScriptedSwarm) -> None:
     with PlainEndpoint(answer) as endpoint:
         for text in COMMANDS:
             words = shlex.split(text.replace("http://localhost:8000/v1", endpoint.base_url))
-            result = ajet(*words[1:], AJET_URL=swarm.url, OPENAI_API_KEY="k")
+            result = ajet(
+                *words[1:], AJET_URL=swarm.url, AJET_TOKEN=swarm.token, OPENAI_API_KEY="k"
+            )
             assert result.exit_code == 0, result.output
     (row,) = rows()
     assert (row.keys(), row["provenance"].keys()) == (ROW.keys(), ROW["provenance"].keys())
