@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Annotated, Any
@@ -183,8 +182,6 @@ def _field(row: object, name: str) -> Any:
 def _function(text: str, setting: str) -> Callable[..., Any]:
     """:raises ConfigError: there is no such function."""
     module, _, name = text.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
