@@ -17,7 +17,7 @@ from ajet_core.errors import ConfigError, UnreadableFileError
 from ajet_core.files import write_whole
 from ajet_core.interfaces import ModelEndpoint, Task, TaskSource
 from ajet_core.pass_at import mean_pass_at
-from ajet_sources.training import checked_outcome, rolled_out, rolled_out_group
+from ajet_sources.training import checked_outcome, scored_group
 
 _Z = 1.959964  # of an interval of 95 %
 _PASS_AT = (1, 2, 4, 8, 16, 32, 64)
@@ -136,8 +136,8 @@ async def evaluate_source(
     :param models: endpoints, each with another `model`.
     :param samples: episodes of each task and model.
     :param concurrency: episodes at once; never more than the source takes.
-    :param timeout: seconds of an episode, or a group, after which it has failed.
-    :param retries: further attempts after a failed one.
+    :param timeout: seconds of an episode after which it has failed.
+    :param retries: further attempts after a failed one; of a group, only for those that failed.
     :param kept: episodes of an interrupted evaluation; those with a reward are not repeated.
     :return: the episodes of these tasks, models and samples, those of `kept` too.
     :raises ConfigError: two models have the same name, or a group is larger than the source takes.
@@ -166,10 +166,7 @@ async def evaluate_source(
 
     async def one(jobs: list[tuple[ModelEndpoint, Task, int]]) -> None:
         async with places:
-            for attempt in range(retries + 1):
-                episodes = await _attempt(source, jobs, timeout)
-                if episodes[0].reward is not None or attempt == retries:
-                    break
+            episodes = await _rolled_out(source, jobs, timeout, retries)
         result.extend(episodes)
         if on_episode is not None:
             for episode in episodes:
@@ -285,41 +282,90 @@ def interval(
     return mean - half, mean + half
 
 
-async def _attempt(
-    source: TaskSource, jobs: Sequence[tuple[ModelEndpoint, Task, int]], timeout: float | None
+@dataclass
+class _Rollout:
+    """:ivar result: what the source returned; of an episode without an error, at last its outcome.
+
+    :ivar error: why it failed, "" if it did not.
+    """
+
+    result: Any = None
+    error: str = ""
+    seconds: float = 0.0
+
+
+async def _rolled_out(
+    source: TaskSource,
+    jobs: Sequence[tuple[ModelEndpoint, Task, int]],
+    timeout: float | None,
+    retries: int,
 ) -> list[EvaluatedEpisode]:
     """Roll out one episode, or one group."""
     task = jobs[0][1]
-    endpoints = [
-        replace(model, episode_id=f"{model.model}/{task.id}/{number}") for model, _, number in jobs
-    ]
+    attempts: list[_Rollout] = [_Rollout(error="not tried") for _ in jobs]
+    for left in reversed(range(retries + 1)):
+        todo = [at for at, attempt in enumerate(attempts) if attempt.error]
+        tries = await asyncio.gather(*(_attempt(source, jobs[at], timeout) for at in todo))
+        for at, attempt in zip(todo, tries, strict=True):
+            attempts[at] = attempt
+        good = [attempt for attempt in attempts if not attempt.error]
+        if left and len(good) < len(attempts):
+            continue
+        if source.in_groups and good:
+            await _score(source, task, good, timeout)
+        if not any(attempt.error for attempt in attempts):
+            break
+    episodes = []
+    for (model, _, number), attempt in zip(jobs, attempts, strict=True):
+        its = None if attempt.error else attempt.result
+        episodes.append(
+            EvaluatedEpisode(
+                task_id=task.id,
+                model=model.model,
+                number=number,
+                reward=None if its is None else its.reward,
+                components={} if its is None else dict(its.components),
+                answer=None if its is None else its.answer,
+                metadata={} if its is None else dict(its.metadata),
+                seconds=attempt.seconds,
+                error=attempt.error.replace(model.api_key or "\0", "***"),
+            )
+        )
+    return episodes
+
+
+async def _attempt(
+    source: TaskSource, job: tuple[ModelEndpoint, Task, int], timeout: float | None
+) -> _Rollout:
+    model, task, number = job
+    endpoint = replace(model, episode_id=f"{model.model}/{task.id}/{number}")
     began = time.perf_counter()
-    error = ""
-    outcomes: Sequence[Any] = [None] * len(jobs)
+    attempt = _Rollout()
     try:
         async with asyncio.timeout(timeout):
-            if source.in_groups:
-                outcomes = await rolled_out_group(source, task, endpoints)
-            else:
-                outcomes = [await rolled_out(source, task, endpoints[0])]
+            attempt.result = await source.roll_out(task, endpoint)
+            if not source.in_groups:
+                attempt.result = checked_outcome(task, attempt.result)
     # A source may raise anything; the episode is reported as failed.
     except Exception as raised:  # noqa: BLE001
-        error = f"{type(raised).__name__}: {raised}".replace(jobs[0][0].api_key or "\0", "***")
-    took = time.perf_counter() - began
-    return [
-        EvaluatedEpisode(
-            task_id=task.id,
-            model=model.model,
-            number=number,
-            reward=None if outcome is None else outcome.reward,
-            components={} if outcome is None else dict(outcome.components),
-            answer=None if outcome is None else outcome.answer,
-            metadata={} if outcome is None else dict(outcome.metadata),
-            seconds=took,
-            error=error,
-        )
-        for (model, _, number), outcome in zip(jobs, outcomes, strict=True)
-    ]
+        attempt.error = f"{type(raised).__name__}: {raised}"
+    attempt.seconds = time.perf_counter() - began
+    return attempt
+
+
+async def _score(
+    source: TaskSource, task: Task, attempts: Sequence[_Rollout], timeout: float | None
+) -> None:
+    """Replace the results of a group by its outcomes; if that fails, all have failed."""
+    try:
+        async with asyncio.timeout(timeout):
+            outcomes = await scored_group(source, task, [attempt.result for attempt in attempts])
+    except Exception as raised:  # noqa: BLE001
+        for attempt in attempts:
+            attempt.error = f"{type(raised).__name__}: {raised}"
+        return
+    for attempt, outcome in zip(attempts, outcomes, strict=True):
+        attempt.result = outcome
 
 
 def _components(episodes: Sequence[EvaluatedEpisode]) -> dict[str, float]:

@@ -74,17 +74,13 @@ class IsolatedSource(TaskSource[ComponentSettings]):
         with self._named("capacity"):
             return self._source.capacity()
 
-    async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
+    async def roll_out(self, task: Task, episode: ModelEndpoint) -> Any:
         """Roll out an episode."""
         return await self._awaited("roll_out", lambda: self._source.roll_out(task, episode))
 
-    async def roll_out_group(
-        self, task: Task, episodes: Sequence[ModelEndpoint]
-    ) -> Sequence[EpisodeOutcome]:
-        """Roll out episodes of a task together."""
-        return await self._awaited(
-            "roll_out_group", lambda: self._source.roll_out_group(task, episodes)
-        )
+    async def score_group(self, task: Task, results: Sequence[Any]) -> Sequence[EpisodeOutcome]:
+        """Score episodes of a task together."""
+        return await self._awaited("score_group", lambda: self._source.score_group(task, results))
 
     async def score(self, task: Task, answer: str) -> EpisodeOutcome | None:
         """Score an answer."""

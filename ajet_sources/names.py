@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,12 +79,16 @@ def load_source(
 ) -> TaskSource:
     """Create the source that a name says; open it with ``async with``.
 
+    Modules that it names are also searched for in the current directory, as ``python -m`` does.
+
     :param settings: override those of the name and of ``[sources.NAME]`` in ``ajet.toml``.
     :param plugins: the plugin manager to use; None uses that of this process.
     :raises ConfigError: the name or its settings are invalid.
     :raises PluginError: its plugin cannot be used, or several plugins register the name.
     """
     manager = plugins or local_manager()
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     its = source
     if isinstance(its, str):
         its = parse_source(its, manager.names("source"))

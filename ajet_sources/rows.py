@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -137,8 +136,6 @@ class RowsSource(QuestionSource[RowsSettings]):
 def _function(text: str, setting: str) -> Callable[..., Any]:
     """:raises ConfigError: there is no such function."""
     module, _, name = text.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

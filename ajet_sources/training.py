@@ -11,7 +11,7 @@ from typing import Any
 from agentjet import AsyncSwarmClient, Curriculum, Episode
 from agentjet.agents import AsyncTrainable, train_async
 from agentjet.agents.terms import Terms
-from agentjet.client import AsyncGroupClient, EpisodeFailure, EpisodeResult, RunnerReport
+from agentjet.client import EpisodeFailure, EpisodeResult, RunnerReport
 from ajet_core.errors import AjetError, ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
 from ajet_core.protocol import CallRules, RunConfig
@@ -62,9 +62,8 @@ async def train_source(
 ) -> RunnerReport:
     """Roll out the tasks of an open source on a swarm server, which trains on them.
 
-    A task whose environment failed is retried, and then given up; its episodes are aborted.
+    An episode whose environment failed is aborted, and retried with a new one.
 
-    :param client: an `AsyncGroupClient` if the source rolls out groups.
     :param split: None is the first one of the source; of it, the first `limit` tasks.
     :param concurrency: episodes at once; never more than the source takes.
     :param sampling: parameters that the source sends with each model call.
@@ -77,15 +76,10 @@ async def train_source(
     """
     tasks = chosen_tasks(source, split, limit)
     capacity = source.capacity()
-    if source.in_groups:
-        if not isinstance(client, AsyncGroupClient):
-            raise TypeError("this source rolls out groups, so it needs an AsyncGroupClient")
-        if config is not None:
-            await client.sync_train_config(config)
-            await client.start_engine()
-            config = None
-        size = episodes_per_task or (await client.run_status()).config.batch.episodes_per_task
-        if capacity is not None and capacity < size:
+    if source.in_groups and capacity is not None:
+        run = config or (await client.run_status()).config
+        size = episodes_per_task or run.batch.episodes_per_task
+        if capacity < size:
             raise ConfigError(
                 f"the source takes {capacity} episodes at a time, but a group has {size}: use "
                 f"groups of at most {capacity}, or let the environment take more",
@@ -131,7 +125,8 @@ class SourceProgram(AsyncTrainable[EpisodeOutcome]):
         async def run(task: Any) -> EpisodeOutcome:
             raise TypeError(f"task {task!r}: a source needs an episode to roll it out in")
 
-        super().__init__(run, Terms(rules=rules), client)
+        group_reward = source.score_group if source.in_groups else None
+        super().__init__(run, Terms(rules=rules, group_reward=group_reward), client)
         self._source = source
         self._sampling = sampling
 
@@ -142,14 +137,22 @@ class SourceProgram(AsyncTrainable[EpisodeOutcome]):
         return other
 
     async def agent(self, task: Task, episode: Any) -> Any:
-        """Roll out an episode, or, if the source does, all those of a group.
+        """Roll out an episode, and return its outcome.
 
         :raises EnvironmentFailedError: the environment failed, or gave something else than rewards.
         """
-        if isinstance(episode, Sequence):
-            endpoints = [endpoint_of(one, self._sampling) for one in episode]
-            return await rolled_out_group(self._source, task, endpoints)
-        return await rolled_out(self._source, task, endpoint_of(episode, self._sampling))
+        return checked_outcome(task, await self.rollout(task, episode))
+
+    async def rollout(self, task: Task, episode: Any) -> Any:
+        """Roll out an episode, and return what the source did.
+
+        :raises EnvironmentFailedError: the environment failed.
+        """
+        return await self._source.roll_out(task, endpoint_of(episode, self._sampling))
+
+    def group_outcomes(self, task: Task, results: Sequence[Any]) -> Any:
+        """Extend the base class: a source takes the task itself, not its payload."""
+        return scored_group(self._source, task, results)
 
 
 def endpoint_of(episode: Episode, sampling: Mapping[str, Any]) -> ModelEndpoint:
@@ -165,26 +168,18 @@ def endpoint_of(episode: Episode, sampling: Mapping[str, Any]) -> ModelEndpoint:
     )
 
 
-async def rolled_out(source: TaskSource, task: Task, endpoint: ModelEndpoint) -> EpisodeOutcome:
-    """Roll out one episode.
-
-    :raises EnvironmentFailedError: the environment failed, or its reward is not a finite number.
-    """
-    return checked_outcome(task, await source.roll_out(task, endpoint))
-
-
-async def rolled_out_group(
-    source: TaskSource, task: Task, endpoints: Sequence[ModelEndpoint]
+async def scored_group(
+    source: TaskSource, task: Task, results: Sequence[Any]
 ) -> Sequence[EpisodeOutcome]:
-    """Roll out a group.
+    """Score a group.
 
-    :raises EnvironmentFailedError: the environment failed, a reward is not a finite number, or
-        there are more or fewer outcomes than episodes.
+    :raises EnvironmentFailedError: the grader failed, a reward is not a finite number, or there are
+        more or fewer outcomes than episodes.
     """
-    outcomes = list(await source.roll_out_group(task, endpoints))
-    if len(outcomes) != len(endpoints):
+    outcomes = list(await source.score_group(task, results))
+    if len(outcomes) != len(results):
         raise EnvironmentFailedError(
-            f"the source returned {len(outcomes)} outcomes for {len(endpoints)} episodes of task "
+            f"the source returned {len(outcomes)} outcomes for {len(results)} episodes of task "
             f"{task.id!r}"
         )
     return [checked_outcome(task, outcome) for outcome in outcomes]

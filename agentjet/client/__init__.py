@@ -34,7 +34,6 @@ from agentjet.client._episode import (
     RunnerReport,
 )
 from agentjet.client._evaluation import EvaluationReport, TaskEvaluation
-from agentjet.client._group_client import AsyncGroupClient
 from agentjet.client._joint import SwarmEpisode, SwarmOutcome
 from agentjet.client._swarm_async import AsyncScopedSwarmEpisode, AsyncSwarm
 from agentjet.client._swarm_sync import ScopedSwarmEpisode, Swarm
@@ -42,7 +41,6 @@ from agentjet.client._sync import ScopedEpisode, SwarmClient
 from ajet_core.interfaces import EpisodeOutcome, Task
 
 __all__ = [
-    "AsyncGroupClient",
     "AsyncScopedEpisode",
     "AsyncScopedSwarmEpisode",
     "AsyncSwarm",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, Literal, Self, get_args
+from typing import Any, Generic, Literal, Self, get_args
 
 from ajet_core.interfaces.agent import ModelEndpoint
 from ajet_core.interfaces.context import SettingsT_co
@@ -31,7 +30,7 @@ class TaskSource(Generic[SettingsT_co], ABC):
 
     :ivar argument: what follows ``NAME:`` in the name of the source, "" by default.
     :ivar reward_range: least and greatest reward of a task; may be set for each object.
-    :ivar in_groups: whether the episodes of a task are rolled out together, by `roll_out_group`.
+    :ivar in_groups: whether the episodes of a task are scored together, by `score_group`.
     """
 
     reward_range: tuple[float, float] = (0.0, 1.0)
@@ -80,28 +79,26 @@ class TaskSource(Generic[SettingsT_co], ABC):
         return None
 
     @abstractmethod
-    async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
-        """Roll out one episode with the model of `episode`, and return its outcome.
+    async def roll_out(self, task: Task, episode: ModelEndpoint) -> Any:
+        """Roll out one episode with the model of `episode`.
 
         What the agent does wrong is rewarded: bad answers, crashes of its program, its time limit.
         A cancellation ends everything that belongs to the episode.
 
+        :return: its `EpisodeOutcome`; with `in_groups`, what `score_group` takes.
         :raises EnvironmentFailedError: the environment or its grader failed.
         """
 
-    async def roll_out_group(
-        self, task: Task, episodes: Sequence[ModelEndpoint]
-    ) -> Sequence[EpisodeOutcome]:
-        """Roll out several episodes of a task together, for rewards that compare them.
+    async def score_group(self, task: Task, results: Sequence[Any]) -> Sequence[EpisodeOutcome]:
+        """Score the episodes of a task together, for rewards that compare them.
 
-        Used if `in_groups` is set. After an interruption a group may have fewer episodes.
+        Needed with `in_groups`. Episodes that were given up are missing.
 
-        :return: an outcome for each episode, in order.
-        :raises EnvironmentFailedError: as `roll_out`; all episodes are aborted.
+        :param results: what `roll_out` returned for each.
+        :return: an outcome for each, in order.
+        :raises EnvironmentFailedError: as `roll_out`; all these episodes are aborted.
         """
-        async with asyncio.TaskGroup() as group:
-            rolling = [group.create_task(self.roll_out(task, episode)) for episode in episodes]
-        return [one.result() for one in rolling]
+        raise NotImplementedError
 
     async def score(self, task: Task, answer: str) -> EpisodeOutcome | None:  # noqa: ARG002
         """Score an answer without a model; None if the source cannot.

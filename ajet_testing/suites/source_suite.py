@@ -230,7 +230,7 @@ class SourceSuite(ConformanceSuite):
     async def test_a_group_has_an_outcome_for_each_episode(self) -> None:
         async with self.make_source() as source:
             if not source.in_groups:
-                pytest.skip("it does not roll out groups")
+                pytest.skip("its rewards do not compare episodes")
             task = source.tasks(source.splits()[0])[0]
             model = _Model(self, source)
             with PlainEndpoint(model.answer) as endpoint:
@@ -239,7 +239,8 @@ class SourceSuite(ConformanceSuite):
                         model.episode(endpoint.base_url, task, solved=not number)
                         for number in range(size)
                     ]
-                    assert len(await source.roll_out_group(task, given)) == size
+                    results = [await source.roll_out(task, episode) for episode in given]
+                    assert len(await source.score_group(task, results)) == size
 
     async def test_it_says_how_much_it_takes(self) -> None:
         async with self.make_source() as source:
@@ -263,10 +264,11 @@ class SourceSuite(ConformanceSuite):
         await source.close()
 
     async def _one(self, source: TaskSource, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
+        result = await source.roll_out(task, episode)
         if source.in_groups:
-            (outcome,) = await source.roll_out_group(task, [episode])
-            return outcome
-        return await source.roll_out(task, episode)
+            (result,) = await source.score_group(task, [result])
+        assert isinstance(result, EpisodeOutcome)
+        return result
 
     async def _rolled_out(
         self, source: TaskSource, model: _Model, url: str, pairs: Sequence[tuple[Task, bool]]

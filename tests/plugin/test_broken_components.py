@@ -611,7 +611,7 @@ SOURCE: dict[str, Callable[[TaskSource], Any]] = {
     "tasks": lambda source: source.tasks("train"),
     "capacity": lambda source: source.capacity(),
     "roll_out": lambda source: source.roll_out(TASK, ENDPOINT),
-    "roll_out_group": lambda source: source.roll_out_group(TASK, [ENDPOINT]),
+    "score_group": lambda source: source.score_group(TASK, [0.0]),
     "score": lambda source: source.score(TASK, "answer"),
     "reference": lambda source: source.reference(TASK),
     "question": lambda source: source.question(TASK),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_core.errors import EnvironmentFailedError
+from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task
+from ajet_sources import EvaluatedEpisode, evaluate_source
 from ajet_sources.evaluating import interval
+from ajet_sources.rows import RowsSettings, RowsSource
 from ajet_testing.endpoints.plain import EndpointCall, PlainEndpoint
 from tests.sources.conftest import ajet
 
@@ -138,6 +142,70 @@ def test_a_file_of_episodes_is_not_overwritten(endpoint: PlainEndpoint) -> None:
     assert result.exit_code == 2
     assert "add --resume" in result.output
     assert Path("kept.jsonl").read_text() == before
+
+
+class LongestAnswer(RowsSource):
+    """Rewards the longest answers of each group. An episode fails as often as is said."""
+
+    in_groups = True
+
+    def __init__(self, *, episodes: int = 0, scores: int = 0) -> None:
+        super().__init__(RowsSettings(judge="number", prompt="question"), "rows.jsonl")
+        self.left = {"episodes": episodes, "scores": scores}
+        self.rolled_out = 0
+        self.sizes: list[int] = []
+
+    def _fail(self, what: str) -> None:
+        if self.left[what]:
+            self.left[what] -= 1
+            raise EnvironmentFailedError(f"{what} fail")
+
+    async def roll_out(self, task: Task, episode: ModelEndpoint) -> Any:
+        self.rolled_out += 1
+        self._fail("episodes")
+        return (await super().roll_out(task, episode)).answer
+
+    async def score_group(self, task: Task, results: Sequence[Any]) -> Sequence[EpisodeOutcome]:
+        self._fail("scores")
+        self.sizes.append(len(results))
+        longest = max(map(len, results))
+        return [EpisodeOutcome(reward=float(len(one) == longest), answer=one) for one in results]
+
+
+async def evaluated_group(
+    source: LongestAnswer, endpoint: PlainEndpoint, **options: Any
+) -> list[EvaluatedEpisode]:
+    model = ModelEndpoint(endpoint.base_url, "secret-key", "half")
+    async with source:
+        tasks = source.tasks("train")[:1]
+        return await evaluate_source(source, tasks, [model], samples=4, **options)
+
+
+async def test_a_group_is_scored_together_and_only_its_failed_episode_again(
+    endpoint: PlainEndpoint,
+) -> None:
+    source = LongestAnswer(episodes=1)
+    episodes = await evaluated_group(source, endpoint)
+    assert (source.rolled_out, source.sizes) == (5, [4])
+    assert sorted(its.reward or 0.0 for its in episodes) == [0.0, 0.0, 1.0, 1.0]
+    assert all((its.reward == 1.0) == ("unknown" in str(its.answer)) for its in episodes)
+
+
+async def test_a_group_is_scored_without_an_episode_that_is_given_up(
+    endpoint: PlainEndpoint,
+) -> None:
+    source = LongestAnswer(episodes=2)
+    episodes = await evaluated_group(source, endpoint, retries=0)
+    assert source.sizes == [2]
+    assert Counter(its.error for its in episodes)["EnvironmentFailedError: episodes fail"] == 2
+    assert sum(its.reward is not None for its in episodes) == 2
+
+
+async def test_a_failed_score_repeats_the_group(endpoint: PlainEndpoint) -> None:
+    source = LongestAnswer(scores=1)
+    episodes = await evaluated_group(source, endpoint)
+    assert (source.rolled_out, source.sizes) == (8, [4])
+    assert not any(its.error for its in episodes)
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=50))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentjet.client import AsyncGroupClient
-from ajet_core.errors import EnvironmentFailedError
+from agentjet.client import AsyncSwarmClient
+from ajet_core.errors import ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task
 from ajet_sources import load_source, train_source
 from ajet_sources.reading import RowsSettings
@@ -97,35 +97,66 @@ def test_bad_names_are_refused_in_one_line(source: str, said: str) -> None:
 
 
 class Ranked(RowsSource):
-    """Rewards the longest answer of each group."""
+    """Rewards the last answer of each group. One episode of the task b fails at first."""
 
     in_groups = True
-    sizes: list[int]
 
-    async def roll_out_group(
-        self, task: Task, episodes: Sequence[ModelEndpoint]
-    ) -> Sequence[EpisodeOutcome]:
-        self.sizes.append(len(episodes))
-        if task.id == "b" and self.sizes.count(2) < 4:
+    def __init__(self, settings: RowsSettings, argument: str) -> None:
+        super().__init__(settings, argument)
+        self.sizes: list[int] = []
+        self.failures = 1
+
+    async def roll_out(self, task: Task, episode: ModelEndpoint) -> Any:
+        answer = await super().roll_out(task, episode)
+        if task.id == "b" and self.failures:
+            self.failures -= 1
             raise EnvironmentFailedError("not yet")
-        asked = await asyncio.gather(*(self.roll_out(task, episode) for episode in episodes))
+        return answer
+
+    async def score_group(self, task: Task, results: Sequence[Any]) -> Sequence[EpisodeOutcome]:
+        self.sizes.append(len(results))
         return [
             EpisodeOutcome(reward=float(number), answer=one.answer)
-            for number, one in enumerate(asked)
+            for number, one in enumerate(results)
         ]
 
 
+def ranked() -> Ranked:
+    return Ranked(RowsSettings(judge="number", prompt="question"), "rows.jsonl")
+
+
 @pytest.mark.usefixtures("rows")
-async def test_groups_are_rolled_out_together_and_retried_together(swarm: ScriptedSwarm) -> None:
-    source = Ranked(RowsSettings(judge="number", prompt="question"), "rows.jsonl")
-    source.sizes = []
-    async with AsyncGroupClient(swarm.url, swarm.token) as client, source:
-        report = await train_source(source, client=client, episodes_per_task=2, retries=5)
-    assert set(source.sizes) == {2}
+async def test_groups_are_scored_together_and_only_failed_episodes_are_retried(
+    swarm: ScriptedSwarm,
+) -> None:
+    source = ranked()
+    async with AsyncSwarmClient(swarm.url, swarm.token) as client, source:
+        report = await train_source(source, client=client, episodes_per_task=2)
+    assert source.sizes == [2, 2, 2]
     assert not report.failures
     ended = [(its.task_id, its.reward) for its in swarm.episodes() if its.state == "ended"]
     assert sorted(ended) == [(task, reward) for task in "abc" for reward in (0.0, 1.0)]
-    assert {its.task_id for its in swarm.episodes() if its.state == "aborted"} <= {"b"}
+    assert [its.task_id for its in swarm.episodes() if its.state == "aborted"] == ["b"]
+
+
+@pytest.mark.usefixtures("rows")
+async def test_an_episode_that_is_given_up_is_left_out_of_its_group(swarm: ScriptedSwarm) -> None:
+    source = ranked()
+    async with AsyncSwarmClient(swarm.url, swarm.token) as client, source:
+        report = await train_source(source, client=client, episodes_per_task=2, retries=0)
+    assert sorted(source.sizes) == [1, 2, 2]
+    assert [failure.task.id for failure in report.failures] == ["b"]
+
+
+@pytest.mark.usefixtures("rows")
+async def test_a_group_that_is_too_large_is_refused(
+    swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ranked, "capacity", lambda _: 2)
+    async with AsyncSwarmClient(swarm.url, swarm.token) as client, ranked() as source:
+        with pytest.raises(ConfigError, match="takes 2 episodes at a time, but a group has 3"):
+            await train_source(source, client=client, episodes_per_task=3)
+    assert not swarm.episodes()
 
 
 @pytest.mark.usefixtures("rows")

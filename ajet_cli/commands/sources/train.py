@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from agentjet import Curriculum
-from agentjet.client import AsyncGroupClient, AsyncSwarmClient
+from agentjet.client import AsyncSwarmClient
 from ajet_cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.errors import ConfigError
 from ajet_core.protocol import CallRules, CallSampling, RunConfig
@@ -71,8 +71,7 @@ def train(
     )
 
     async def roll_out() -> bool:
-        kind = AsyncGroupClient if its.in_groups else AsyncSwarmClient
-        async with kind(settings.url, token) as client, its:
+        async with AsyncSwarmClient(settings.url, token) as client, its:
             report = await train_source(
                 its,
                 client=client,

@@ -60,11 +60,11 @@ def outcome() -> Scorer:
 
 
 @task
-def gridwalk(count: int = 8) -> Task:
+def gridwalk(count: int = 8, seed: int = 0) -> Task:
     """Walks on a grid."""
     samples = []
     for number in range(count):
-        name = f"train-0-{number}"
+        name = f"train-{seed}-{number}"
         system, user = (message["content"] for message in GridWalk(name).messages())
         asked = [ChatMessageSystem(content=system), ChatMessageUser(content=user)]
         samples.append(Sample(id=name, input=asked))

@@ -51,7 +51,8 @@ async def test_rewards_of_a_group_compare_its_episodes(tmp_path: Path) -> None:
             assert source.in_groups
             task = source.tasks("train")[0]
             episodes = [await client.begin_episode(task.id, kind="eval") for _ in range(4)]
-            outcomes = await source.roll_out_group(task, [endpoint(one) for one in episodes])
+            states = [await source.roll_out(task, endpoint(one)) for one in episodes]
+            outcomes = await source.score_group(task, states)
             for episode, outcome in zip(episodes, outcomes, strict=True):
                 await client.end_episode(episode, outcome.reward)
         said = [swarm.text(swarm.calls(one.episode_id)[0]) for one in episodes]

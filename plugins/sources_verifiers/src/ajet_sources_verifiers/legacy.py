@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import inspect
@@ -76,7 +75,9 @@ class LegacyEnvironment(VerifiersWorld):
             ]
         return seen
 
-    async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
+    async def roll_out(self, task: Task, episode: ModelEndpoint) -> Any:
+        if self.in_groups:
+            return await self._state(task, episode)
         failures: list[str] = []
         _failures.set(failures)
         try:
@@ -88,30 +89,32 @@ class LegacyEnvironment(VerifiersWorld):
             raise _failed(task, error) from error
         return _judged(task, result, failures)
 
-    async def roll_out_group(
-        self, task: Task, episodes: Sequence[ModelEndpoint]
-    ) -> Sequence[EpisodeOutcome]:
-        """Roll out each with its own endpoint, and score them together."""
+    async def _state(self, task: Task, episode: ModelEndpoint) -> Any:
+        """Roll out an episode that is scored later.
+
+        :raises EnvironmentFailedError: the environment or the endpoint failed.
+        """
+        try:
+            state = await self._env.rollout(
+                dict(task.payload),
+                resolve_client(_client(episode)),
+                episode.model,
+                self._sampling(episode),
+            )
+        except Exception as error:
+            raise _failed(task, error) from error
+        if error := state.get("error"):
+            raise EnvironmentFailedError(f"{task.id}: {error!r}")
+        return state
+
+    async def score_group(self, task: Task, results: Sequence[Any]) -> Sequence[EpisodeOutcome]:
         failures: list[str] = []
         _failures.set(failures)
-        env = self._env
+        states, rubric = list(results), self._env.rubric
         try:
-            async with asyncio.TaskGroup() as group:
-                rolling = [
-                    group.create_task(
-                        env.rollout(
-                            dict(task.payload),
-                            resolve_client(_client(episode)),
-                            episode.model,
-                            self._sampling(episode),
-                        )
-                    )
-                    for episode in episodes
-                ]
-            states = [one.result() for one in rolling]
-            await env.rubric.score_group(states)
+            await rubric.score_group(states)
             for state in states:
-                await env.rubric.cleanup(state)
+                await rubric.cleanup(state)
         except Exception as error:
             raise _failed(task, error) from error
         return [_judged(task, state, failures) for state in states]

@@ -7,6 +7,7 @@ import importlib
 import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
@@ -65,21 +66,16 @@ class VerifiersSource(TaskSource[VerifiersSettings]):
     def capacity(self) -> int | None:
         return self.settings.max_episodes
 
-    async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
+    async def roll_out(self, task: Task, episode: ModelEndpoint) -> Any:
         """Roll out an episode with the environment's own loop and rewards.
 
         :raises EnvironmentFailedError: a reward function, the endpoint, a tool or a harness failed.
         """
         return await self._opened().roll_out(task, episode)
 
-    async def roll_out_group(
-        self, task: Task, episodes: Sequence[ModelEndpoint]
-    ) -> Sequence[EpisodeOutcome]:
-        """Roll out episodes whose rewards compare them, as group rewards of rubrics do."""
-        world = self._opened()
-        if not world.in_groups:
-            return await super().roll_out_group(task, episodes)
-        return await world.roll_out_group(task, episodes)
+    async def score_group(self, task: Task, results: Sequence[Any]) -> Sequence[EpisodeOutcome]:
+        """Score episodes whose rewards compare them, as group rewards of rubrics do."""
+        return await self._opened().score_group(task, results)
 
     def _opened(self) -> VerifiersWorld:
         if self._world is None:

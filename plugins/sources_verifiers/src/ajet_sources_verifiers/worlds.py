@@ -19,7 +19,8 @@ KEY_VARIABLE = "AJET_KEY_IS_IN_THE_PATH"
 class VerifiersWorld(ABC):
     """An environment of one generation of verifiers.
 
-    :ivar in_groups: whether its rewards compare the episodes of a task.
+    :ivar in_groups: whether its rewards compare the episodes of a task; `roll_out` then returns
+        what `score_group` takes.
     """
 
     in_groups = False
@@ -37,13 +38,11 @@ class VerifiersWorld(ABC):
         return
 
     @abstractmethod
-    async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
+    async def roll_out(self, task: Task, episode: ModelEndpoint) -> Any:
         """Roll out an episode."""
 
-    async def roll_out_group(
-        self, task: Task, episodes: Sequence[ModelEndpoint]
-    ) -> Sequence[EpisodeOutcome]:
-        """Roll out the episodes of a group, if its rewards compare them."""
+    async def score_group(self, task: Task, results: Sequence[Any]) -> Sequence[EpisodeOutcome]:
+        """Score the episodes of a group, if its rewards compare them."""
         raise NotImplementedError
 
 

@@ -1,0 +1,123 @@
+"""Benchmark learning by `ajet train SOURCE`: each kind of source, with the library of its tasks.
+
+Each source shows the walks of the world ``grid`` in its own way: as an eval of Inspect, as task
+directories of Harbor whose moves are made in a sandbox, as an environment of verifiers 0.1, or as
+rows with a program. Each seed is a new tiny model, trained by the command on a real server. No walk
+is in two steps, so the success of a step is that on new walks. `success_before` is that of the
+first step, `success_after` that of the last three. `seconds` include making the model and booting.
+
+The source's library is in an environment of its own: `--python` names its interpreter, in which
+agentjet and the plugin of the source are installed. With `--runs FILE` an interrupted benchmark
+continues. The JSON line comes last; `--output` also writes it to a file, with date and hardware,
+and `--plot` plots it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+
+from kept import KeptResults
+from learning import draw, line, summary
+from options import at_least
+from reporting import report
+
+from ajet_testing.sources.learning import success_by_step, walk_names
+from ajet_worlds import load_world
+from ajet_worlds.learning import Learned
+
+ROOT = Path(__file__).resolve().parents[1]
+WORLD = "grid"
+LAST_STEPS = 3
+
+
+def inspect(directory: Path, names: Sequence[str], seed: int) -> str:
+    """Write what the source needs into a directory, and return its name."""
+    shutil.copy(ROOT / "plugins/sources_inspect/tests/grid_task.py", directory)
+    its = f"args.count={len(names)}&args.seed={seed}"
+    return f"inspect:grid_task.py?{its}&reward=outcome.reward"
+
+
+def harbor(directory: Path, names: Sequence[str], seed: int) -> str:  # noqa: ARG001 - in the names
+    """As `inspect`."""
+    tests = ROOT / "plugins/sources_harbor/tests"
+    sys.path.insert(0, str(tests))
+    write_walks = importlib.import_module("grid_walks").write_walks
+
+    shutil.copy(tests / "grid_agent.py", directory)
+    write_walks(directory / "walks", names)
+    return "harbor:walks?agent=grid_agent:GridAgent&max_episodes=16"
+
+
+def verifiers(directory: Path, names: Sequence[str], seed: int) -> str:
+    """As `inspect`."""
+    shutil.copy(ROOT / "plugins/sources_verifiers/tests/legacy_walks.py", directory)
+    its = f"options.count={len(names)}&options.seed={seed}"
+    return f"verifiers:legacy_walks?{its}&sampling.max_tokens=32"
+
+
+def rows(directory: Path, names: Sequence[str], seed: int) -> str:  # noqa: ARG001 - in the names
+    """As `inspect`."""
+    shutil.copy(ROOT / "tests/sources/grid_program.py", directory)
+    lines = [json.dumps({"id": name}) for name in names]
+    (directory / "walks.jsonl").write_text("\n".join(lines))
+    return "walks.jsonl?program=grid_program:walk&judge=grid_program:judge"
+
+
+SOURCES: dict[str, Callable[[Path, Sequence[str], int], str]] = {
+    one.__name__: one for one in (inspect, harbor, verifiers, rows)
+}
+
+
+def train(source: str, seed: int, steps: int, python: str) -> Learned:
+    """Train a new model, and return how it learned."""
+    (ROOT / "runs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{source}-{seed}-", dir=ROOT / "runs") as root:
+        directory = Path(root)
+        name = SOURCES[source](directory, walk_names(seed, steps), seed)
+        began = monotonic()
+        curve = success_by_step(name, directory, seed=seed, steps=steps, python=python)
+        seconds = monotonic() - began
+    return Learned(curve[0], statistics.mean(curve[-LAST_STEPS:]), tuple(curve), seconds)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark and print the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", choices=sorted(SOURCES))
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the source")
+    parser.add_argument("--seeds", type=at_least(1), default=5)
+    parser.add_argument("--steps", type=at_least(1), default=load_world(WORLD).recipe.steps)
+    parser.add_argument("--runs", type=Path, help="file to keep results of seeds in")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args(arguments)
+    kept = KeptResults(args.runs)
+    learned = []
+    for seed in range(args.seeds):
+        name = f"{args.source} {seed} {args.steps}"
+        if (result := kept.get(name)) is None:
+            result = asdict(train(args.source, seed, args.steps, args.python))
+            kept.add(name, result)
+        learned.append(Learned(**{**result, "curve": tuple(result["curve"])}))
+        shares = " ".join(f"{share:.2f}" for share in learned[-1].curve)
+        print(f"{args.source} seed {seed}: {shares}", file=sys.stderr)
+    its = summary(WORLD, learned)
+    print(f"{args.source}: {line(WORLD, its)}", file=sys.stderr)
+    if args.plot is not None:
+        draw({WORLD: learned}, args.plot, f"ajet train {args.source}: success by step")
+    result = {"benchmark": "source_learning", "source": args.source, "steps": args.steps, **its}
+    report(result, args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""The demo's tiny model learns GridWalk, which is an environment of verifiers 0.1 here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ajet_testing.sources.learning import assert_source_learns, walk_names
+
+
+@pytest.mark.learns
+@pytest.mark.timeout(1200)
+def test_the_success_of_an_environment_rises(tmp_path: Path) -> None:
+    """From about 0.2 to 0.9, by `ajet train`."""
+    shutil.copy(Path(__file__).parent / "legacy_walks.py", tmp_path)
+    count = len(walk_names(seed=0))
+    assert_source_learns(
+        f"verifiers:legacy_walks?options.count={count}&sampling.max_tokens=32", tmp_path
+    )
