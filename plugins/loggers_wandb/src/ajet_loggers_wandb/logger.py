@@ -45,6 +45,8 @@ class WandbLogger(MetricsLogger[WandbSettings]):
             settings=wandb.Settings(
                 console="off",
                 silent=True,
+                # For the answer to a question after the key, if the server runs in a terminal.
+                login_timeout=1.0,
                 disable_git=True,
                 disable_code=True,
                 # The command line of a server is no business of others.
