@@ -102,10 +102,8 @@ class MlflowLogger(MetricsLogger[MlflowSettings]):
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
             from mlflow import MlflowClient
 
-            uri = self.settings.tracking_uri
-            if not uri:
-                uri = f"sqlite:///{self.context.run_dir.resolve() / 'mlflow.db'}"
-            self._client = MlflowClient(tracking_uri=uri)
+            local = f"sqlite:///{self.context.run_dir.resolve() / 'mlflow.db'}"
+            self._client = MlflowClient(tracking_uri=self.settings.tracking_uri or local)
         return self._client
 
     def _experiment(self, client: MlflowClient) -> str:
@@ -127,11 +125,7 @@ class MlflowLogger(MetricsLogger[MlflowSettings]):
             client.set_tag(run_id, name, value)
 
     def _write_parameters(
-        self,
-        client: MlflowClient,
-        run_id: str,
-        wanted: Mapping[str, str],
-        known: Mapping[str, str],
+        self, client: MlflowClient, run_id: str, wanted: Mapping[str, str], known: Mapping[str, str]
     ) -> None:
         """Write new parameters. MLflow keeps the first value, so later ones become tags."""
         from mlflow.entities import Param

@@ -69,7 +69,7 @@ class WandbLogger(MetricsLogger[WandbSettings]):
     def log_finding(self, step: int, finding: Finding) -> None:
         """Send an alert."""
         self._started.alert(
-            title=finding.code, text=f"step {step}: {finding.message}", level=wandb.AlertLevel.WARN
+            title=finding.code, text=f"step {step}: {finding.message}", level="WARN"
         )
 
     def log_system(self, at: float, step: int, metrics: Mapping[str, float]) -> None:
