@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ajet_core.interfaces import EndReason, LoggedRun, MetricsLogger, WorkerContext
 from ajet_core.protocol import Evaluation, Finding
@@ -15,8 +15,6 @@ from ajet_loggers_mlflow.settings import MlflowSettings
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-T = TypeVar("T")
 
 RUN_ID = "ajet.run_id"
 GROUP = "ajet.group"
@@ -104,10 +102,8 @@ class MlflowLogger(MetricsLogger[MlflowSettings]):
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
             from mlflow import MlflowClient
 
-            uri = self.settings.tracking_uri
-            if not uri:
-                uri = f"sqlite:///{self.context.run_dir.resolve() / 'mlflow.db'}"
-            self._client = MlflowClient(tracking_uri=uri)
+            local = f"sqlite:///{self.context.run_dir.resolve() / 'mlflow.db'}"
+            self._client = MlflowClient(tracking_uri=self.settings.tracking_uri or local)
         return self._client
 
     def _experiment(self, client: MlflowClient) -> str:
@@ -129,18 +125,14 @@ class MlflowLogger(MetricsLogger[MlflowSettings]):
             client.set_tag(run_id, name, value)
 
     def _write_parameters(
-        self,
-        client: MlflowClient,
-        run_id: str,
-        wanted: Mapping[str, str],
-        known: Mapping[str, str],
+        self, client: MlflowClient, run_id: str, wanted: Mapping[str, str], known: Mapping[str, str]
     ) -> None:
         """Write new parameters. MLflow keeps the first value, so later ones become tags."""
         from mlflow.entities import Param
 
         new = [Param(name, value) for name, value in wanted.items() if name not in known]
-        for some in batches(new, PARAMETERS_AT_ONCE):
-            client.log_batch(run_id, params=some)
+        for first in range(0, len(new), PARAMETERS_AT_ONCE):
+            client.log_batch(run_id, params=new[first : first + PARAMETERS_AT_ONCE])
         for name, value in wanted.items():
             if known.get(name, value) != value:
                 client.set_tag(run_id, f"{CHANGED}.{name}", value)
@@ -152,11 +144,6 @@ class MlflowLogger(MetricsLogger[MlflowSettings]):
             # Of values of one step, MLflow shows the one with the latest time, then the largest.
             at = self._last_time = max(self._last_time + 1, int(time.time() * 1000))
         metrics = [Metric(mlflow_name(name), value, at, step) for name, value in values.items()]
-        for some in batches(metrics, METRICS_AT_ONCE):
+        for first in range(0, len(metrics), METRICS_AT_ONCE):
+            some = metrics[first : first + METRICS_AT_ONCE]
             self._connected().log_batch(self._run_id, metrics=some)
-
-
-def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Yield the items, at most ``size`` at a time."""
-    for first in range(0, len(items), size):
-        yield items[first : first + size]

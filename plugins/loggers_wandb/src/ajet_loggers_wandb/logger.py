@@ -45,6 +45,8 @@ class WandbLogger(MetricsLogger[WandbSettings]):
             settings=wandb.Settings(
                 console="off",
                 silent=True,
+                # For the answer to a question after the key, if the server runs in a terminal.
+                login_timeout=1.0,
                 disable_git=True,
                 disable_code=True,
                 # The command line of a server is no business of others.
@@ -67,7 +69,7 @@ class WandbLogger(MetricsLogger[WandbSettings]):
     def log_finding(self, step: int, finding: Finding) -> None:
         """Send an alert."""
         self._started.alert(
-            title=finding.code, text=f"step {step}: {finding.message}", level=wandb.AlertLevel.WARN
+            title=finding.code, text=f"step {step}: {finding.message}", level="WARN"
         )
 
     def log_system(self, at: float, step: int, metrics: Mapping[str, float]) -> None:
