@@ -31,7 +31,7 @@ from ajet_sources.generation.plan import (
 from ajet_sources.generation.recording import AnswerRecording, RowFile
 from ajet_sources.generation.tasks import WrittenTask, read_tasks_of
 from ajet_sources.names import ROWS, SourceName, load_source
-from ajet_sources.rows import RowsSettings
+from ajet_sources.reading import RowsSettings
 
 
 async def generate_tasks(
@@ -358,7 +358,7 @@ class _Generation:
         task = candidate.task
         return {
             "id": task.task_id,
-            self._fields.prompt: task.question,
-            self._fields.answer: task.answer,
+            self._fields.prompt or "prompt": task.question,
+            self._fields.answer or "answer": task.answer,
             "provenance": dict(candidate.whence),
         }

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from ajet_cli.commands import pause as _pause_command  # noqa: F401  (imported before it is patched)
-from ajet_cli.commands import status as _status_command  # noqa: F401  (imported before it is patched)
+from ajet_cli.commands.run import pause as _pause_command  # noqa: F401  (imported before it is patched)
+from ajet_cli.commands.run import status as _status_command  # noqa: F401  (imported before it is patched)
 from ajet_cli.main import cli
 from ajet_core.errors import ServerUnreachableError
 from ajet_core.protocol import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from ajet_cli.commands import mixture as _mixture_command  # noqa: F401  (imported before it is patched)
+from ajet_cli.commands.run import mixture as _mixture_command  # noqa: F401  (imported before it is patched)
 from ajet_cli.main import cli
 from ajet_core.protocol import MixtureStatus
 

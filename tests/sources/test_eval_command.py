@@ -17,7 +17,8 @@ from ajet_core.errors import EnvironmentFailedError
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task
 from ajet_sources import EvaluatedEpisode, evaluate_source
 from ajet_sources.evaluating import interval
-from ajet_sources.rows import RowsSettings, RowsSource
+from ajet_sources.reading import RowsSettings
+from ajet_sources.rows import RowsSource
 from ajet_testing.endpoints.plain import EndpointCall, PlainEndpoint
 from tests.sources.conftest import ajet
 

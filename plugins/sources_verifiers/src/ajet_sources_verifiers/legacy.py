@@ -103,8 +103,8 @@ class LegacyEnvironment(VerifiersWorld):
             )
         except Exception as error:
             raise _failed(task, error) from error
-        if error := state.get("error"):
-            raise EnvironmentFailedError(f"{task.id}: {error!r}")
+        if failure := state.get("error"):
+            raise EnvironmentFailedError(f"{task.id}: {failure!r}")
         return state
 
     async def score_group(self, task: Task, results: Sequence[Any]) -> Sequence[EpisodeOutcome]:
