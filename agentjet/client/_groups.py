@@ -37,12 +37,14 @@ class CompleteGroup:
 
     :ivar results: of all episodes, in the order of their jobs.
     :ivar positions: of those whose episodes are still open, in `results`.
+    :ivar discard: removes the results of those from the group.
     """
 
     task: Task
     results: Sequence[Any]
     positions: Sequence[int]
     waiting: Sequence[Future[Any]]
+    discard: Callable[[], None]
 
     def outcomes(self, rewards: Any) -> None:
         """Give each open episode its outcome."""
@@ -67,6 +69,9 @@ class CompleteGroup:
 
     def failed(self, error: BaseException) -> None:
         """Let each open episode fail."""
+        # Before any of them is attempted again: a new result must not complete the group with
+        # results of attempts that have failed.
+        self.discard()
         for future in self.waiting:
             if not future.done():
                 future.set_exception(error)
@@ -84,15 +89,23 @@ class _Group:
     results: dict[int, Any] = field(default_factory=dict)
     waiting: dict[int, Future[Any]] = field(default_factory=dict)
 
-    def complete(self) -> CompleteGroup | None:
+    def complete(self, lock: threading.Lock) -> CompleteGroup | None:
         if not self.waiting or any(id(job) not in self.results for job in self.jobs):
             return None
+        answered = list(self.waiting)
+
+        def discard() -> None:
+            with lock:
+                for job in answered:
+                    self.results.pop(job, None)
+
         positions = [at for at, job in enumerate(self.jobs) if id(job) in self.waiting]
         complete = CompleteGroup(
             self.jobs[0].task,
             [self.results[id(job)] for job in self.jobs],
             positions,
             [self.waiting[id(self.jobs[at])] for at in positions],
+            discard,
         )
         self.waiting = {}
         return complete
@@ -122,7 +135,7 @@ class Groups:
             group = self._groups[job.turn]
             group.results[id(job)] = result
             group.waiting[id(job)] = future
-            return future, group.complete()
+            return future, group.complete(self._lock)
 
     def failed(self, job: Job, *, given_up: bool) -> CompleteGroup | None:
         """Record that an attempt at a job failed.
@@ -137,7 +150,7 @@ class Groups:
             if not given_up:
                 return None
             group.jobs = [other for other in group.jobs if other is not job]
-            return group.complete()
+            return group.complete(self._lock)
 
     def stop(self, error: BaseException) -> None:
         """Let all open episodes fail, and those that would join later."""

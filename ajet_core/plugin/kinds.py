@@ -54,7 +54,7 @@ KindName = Literal[
 
 RESERVED_COMMANDS = frozenset(
     {"config", "doctor", "engine", "env", "gateway", "mixture", "pause", "plugins"}
-    | {"preflight", "resume", "serve", "status", "token", "version"}
+    | {"preflight", "resume", "serve", "status", "token", "ui", "version"}
 )
 """Names of the built-in subcommands of ``ajet``."""
 

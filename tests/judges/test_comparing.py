@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentjet import EpisodeOutcome, load_judge
@@ -277,6 +277,8 @@ NUMBERS = st.fractions(min_value=-50, max_value=50, max_denominator=40)
 
 
 @pytest.mark.slow
+# The first check starts a process and loads the library.
+@settings(deadline=None)
 @given(NUMBERS, NUMBERS)
 def test_equal_numbers_are_equal_in_all_spellings_and_others_are_not(
     value: Fraction, other: Fraction

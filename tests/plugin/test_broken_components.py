@@ -43,6 +43,7 @@ from ajet_core.protocol import (
     AlgorithmConfig,
     ComponentChoice,
     Evaluation,
+    Finding,
     ModelConfig,
     RunConfig,
     ServerState,
@@ -386,7 +387,7 @@ async def test_a_method_of_a_store(method: str, plugins: PluginManager, tmp_path
     await store.close()
 
 
-LOGGER = ["start", "log", "log_evaluation", "finish", "close"]
+LOGGER = ["start", "log", "log_evaluation", "log_finding", "log_system", "finish", "close"]
 
 
 @pytest.mark.parametrize("method", [CONSTRUCTOR, *LOGGER])
@@ -421,6 +422,9 @@ def test_a_method_of_a_logger(
         pass_at={},
     )
     thread.record("the evaluation", lambda logger: logger.log_evaluation(evaluation))
+    finding = Finding(code="no_signal", message="equal rewards", seconds=0.0, stuck=False)
+    thread.record("the finding", lambda logger: logger.log_finding(1, finding))
+    thread.record("the machine", lambda logger: logger.log_system(0.0, 1, {}))
     thread.finish("done", "")
     thread.close()
     assert thread.ended(10)
