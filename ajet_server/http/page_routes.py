@@ -6,6 +6,7 @@ Anybody may load the page. What it shows needs a token of the scope `view` or `c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from ajet_server.observe.timeline_view import episode_timelines, merge_episode
 from ajet_server.page import assets
 from ajet_server.page.conversation import conversation
 from ajet_server.page.episode_rows import episode_rows
-from ajet_server.page.history import StepHistory
+from ajet_server.page.history import NewestStep, StepHistory
 from ajet_server.page.models import (
     Conversation,
     EpisodeRows,
@@ -50,8 +51,13 @@ _SHARED_SECONDS = 1.0
 def add_routes(router: APIRouter, service: SwarmService) -> None:
     """Add the routes that the page requests."""
     store, coordinator = service.store, service.coordinator
-    history = StepHistory(store)
+    history = StepHistory(
+        store,
+        lambda: NewestStep(coordinator.run_id, coordinator.last_step, coordinator.last_step_at),
+    )
     shared = _Shared()
+    # Long histories are read one request after the other: they take memory and the store's time.
+    reading = asyncio.Semaphore(1)
 
     @router.get(
         "/v1/overview",
@@ -60,8 +66,7 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         response_model=Overview,
     )
     async def overview(who: Inspector) -> Response:
-        answer = await shared.overview(service, history, who.scope)
-        return Response(answer, media_type=_JSON)
+        return _json(await shared.overview(service, history, who.scope))
 
     @router.get(
         "/v1/steps",
@@ -70,28 +75,32 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         response_model=StepCurves,
     )
     async def steps(_: Inspector, query: Annotated[StepsQuery, Query()]) -> Response:
-        run_id, last = coordinator.run_id, coordinator.last_step
-        return Response(await history.curves(query, run_id=run_id, last=last), media_type=_JSON)
+        return _json(await history.curves(query))
 
-    async def tokenizer_directory() -> Path | None:
-        return RunFacts.of(await store.get_run()).model
-
-    @router.get("/v1/episodes", summary="List episodes", tags=["page"])
-    async def episodes(_: Inspector, query: Annotated[EpisodesQuery, Query()]) -> EpisodeRows:
-        model = await tokenizer_directory()
-        return await episode_rows(store, query, lambda: _texts(model))
+    @router.get("/v1/episodes", summary="List episodes", tags=["page"], response_model=EpisodeRows)
+    async def episodes(_: Inspector, query: Annotated[EpisodesQuery, Query()]) -> Response:
+        model = RunFacts.of(await store.get_run()).model
+        async with reading if query.outputs else contextlib.nullcontext():
+            rows = await episode_rows(store, history, query, lambda: _texts(model))
+        return _json(rows.model_dump_json().encode())
 
     @router.get(
         "/v1/timelines/{episode_id}/messages",
         summary="Get the messages of an episode",
         tags=["page"],
+        response_model=Conversation,
     )
-    async def messages(episode_id: str, _: Inspector) -> Conversation:
+    async def messages(episode_id: str, _: Inspector) -> Response:
         record = await store.get_episode(episode_id)
         if record is None:
             raise EpisodeNotFoundError(f"this server has no episode {episode_id}")
-        calls = (await store.calls([episode_id]))[episode_id]
-        return await asyncio.to_thread(conversation, record, calls)
+        async with reading:
+            calls = (await store.calls([episode_id]))[episode_id]
+            return _json(
+                await asyncio.to_thread(
+                    lambda: conversation(record, calls).model_dump_json().encode()
+                )
+            )
 
     @router.get(
         "/v1/timelines/{episode_id}/page",
@@ -101,7 +110,12 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         responses={200: {"content": {_JSON: {}}, "description": "Data of the viewer"}},
     )
     async def viewed(episode_id: str, _: Inspector) -> Response:
-        return Response(await _viewed(service, episode_id), media_type=_JSON)
+        async with reading:
+            return _json(await _viewed(service, episode_id))
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type=_JSON, headers={"cache-control": "no-store"})
 
 
 def page_files() -> list[Route]:
@@ -152,9 +166,7 @@ async def _overview(service: SwarmService, history: StepHistory, scope: TokenSco
         status=status,
         config=None if config is None else without_secrets(config).model_dump(mode="json"),
         clients=clients(service.episodes.open, names, now),
-        seconds_per_step=await history.seconds_per_step(
-            run_id=coordinator.run_id, last=coordinator.last_step
-        ),
+        seconds_per_step=history.seconds_per_step,
         time=now,
     )
 

@@ -78,7 +78,7 @@ def episode_timelines(
         kind=record.kind,
         tag=record.tag,
         state=record.state,
-        reward=_finite(record.reward),
+        reward=finite(record.reward),
         agent_rewards={
             clean(agent): reward
             for agent, reward in record.agent_rewards.items()
@@ -150,11 +150,11 @@ def _call(call: Call, end: int, score: CallScore | None, reward: float | None) -
         end=end,
         parent_call_id=call.parent_call_id,
         prompt_tokens=call.prompt_length,
-        logprobs=[_finite(value) for value in behaviour_logprobs(call)],
-        trainer_logprobs=[] if score is None else [_finite(value) for value in score.logprobs],
+        logprobs=[finite(value) for value in behaviour_logprobs(call)],
+        trainer_logprobs=[] if score is None else [finite(value) for value in score.logprobs],
         policy_versions=call.policy_versions,
-        advantage=None if score is None else _finite(score.advantage),
-        reward=_finite(reward),
+        advantage=None if score is None else finite(score.advantage),
+        reward=finite(reward),
         created_at=call.created_at,
         drift_tokens=int(call.metadata.get(DRIFT_TOKENS, 0)),
         echo_fields=call.metadata.get(ECHO_FIELDS, ""),
@@ -162,6 +162,6 @@ def _call(call: Call, end: int, score: CallScore | None, reward: float | None) -
     )
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
     """Return `value`, or None if it is not finite, which JSON cannot represent."""
     return value if value is not None and math.isfinite(value) else None

@@ -11,16 +11,26 @@ from ajet_server.page.models import Conversation, SaidCall, SaidMessage
 
 MAX_CALLS = 200
 MAX_CHARS = 20_000
+MAX_TOTAL_CHARS = 2_000_000
 
 
 def conversation(record: EpisodeRecord, calls: Sequence[Call]) -> Conversation:
-    """Return what was said in the last 200 calls of an episode."""
-    shown = calls[-MAX_CALLS:]
+    """Return what was said in the last calls of an episode, as many as a page can show."""
+    shown: list[SaidCall] = []
+    size = 0
+    for call in reversed(calls[-MAX_CALLS:]):
+        said = _call(call)
+        size += sum(map(_size, said.messages)) + (_size(said.answer) if said.answer else 0)
+        if shown and size > MAX_TOTAL_CHARS:
+            break
+        shown.append(said)
     return Conversation(
-        episode=episode_row(record),
-        calls=[_call(call) for call in shown],
-        omitted=len(calls) - len(shown),
+        episode=episode_row(record), calls=shown[::-1], omitted=len(calls) - len(shown)
     )
+
+
+def _size(message: SaidMessage) -> int:
+    return len(message.content) + len(message.reasoning) + len(message.tool_calls)
 
 
 def _call(call: Call) -> SaidCall:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
+import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from ajet_core.interfaces import BatchRecord, EpisodeQuery, EpisodeRecord
+from ajet_core.errors import DamagedRecordError
+from ajet_core.interfaces import EpisodeQuery, EpisodeRecord
 from ajet_core.timeline import Call
+from ajet_server.averages import mean
+from ajet_server.observe.timeline_view import finite
+from ajet_server.page.history import StepHistory
 from ajet_server.page.models import Ending, EpisodeOutput, EpisodeRow, EpisodeRows, EpisodesQuery
 from ajet_server.page.token_texts import TokenTexts
 from ajet_server.security.tenants import shown_group
@@ -20,55 +26,63 @@ _ENDINGS = 10
 _SEQUENCE = 8
 _COUNTED_TOKENS = 4096
 _SCANNED = 20_000
+_AT_ONCE = 8
 
 
 async def episode_rows(
-    store: RunStore, query: EpisodesQuery, texts: Callable[[], TokenTexts]
+    store: RunStore, history: StepHistory, query: EpisodesQuery, texts: Callable[[], TokenTexts]
 ) -> EpisodeRows:
-    """Return the episodes that a query selects.
-
-    With an order by reward, the newest 20,000 episodes are compared.
+    """Return the episodes that a query selects, of the newest 20,000.
 
     :param texts: loads the tokenizer; called in a thread, and only for `EpisodesQuery.outputs`.
     """
     chosen: list[EpisodeRecord] = []
     if query.order == "newest":
-        async for record in _selected(store, query):
+        async for record in _selected(store, history, query):
             chosen.append(record)
             if len(chosen) > query.limit:
                 break
     else:
-        scored = []
-        async for record in _selected(store, query):
-            if record.reward is not None:
-                scored.append(record)
-        pick = heapq.nlargest if query.order == "highest" else heapq.nsmallest
-        chosen = pick(query.limit + 1, scored, key=_reward)
+        everything = [record async for record in _selected(store, history, query)]
+        sign = -1.0 if query.order == "highest" else 1.0
+        chosen = heapq.nsmallest(query.limit + 1, everything, key=lambda one: _place(one, sign))
     more = len(chosen) > query.limit
     del chosen[query.limit :]
     if not query.outputs:
         return EpisodeRows(episodes=[episode_row(record) for record in chosen], more=more)
-    calls = await store.calls([record.episode_id for record in chosen])
+    rows = []
+    for at in range(0, len(chosen), _AT_ONCE):
+        some = chosen[at : at + _AT_ONCE]
+        # Others read in between, and only a few histories are in memory.
+        calls = await store.calls([record.episode_id for record in some])
+        rows += await asyncio.to_thread(_described, some, calls, texts)
+    return EpisodeRows(episodes=rows, endings=_endings(rows), more=more)
 
-    def describe() -> EpisodeRows:
-        texts_now = texts()
-        rows = [episode_row(one, _output(calls[one.episode_id], texts_now)) for one in chosen]
-        return EpisodeRows(episodes=rows, endings=_endings(rows), more=more)
 
-    return await asyncio.to_thread(describe)
+def _described(
+    records: Sequence[EpisodeRecord],
+    calls: Mapping[str, Sequence[Call]],
+    texts: Callable[[], TokenTexts],
+) -> list[EpisodeRow]:
+    loaded = texts()
+    return [episode_row(one, _output(calls[one.episode_id], loaded)) for one in records]
 
 
-async def _selected(store: RunStore, query: EpisodesQuery) -> AsyncIterator[EpisodeRecord]:
+async def _selected(
+    store: RunStore, history: StepHistory, query: EpisodesQuery
+) -> AsyncIterator[EpisodeRecord]:
     if query.step is not None:
-        for episode_id in await _of_step(store, query.step):
-            record = await store.get_episode(episode_id)
-            if record is not None and _matches(record, query):
-                yield record
+        for episode_id in await history.episodes_of(query.step):
+            with contextlib.suppress(DamagedRecordError):
+                record = await store.get_episode(episode_id)
+                if record is not None and _matches(record, query):
+                    yield record
         return
     scanned = 0
     newest = EpisodeQuery(query.state, query.kind, query.task or None, newest_first=True)
     async for record in store.select(newest):
-        yield record
+        if query.cause in ("", record.cause):
+            yield record
         scanned += 1
         if scanned == _SCANNED:
             return
@@ -77,26 +91,18 @@ async def _selected(store: RunStore, query: EpisodesQuery) -> AsyncIterator[Epis
             await asyncio.sleep(0)
 
 
-async def _of_step(store: RunStore, step: int) -> list[str]:
-    batches: list[BatchRecord] = await store.batches(after_step=step - 1)
-    return [
-        episode_id
-        for batch in batches
-        if batch.step == step
-        for episode_id in (*batch.episode_ids, *batch.aborted_ids)
-    ]
-
-
 def _matches(record: EpisodeRecord, query: EpisodesQuery) -> bool:
     return (
         query.state in (None, record.state)
         and query.kind in (None, record.kind)
         and query.task in ("", record.task_id)
+        and query.cause in ("", record.cause)
     )
 
 
-def _reward(record: EpisodeRecord) -> float:
-    return record.reward if record.reward is not None else 0.0
+def _place(record: EpisodeRecord, sign: float) -> tuple[bool, float]:
+    reward = finite(record.reward)
+    return reward is None, 0.0 if reward is None else sign * reward
 
 
 def episode_row(record: EpisodeRecord, output: EpisodeOutput | None = None) -> EpisodeRow:
@@ -110,9 +116,9 @@ def episode_row(record: EpisodeRecord, output: EpisodeOutput | None = None) -> E
         state=record.state,
         client=record.client_id,
         version=record.claim_version,
-        reward=record.reward,
-        components=record.components,
-        agent_rewards=record.agent_rewards,
+        reward=finite(record.reward),
+        components=_finite_only(record.components),
+        agent_rewards=_finite_only(record.agent_rewards),
         reason=record.reason,
         cause=record.cause,
         claimed_at=record.created_at,
@@ -154,4 +160,8 @@ def _endings(rows: Sequence[EpisodeRow]) -> list[Ending]:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return mean(known) if known else None
+
+
+def _finite_only(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}

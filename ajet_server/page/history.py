@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ajet_core.interfaces import StepRecord
 from ajet_core.protocol import StepSummary
+from ajet_server.averages import mean as average
 from ajet_server.page.models import Curve, StepCurves, StepsQuery
 from ajet_server.store.run_store import RunStore
 
 _DIGITS = 6
-_ANSWERS = 64
+_ANSWER_BYTES = 16 * 2**20
 
 
 class StepTable:
@@ -41,11 +42,10 @@ class StepTable:
 
     def curves(self, query: StepsQuery) -> StepCurves:
         """Return what a page draws: at most `query.points` points, each of consecutive steps."""
-        first = bisect_right(self.steps, query.after)
-        count = len(self.steps) - first
-        each = max(1, math.ceil(count / query.points))
-        starts = range(first, len(self.steps), each)
-        ends = [min(start + each, len(self.steps)) for start in starts]
+        first, last = (bisect_right(self.steps, step) for step in (query.after, query.until))
+        each = max(1, math.ceil((last - first) / query.points))
+        starts = range(first, last, each)
+        ends = [min(start + each, last) for start in starts]
         wanted = query.metrics.split(",") if query.metrics else sorted(self.columns)
         return StepCurves(
             names=sorted(self.columns),
@@ -60,57 +60,92 @@ class StepTable:
         )
 
 
-class StepHistory:
-    """The steps of a server's run. Its methods are called in the server's event loop."""
+@dataclass(frozen=True, slots=True)
+class NewestStep:
+    """The run that a server has now, and its newest step.
 
-    def __init__(self, store: RunStore) -> None:
+    :param summary: None if the run has no step, or its last one ended before the server started.
+    :param ended_at: Unix seconds.
+    """
+
+    run_id: str | None
+    summary: StepSummary | None
+    ended_at: float
+
+
+class StepHistory:
+    """The steps of a server's run. Its methods are called in the server's event loop.
+
+    :param newest: returns the newest step at any time.
+    """
+
+    def __init__(self, store: RunStore, newest: Callable[[], NewestStep]) -> None:
         self._store = store
+        self._newest = newest
         self._table = StepTable()
-        self._run_id: str | None = None
-        self._last: StepSummary | None = None
+        self._episodes: dict[int, list[str]] = {}
+        self._known: NewestStep | None = None
         self._rewinds = store.rewinds
         self._loading = asyncio.Lock()
         self._answers: dict[StepsQuery, bytes] = {}
 
-    async def curves(
-        self, query: StepsQuery, *, run_id: str | None, last: StepSummary | None
-    ) -> bytes:
-        """Return `StepCurves` as JSON.
-
-        :param run_id: the server's run now.
-        :param last: its last step; None if it has none, or ended before the server started.
-        """
+    async def curves(self, query: StepsQuery) -> bytes:
+        """Return `StepCurves` as JSON."""
         async with self._loading:
-            if run_id != self._run_id or last is not self._last:
-                self._answers.clear()
-                if not self._continues(run_id, last):
-                    self._table = await _loaded(await self._store.steps())
-                self._run_id, self._last = run_id, last
+            await self._update()
             if (answer := self._answers.get(query)) is None:
-                if len(self._answers) == _ANSWERS:
+                answer = await asyncio.to_thread(
+                    lambda: self._table.curves(query).model_dump_json().encode()
+                )
+                if sum(map(len, self._answers.values())) + len(answer) > _ANSWER_BYTES:
                     self._answers.clear()
-                curves = await asyncio.to_thread(self._table.curves, query)
-                answer = self._answers[query] = curves.model_dump_json().encode()
+                self._answers[query] = answer
         return answer
 
-    def _continues(self, run_id: str | None, last: StepSummary | None) -> bool:
-        """Append a single new step; of any others the store is asked."""
-        known = self._table.steps
-        rewinds, self._rewinds = self._rewinds, self._store.rewinds
-        if rewinds != self._rewinds or run_id != self._run_id or last is None or not known:
-            return False
-        if last.step != known[-1] + 1:
-            return False
-        self._table.add(last.step, time.time(), last.metrics)
-        return True
+    @property
+    def seconds_per_step(self) -> float | None:
+        """The mean duration of the last 20 steps that were read; None if there are fewer than two.
 
-    async def seconds_per_step(
-        self, *, run_id: str | None, last: StepSummary | None
-    ) -> float | None:
-        """Return the mean duration of the last 20 steps, None before the second step."""
-        await self.curves(StepsQuery(metrics="-", points=1), run_id=run_id, last=last)
+        It does not wait for the store.
+        """
         times = self._table.times[-21:]
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+    async def episodes_of(self, step: int) -> list[str]:
+        """Return the episodes of a step's batch, in the order of the batch, aborted ones last."""
+        async with self._loading:
+            await self._update()
+            trained = self._table.steps[-1] if self._table.steps else 0
+            if step in self._episodes:
+                return self._episodes[step]
+            # Those of steps that have ended do not change; all others are read each time.
+            read = await self._store.batches(after_step=max(self._episodes, default=0))
+            ids: dict[int, list[str]] = {}
+            for batch in read:
+                ids.setdefault(batch.step, []).extend((*batch.episode_ids, *batch.aborted_ids))
+            self._episodes |= {at: these for at, these in ids.items() if at <= trained}
+        return ids.get(step, [])
+
+    async def _update(self) -> None:
+        newest, rewinds = self._newest(), self._store.rewinds
+        known = self._known
+        if newest == known and rewinds == self._rewinds:
+            return
+        self._answers.clear()
+        summary, steps = newest.summary, self._table.steps
+        if (
+            known is not None
+            and newest.run_id == known.run_id
+            and rewinds == self._rewinds
+            and summary is not None
+            and len(steps) > 0
+            and summary.step == steps[-1] + 1
+        ):
+            self._table.add(summary.step, newest.ended_at, summary.metrics)
+        else:
+            self._table = await _loaded(await self._store.steps())
+            self._episodes = {}
+        self._known, self._rewinds = newest, rewinds
 
 
 async def _loaded(records: Sequence[StepRecord]) -> StepTable:
@@ -134,7 +169,7 @@ def _curve(
     high: list[float | None] = []
     for start, end in zip(starts, ends, strict=True):
         values = [value for value in column[start:end] if math.isfinite(value)]
-        mean.append(_rounded(math.fsum(values) / len(values)) if values else None)
+        mean.append(_rounded(average(values)) if values else None)
         low.append(_rounded(min(values)) if values else None)
         high.append(_rounded(max(values)) if values else None)
     return Curve(mean=mean, low=low, high=high)

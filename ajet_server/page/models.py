@@ -20,11 +20,13 @@ class StepsQuery(Message):
     :param metrics: names with commas between; "" for all.
     :param points: most points of a curve.
     :param after: only later steps.
+    :param until: only this step and earlier ones.
     """
 
     metrics: Annotated[str, Field(max_length=8192)] = ""
     points: Annotated[int, Field(ge=1, le=MAX_POINTS)] = 400
     after: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    until: Annotated[int, Field(ge=0, le=2**31 - 1)] = 2**31 - 1
 
 
 class Curve(Message):
@@ -61,7 +63,8 @@ class EpisodesQuery(Message):
 
     :param step: only those that this step has trained, or will train.
     :param task: only those of a task.
-    :param order: ``newest``, or by reward.
+    :param cause: only those that were aborted for this cause.
+    :param order: ``newest``, or by reward; those without a reward come last.
     :param outputs: also describe what the model wrote, which reads the calls of these episodes.
     """
 
@@ -69,6 +72,7 @@ class EpisodesQuery(Message):
     kind: Literal["train", "eval"] | None = None
     task: Annotated[str, Field(max_length=256)] = ""
     step: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    cause: Annotated[str, Field(max_length=64)] = ""
     order: Literal["newest", "highest", "lowest"] = "newest"
     limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 100
     outputs: bool = False
@@ -206,7 +210,7 @@ class Overview(Message):
     :param scope: of the token that asks.
     :param sentence: the state of the server and its run in words.
     :param config: the run's configuration without secrets; None before a run is configured.
-    :param seconds_per_step: mean over the last 20 steps; None before the second step.
+    :param seconds_per_step: mean over the last 20 steps, once a page has asked for curves.
     :param time: of the server, in Unix seconds.
     """
 

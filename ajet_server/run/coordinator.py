@@ -103,6 +103,11 @@ class Coordinator:
         return self._loop.last_step if self._loop else None
 
     @property
+    def last_step_at(self) -> float:
+        """When the last step ended, in Unix seconds; 0 without one."""
+        return self._loop.last_step_at if self._loop else 0.0
+
+    @property
     def step(self) -> int:
         """The number of steps that the present weights have been trained."""
         return self._loop.step if self._loop else self._step

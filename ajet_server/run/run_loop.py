@@ -121,6 +121,11 @@ class RunLoop:
         return self._book.last
 
     @property
+    def last_step_at(self) -> float:
+        """When it ended, in Unix seconds; 0 without one."""
+        return self._book.last_at
+
+    @property
     def activity(self) -> str:
         """A description of the work in states without rollouts, and its time limit."""
         settings = self._parts.settings

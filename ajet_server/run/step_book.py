@@ -17,6 +17,7 @@ class StepBook:
     """The finished steps of this process.
 
     :ivar last: the last step.
+    :ivar last_at: when it ended, in Unix seconds.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -24,6 +25,7 @@ class StepBook:
         self._faults: frozenset[BatchFault] = frozenset()
         self._config_json = ""
         self.last: StepSummary | None = None
+        self.last_at = 0.0
 
     async def enter(self, stepped: Stepped, record: BatchRecord, config: RunConfig) -> None:
         """Store a step that was trained with `config`; it is durable when this returns."""
@@ -35,7 +37,7 @@ class StepBook:
         await parts.store.add_step(step)
         await parts.loggers.reach(summary.step)
         self._config_json = config_json
-        self.last = summary
+        self.last, self.last_at = summary, now
 
     def forget_after(self, step: int) -> None:
         """Forget the last step if the run has gone back to an earlier one."""

@@ -564,10 +564,12 @@ class RunStore:
             self._batched(batch)
 
     async def _rewind(self, step: int, discard: BatchRecord | None) -> None:
+        # Also counted at the end: those who read meanwhile may have seen either.
         self.rewinds += 1
         async with self._batching:
             if discard is None:
                 await self._store.append(RewindRecord(step))
+                self.rewinds += 1
                 return
             lost = [
                 replace(batch, refused=discard.refused)
@@ -582,6 +584,7 @@ class RunStore:
                 )
                 lost.append(discard)
             await self._store.append(RewindRecord(step), *lost)
+            self.rewinds += 1
             self._batched(discard)
             for batch in lost:
                 await self._ignore_rewards(batch.episode_ids)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ajet_core.interfaces import BatchRecord, StepRecord, WorkerContext
 from ajet_core.protocol import StepSummary
 from ajet_server.embedded.settings import SqliteStoreSettings
-from ajet_server.page.history import StepHistory, StepTable
+from ajet_server.page.history import NewestStep, StepHistory, StepTable
 from ajet_server.page.models import StepCurves, StepsQuery
 from ajet_server.store.run_store import RunStore
 from ajet_server.store.sqlite_store import SqliteStore
@@ -85,10 +85,12 @@ async def _train(store: RunStore, step: int, loss: float) -> StepSummary:
 
 
 async def test_new_steps_and_returns_to_earlier_ones_are_seen(store: RunStore) -> None:
-    history = StepHistory(store)
+    newest: list[StepSummary | None] = [None]
+    history = StepHistory(store, lambda: NewestStep("run", newest[0], 20.0))
 
     async def losses(last: StepSummary | None) -> list[float | None]:
-        answer = await history.curves(StepsQuery(), run_id="run", last=last)
+        newest[0] = last
+        answer = await history.curves(StepsQuery())
         curves = StepCurves.model_validate_json(answer).curves
         return curves["loss"].mean if curves else []
 
@@ -104,10 +106,28 @@ async def test_new_steps_and_returns_to_earlier_ones_are_seen(store: RunStore) -
     await store.close()
 
 
+async def test_a_return_to_an_earlier_step_is_seen_without_a_new_one(store: RunStore) -> None:
+    last = [await _train(store, 1, 0.5)]
+    history = StepHistory(store, lambda: NewestStep("run", last[0], 10.0))
+    await history.curves(StepsQuery())
+    last[0] = await _train(store, 2, 0.25)
+    assert StepCurves.model_validate_json(await history.curves(StepsQuery())).total == 2
+    await store.rewind(1)
+    assert StepCurves.model_validate_json(await history.curves(StepsQuery())).total == 1
+    await store.close()
+
+
 async def test_the_pace_is_that_of_the_last_steps(store: RunStore) -> None:
-    history = StepHistory(store)
-    assert await history.seconds_per_step(run_id="run", last=None) is None
+    history = StepHistory(store, lambda: NewestStep("run", None, 0.0))
+    assert history.seconds_per_step is None
     for step in range(1, random.randint(3, 40)):
         await _train(store, step, 0.0)
-    assert await history.seconds_per_step(run_id="again", last=None) == 10.0
+    await history.curves(StepsQuery())
+    assert history.seconds_per_step == 10.0
     await store.close()
+
+
+def test_one_step_alone_can_be_asked_for() -> None:
+    found = table([{"loss": float(step)} for step in range(1, 5001)])
+    (point,) = [found.curves(StepsQuery(after=6, until=7, points=1))]
+    assert (point.steps, point.curves["loss"].mean) == ([7], [7.0])

@@ -142,3 +142,32 @@ async def test_two_steps_of_a_task_stand_side_by_side(open_page: Open, listening
     page = await open_page("step/2?with=1")
     await page.wait_for_selector(".side table")
     assert await page.locator(".side").first.locator("table").count() == 2
+
+
+async def test_the_skip_link_keeps_the_view(open_page: Open) -> None:
+    page = await open_page("episodes")
+    await page.focus(".skip")
+    await page.keyboard.press("Enter")
+    assert await page.evaluate("document.activeElement.id") == "content"
+    assert await page.locator(".view.episodes").count() == 1
+
+
+async def test_an_address_that_is_none_of_the_page_says_so(open_page: Open) -> None:
+    page = await open_page()
+    for view, text in (("nothing", "no such view"), ("episode/%", "not one of this page")):
+        await page.goto(f"{page.url.partition('#')[0]}#/{view}")
+        await page.locator("#content", has_text=text).wait_for()
+
+
+async def test_a_filter_keeps_the_keyboard(open_page: Open) -> None:
+    page = await open_page("episodes")
+    await page.focus("#state")
+    await page.select_option("#state", "ended")
+    await page.locator("td", has_text="ended").first.wait_for()
+    assert await page.evaluate("document.activeElement.id") == "state"
+    assert "state=ended" in page.url
+
+
+async def test_a_step_has_its_metrics(open_page: Open) -> None:
+    page = await open_page("step/1")
+    await page.locator("table", has_text="reward_mean").wait_for()

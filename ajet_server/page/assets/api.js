@@ -10,19 +10,23 @@ export class ServerError extends Error {
   }
 }
 
-// `#token=...` of a link; removed from the address at once.
-const given = new URLSearchParams(location.hash.slice(1)).get("token");
-if (given) {
-  sessionStorage.setItem(KEY, given);
+/** Takes the token of `#token=...` out of the address. */
+export function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given === null) return;
   history.replaceState(null, "", location.pathname);
+  setToken(given);
 }
 
 export function hasToken() {
   return sessionStorage.getItem(KEY) !== null;
 }
 
+/** Keeps a token for this tab; false if it cannot be one. */
 export function setToken(token) {
-  sessionStorage.setItem(KEY, token);
+  const possible = /^[\x21-\x7e]+$/.test(token);
+  if (possible) sessionStorage.setItem(KEY, token);
+  return possible;
 }
 
 export function forgetToken() {

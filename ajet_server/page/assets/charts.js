@@ -1,8 +1,21 @@
 // Curves over the steps of a run, drawn by uPlot.
 
-import { clock, make, number } from "./dom.js";
+import { clock, make, number, visible } from "./dom.js";
 
 const COLOURS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6"];
+
+// uPlot keeps a plot until it is destroyed.
+const plots = new Map();
+
+/** Destroys the plots of charts that are no longer in the page. */
+export function clearCharts() {
+  for (const [card, { plot, observer }] of plots) {
+    if (card.isConnected) continue;
+    plot.destroy();
+    observer.disconnect();
+    plots.delete(card);
+  }
+}
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -18,7 +31,7 @@ function paint(i) {
  * @param title heading of the chart.
  * @param data the answer of `/v1/steps`.
  * @param names metrics to draw, those that have a curve.
- * @param stacked draws them on top of each other, as shares of their sum.
+ * @param stacked draws them on top of each other.
  * @param onStep is called with the step that was clicked.
  */
 export function chart(title, data, names, { stacked = false, unit = "", onStep = null } = {}) {
@@ -40,6 +53,7 @@ export function chart(title, data, names, { stacked = false, unit = "", onStep =
   const bands = stacked ? shown.slice(1).map((_, i) => ({ series: [i + 2, i + 1], fill: `${paint(i + 1)}88` })) : shownBands(data, shown);
   const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
   const draw = () => {
+    if (!card.isConnected) return;
     const plot = new uPlot(
       {
         width: Math.max(place.clientWidth, 200),
@@ -61,12 +75,14 @@ export function chart(title, data, names, { stacked = false, unit = "", onStep =
     if (onStep) {
       plot.over.addEventListener("click", () => plot.cursor.idx != null && onStep(data.steps[plot.cursor.idx]));
     }
-    new ResizeObserver(() => plot.setSize({ width: Math.max(place.clientWidth, 200), height: 170 })).observe(place);
+    const observer = new ResizeObserver(() => plot.setSize({ width: Math.max(place.clientWidth, 200), height: 170 }));
+    observer.observe(place);
+    plots.set(card, { plot, observer });
   };
   // Its width is known once it is in the page.
   requestAnimationFrame(draw);
   place.setAttribute("role", "img");
-  place.setAttribute("aria-label", `${title}: ${last}; over ${data.steps.length} points`);
+  place.setAttribute("aria-label", visible(`${title}: ${last}; over ${data.steps.length} points`));
   return card;
 }
 
@@ -76,7 +92,7 @@ function lastOf(values) {
 }
 
 function say(place, data, names, at) {
-  const when = at === null ? "now" : `step ${data.steps[at]} (${clock(data.times[at])})`;
+  const when = at === null ? "latest" : `step ${data.steps[at]} (${clock(data.times[at])})`;
   const value = (name) => number(at === null ? lastOf(data.curves[name].mean) : data.curves[name].mean[at]);
   const texts = names.map((name, i) => make("span", { class: `key c${(i % COLOURS.length) + 1}` }, `${name} ${value(name)}`));
   place.replaceChildren(...(names.length ? [make("span", {}, when), ...texts] : ["no values yet"]));

@@ -16,12 +16,12 @@ function asNode(child) {
   return child instanceof Node ? child : document.createTextNode(visible(String(child)));
 }
 
-// Control characters and those that hide or reorder text are spelled out.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+// Control characters, and those that hide or reorder text.
+const HIDDEN = /(?![\n\t])[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu;
 
 /** A text in which nothing is invisible. */
 export function visible(text) {
-  return text.replace(HIDDEN, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  return text.replace(HIDDEN, (char) => `\\u${char.codePointAt(0).toString(16).padStart(4, "0")}`);
 }
 
 /** A number with at most four digits, as people read it. */

@@ -73,16 +73,16 @@ export async function episodesView(place, app, { query }) {
     make("label", {}, " kind ", pick("kind", [["", "any"], ["train", "train"], ["eval", "eval"]])),
     make("label", {}, " task ", field("task", 24)),
     make("label", {}, " step ", field("step", 6)),
+    make("label", {}, " cause ", field("cause", 12)),
     make("label", {}, " ", pick("order", ORDERS)),
     make("label", {}, " ", outputs, " what the model wrote"),
   );
   const list = make("div");
   place.append(form, list);
   const update = async () => {
-    const wanted = Object.fromEntries(["state", "kind", "task", "step", "order"].map((name) => [name, query.get(name)]));
+    const wanted = Object.fromEntries(["state", "kind", "task", "step", "cause", "order"].map((name) => [name, query.get(name)]));
     const { episodes, endings: shared, more } = await get("/v1/episodes", { ...wanted, limit: 200, outputs: query.get("outputs") === "1" });
-    const cause = query.get("cause");
-    const rows = cause ? episodes.filter((row) => row.cause === cause) : episodes;
+    const rows = episodes;
     list.replaceChildren(
       endings(shared),
       rows.length ? episodeTable(more ? `The first ${rows.length} episodes` : `${rows.length} episodes`, rows) : make("p", { class: "dim" }, "No episode matches."),
@@ -96,6 +96,7 @@ export async function episodesView(place, app, { query }) {
 export async function episodeView(place, app, { id }) {
   const facts = make("div");
   const spoken = make("ol", { class: "conversation" });
+  const again = make("button", { type: "button", hidden: true, onclick: () => { again.hidden = true; frame.contentWindow.location.reload(); } }, "Show new calls");
   const frame = make("iframe", { class: "viewer", title: "Tokens of the episode" });
   const tokens = make(
     "details",
@@ -105,6 +106,7 @@ export async function episodeView(place, app, { id }) {
       },
     },
     make("summary", {}, "Tokens: roles, masks, logprobs, advantages, versions"),
+    again,
     frame,
   );
   place.append(facts, tokens, section("Messages", spoken));
@@ -116,7 +118,7 @@ export async function episodeView(place, app, { id }) {
     state = said.episode.state;
     facts.replaceChildren(head(said.episode));
     if (said.calls.length + said.omitted === calls) return;
-    if (calls >= 0 && tokens.open) frame.contentWindow.location.reload();
+    again.hidden = calls < 0 || !frame.src;
     calls = said.calls.length + said.omitted;
     spoken.replaceChildren(
       ...(said.omitted ? [make("li", { class: "dim" }, `${said.omitted} earlier calls are left out.`)] : []),

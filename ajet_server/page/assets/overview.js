@@ -1,8 +1,8 @@
 // Is it learning, and if not, why?
 
 import { get, post } from "./api.js";
-import { chart } from "./charts.js";
-import { clock, duration, make, number, section, table } from "./dom.js";
+import { chart, clearCharts } from "./charts.js";
+import { clock, duration, make, number, section, table, visible } from "./dom.js";
 
 const PHASES = ["rollout_seconds", "merge_seconds", "update_seconds", "sync_seconds"];
 
@@ -20,29 +20,47 @@ const CHARTS = [
 ];
 
 export async function overviewView(place, app) {
-  const top = make("div");
+  const [action, news, progress, measured, failed, working] = Array.from({ length: 6 }, () => make("div"));
   const curves = make("section", { class: "charts", "aria-label": "Curves" });
-  const below = make("div");
-  place.append(top, curves, below);
+  place.append(action, news, progress, curves, measured, failed, working);
   let drawn = "";
+  let wanted = "";
   const update = async () => {
     const { overview } = app;
-    top.replaceChildren(controls(app), findings(overview), batch(overview));
-    below.replaceChildren(evaluations(overview), failures(overview), clients(overview));
+    const { findings: found, last_step: lastStep, batch: filling, mixture, step: trained, state } = overview.status;
+    // What did not change keeps its focus and its scroll position.
+    renew(action, [state, overview.status.paused], () => controls(app));
+    renew(news, [found, lastStep, state], () => findings(overview));
+    renew(progress, [filling, mixture, trained, overview.seconds_per_step, Math.floor(overview.status.uptime_seconds / 60)], () => batch(overview));
+    const { evaluations: evaluated, counters, quarantined } = overview.status;
+    renew(measured, evaluated, () => evaluations(overview));
+    renew(failed, [Object.entries(counters).filter(([name]) => name.startsWith("aborted_")), quarantined], () => failures(overview));
+    renew(working, overview.clients, () => clients(overview));
     const last = overview.status.last_step;
     const key = `${overview.status.run_id} ${last?.step} ${overview.status.step}`;
     if (key === drawn) return;
-    drawn = key;
+    wanted = key;
     const data = await get("/v1/steps", { points: 300 });
+    if (key !== wanted) return;
+    drawn = key;
     const tags = data.names.filter((name) => name.startsWith("reward_mean/"));
     const onStep = (step) => app.go(`step/${step}`);
     const cards = CHARTS.map(([title, names, unit], i) => chart(title, data, i === 0 ? [...names, ...tags] : names, { unit, onStep }));
     cards.push(chart("Time by phase", data, PHASES, { stacked: true, unit: "s", onStep }));
     curves.replaceChildren(...cards.filter((card) => card.dataset.metrics));
     if (data.total === 0) curves.replaceChildren(make("p", { class: "dim" }, "No step has ended yet, so there are no curves."));
+    clearCharts();
   };
   await update();
   return update;
+}
+
+/** Draws a part anew if what it shows has changed. */
+function renew(place, shown, draw) {
+  const key = JSON.stringify(shown);
+  if (place.dataset.shown === key) return;
+  place.dataset.shown = key;
+  place.replaceChildren(draw());
 }
 
 function controls(app) {
@@ -60,7 +78,7 @@ function controls(app) {
             said.textContent = "";
             app.refresh();
           } catch (error) {
-            said.textContent = error.message;
+            said.textContent = visible(error.message);
           }
         },
       },

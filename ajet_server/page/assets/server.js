@@ -7,7 +7,7 @@ export async function serverView(place, app) {
   const update = async () => {
     const { status, config } = app.overview;
     place.replaceChildren(
-      section("Training checks", Object.keys(status.checks).length ? table("", [["check", ([name]) => name.replaceAll("_", " ")], ["result", ([, value]) => value]], Object.entries(status.checks)) : make("p", { class: "dim" }, "No run is active.")),
+      section("Training checks", Object.keys(status.checks).length ? table("Results of the last step", [["check", ([name]) => name.replaceAll("_", " ")], ["result", ([, value]) => value]], Object.entries(status.checks)) : make("p", { class: "dim" }, "No run is active.")),
       section("Totals", table("Counters of the run", [["counter", ([name]) => name], ["value", ([, value]) => number(value), true]], Object.entries(status.counters))),
       await tokens(app.overview.scope),
       section("Configuration", config ? make("pre", {}, JSON.stringify(config, null, 2)) : make("p", { class: "dim" }, "No run is configured.")),

@@ -1,15 +1,14 @@
 // One step: its metrics and episodes, or one task of two steps side by side.
 
 import { get } from "./api.js";
-import { make, number, section, table } from "./dom.js";
+import { make, number, section, table, visible } from "./dom.js";
 import { endings, episodeTable } from "./episodes.js";
 
-const MANY = 500;
+const MANY = 100;
 
 export async function stepView(place, app, { id, query }) {
   const step = Number(id);
   const other = query.get("with");
-  const chosen = await get("/v1/steps", { after: Math.max(0, step - 1), points: 1 });
   const [batch, compared] = await Promise.all([
     get("/v1/episodes", { step, limit: MANY, order: "highest", outputs: true }),
     other ? get("/v1/episodes", { step: other, limit: MANY, order: "highest", outputs: true }) : null,
@@ -27,24 +26,23 @@ export async function stepView(place, app, { id, query }) {
     ),
   );
   if (compared) place.append(...side(step, batch.episodes, Number(other), compared.episodes));
-  else place.append(rewards(batch.episodes), endings(batch.endings), section("Episodes", episodeTable("Those with the highest reward first", batch.episodes)));
-  const at = await metricsOf(step, chosen);
+  else place.append(rewards(batch.episodes), endings(batch.endings), section("Episodes", episodeTable(batch.more ? `The ${MANY} with the highest reward first` : "Those with the highest reward first", batch.episodes)));
+  const at = await metricsOf(step);
   if (!compared && at) {
     place.append(
       section(
         "Metrics",
-        table("", [["metric", ([name]) => name], ["value", ([, value]) => number(value), true]], at),
+        table(`Metrics of step ${step}`, [["metric", ([name]) => name], ["value", ([, value]) => number(value), true]], at),
       ),
     );
   }
   return null;
 }
 
-async function metricsOf(step, head) {
-  if (head.total === 0) return null;
-  const data = await get("/v1/steps", { after: step - 1, points: 2000 });
-  const at = data.steps.indexOf(step);
-  return at < 0 ? null : Object.entries(data.curves).map(([name, curve]) => [name, curve.mean[at]]).filter(([, value]) => value !== null);
+async function metricsOf(step) {
+  const data = await get("/v1/steps", { after: step - 1, until: step, points: 1 });
+  const values = Object.entries(data.curves).map(([name, curve]) => [name, curve.mean[0]]);
+  return data.steps.length === 0 ? null : values.filter(([, value]) => value !== null);
 }
 
 function compare(app, step, other) {
@@ -81,7 +79,7 @@ function rewards(rows) {
     dot.setAttribute("cx", String(10 + (400 * tokens[i]) / most));
     dot.setAttribute("cy", String(high === low ? 80 : 150 - (140 * (values[i] - low)) / (high - low)));
     dot.setAttribute("r", "3.5");
-    dot.append(Object.assign(document.createElementNS("http://www.w3.org/2000/svg", "title"), { textContent: `${row.episode_id}: ${tokens[i]} tokens, reward ${values[i]}` }));
+    dot.append(Object.assign(document.createElementNS("http://www.w3.org/2000/svg", "title"), { textContent: visible(`${row.episode_id}: ${tokens[i]} tokens, reward ${values[i]}`) }));
     svg.append(dot);
   }
   return section(

@@ -1,7 +1,8 @@
 // Puts the page together: the view that the address names, drawn anew when the server has news.
 
-import { ServerError, forgetToken, get, hasToken, setToken } from "./api.js";
-import { make, number, section } from "./dom.js";
+import { ServerError, forgetToken, get, hasToken, setToken, takeToken } from "./api.js";
+import { clearCharts } from "./charts.js";
+import { make, number, section, visible } from "./dom.js";
 import { curvesView } from "./curves.js";
 import { episodeView, episodesView } from "./episodes.js";
 import { overviewView } from "./overview.js";
@@ -20,10 +21,19 @@ const OTHERS = { episode: episodeView, step: stepView };
 
 const $ = (id) => document.getElementById(id);
 
-/** What all views know. `overview` is the server's last answer to `/v1/overview`. */
-const app = { overview: null, drawn: null, timer: null, go: (path) => (location.hash = `#/${path}`), refresh };
+/**
+ * What all views know. `overview` is the server's last answer to `/v1/overview`, `update` draws the
+ * view anew with fresh data, and `draws` counts the views that were begun.
+ */
+const app = { overview: null, update: null, draws: 0, go, refresh };
+
+function go(path) {
+  if (location.hash === `#/${path}`) draw();
+  else location.hash = `#/${path}`;
+}
 
 function route() {
+  takeToken();
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/").map(decodeURIComponent);
   return { name, id: rest.join("/"), query: new URLSearchParams(query) };
@@ -36,50 +46,67 @@ function showNav(name) {
 }
 
 async function draw() {
-  const { name, id, query } = route();
-  const view = VIEWS.find(([path]) => path === name)?.[2] ?? OTHERS[name];
-  showNav(name);
-  if (!hasToken()) return logIn("");
-  if (!view) return $("content").replaceChildren(section("This page has no such view", make("a", { href: "#/" }, "Overview")));
-  const place = make("div", { class: `view ${name || "overview"}` });
-  // A view returns a function that draws it anew with fresh data, or nothing.
-  app.drawn = null;
+  const mine = ++app.draws;
+  app.update = null;
   try {
+    const { name, id, query } = route();
+    const view = VIEWS.find(([path]) => path === name)?.[2] ?? (Object.hasOwn(OTHERS, name) ? OTHERS[name] : null);
+    showNav(name);
+    if (!hasToken()) return logIn("");
+    if (!view) return show(section("This page has no such view", make("a", { href: "#/" }, "Overview")));
+    const place = make("div", { class: `view ${name || "overview"}` });
     await load();
+    if (mine !== app.draws) return;
     const update = await view(place, app, { id, query });
-    app.drawn = update ?? null;
-    $("content").replaceChildren(place);
+    if (mine !== app.draws) return;
+    app.update = update ?? null;
+    show(place);
   } catch (error) {
-    problem(error);
+    if (mine === app.draws) problem(error);
   }
 }
 
+function show(content) {
+  const focused = document.activeElement?.id;
+  $("content").replaceChildren(content);
+  clearCharts();
+  // A filter that was changed stays where the keyboard is.
+  if (focused && focused !== "content") document.getElementById(focused)?.focus();
+}
+
 async function load() {
-  app.overview = await get("/v1/overview");
-  $("sentence").textContent = app.overview.sentence;
-  $("sentence").className = `sentence ${app.overview.status.state.toLowerCase()}`;
-  document.title = `${app.overview.status.run_id ?? "agentjet"}: step ${number(app.overview.status.step)}`;
-  $("fresh").textContent = `as of ${new Date(app.overview.time * 1000).toLocaleTimeString("sv-SE")}`;
+  const overview = await get("/v1/overview");
+  app.overview = overview;
+  const said = visible(overview.sentence);
+  // Screen readers read it aloud when it is set.
+  if ($("sentence").textContent !== said) $("sentence").textContent = said;
+  $("sentence").className = `sentence ${overview.status.state.toLowerCase()}`;
+  document.title = visible(`${overview.status.run_id ?? "agentjet"}: step ${number(overview.status.step)}`);
+  $("fresh").textContent = `state as of ${new Date(overview.time * 1000).toLocaleTimeString("sv-SE")}`;
 }
 
 async function refresh() {
   if (document.hidden || !hasToken()) return;
+  const mine = app.draws;
   try {
     await load();
-    await app.drawn?.();
+    if (mine === app.draws) await app.update?.();
   } catch (error) {
-    problem(error);
+    if (mine === app.draws) problem(error);
   }
 }
 
 function problem(error) {
-  if (error instanceof ServerError && (error.status === 401 || error.status === 403)) {
+  if (!(error instanceof ServerError || error instanceof URIError)) throw error;
+  const message = error instanceof ServerError ? error.message : "This address is not one of this page.";
+  if (error.status === 401 || error.status === 403) {
     forgetToken();
-    logIn(error.message);
-  } else if (error instanceof ServerError) {
-    $("fresh").textContent = `${error.message} Trying again.`;
+    logIn(message);
+  } else if (error.status === 0 || error.status === 429 || error.status >= 500) {
+    $("fresh").textContent = `${visible(message)} Trying again.`;
+    app.update ??= draw;
   } else {
-    throw error;
+    show(section("This cannot be shown", make("p", { class: "bad", role: "alert" }, message)));
   }
 }
 
@@ -92,8 +119,8 @@ function logIn(message) {
       class: "login",
       onsubmit: (event) => {
         event.preventDefault();
-        setToken(field.value.trim());
-        draw();
+        if (setToken(field.value.trim())) draw();
+        else logIn("This is not a token: it has characters that no token has.");
       },
     },
     make("h2", {}, "Log in"),
@@ -105,14 +132,20 @@ function logIn(message) {
     make("button", {}, "Open"),
     make("p", { class: "dim" }, "This tab keeps it until you close it."),
   );
-  $("content").replaceChildren(form);
+  show(form);
   field.focus();
 }
 
 addEventListener("hashchange", async () => {
+  const inForm = document.activeElement?.closest("form.filters, form.inline");
   await draw();
+  if (inForm) return;
   $("content").focus({ preventScroll: true });
   scrollTo(0, 0);
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  $("content").focus();
 });
 document.addEventListener("visibilitychange", refresh);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

@@ -193,10 +193,16 @@ function $(id) {
 async function openFromServer() {
   const id = new URLSearchParams(location.hash.slice(1)).get("episode");
   const headers = { authorization: `Bearer ${sessionStorage.getItem("ajet-token")}` };
-  const answer = await fetch(`/v1/timelines/${encodeURIComponent(id)}/page`, { headers });
-  const data = await answer.json();
-  if (answer.ok) new Page(data);
-  else $("notices").replaceChildren(make("p", "notice", plain(data.error.message)));
+  let problem = "The server does not answer.";
+  try {
+    const answer = await fetch(`/v1/timelines/${encodeURIComponent(id)}/page`, { headers });
+    const data = await answer.json();
+    if (answer.ok) return new Page(data);
+    problem = data.error.message;
+  } catch (error) {
+    if (!(error instanceof TypeError || error instanceof SyntaxError)) throw error;
+  }
+  $("notices").replaceChildren(make("p", "notice", plain(problem)));
 }
 
 const given = JSON.parse($("data").textContent);
