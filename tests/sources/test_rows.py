@@ -322,7 +322,11 @@ async def test_bad_rows_of_parquet_are_shown_by_their_numbers() -> None:
         ("a.jsonl", b"", "a.jsonl has no rows"),
         ("a.jsonl", b"\n\n", "a.jsonl has no rows"),
         ("a.jsonl", b"\xff\xfe{\x00}\x00", "line 1: not UTF-8"),
-        ("a.jsonl.gz", gzip.compress(b'{"prompt": "q", "answer": "2"}\n')[:-9], "cannot read a.j"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"prompt": "q", "answer": "2"}\n', mtime=0)[:-9],
+            "cannot read a.j",
+        ),
         ("a.jsonl.gz", b"no gzip", "cannot read a.jsonl.gz"),
         ("a.json", b'[{"prompt": "q"},', "a.json: not valid JSON"),
         ("a.csv", b"prompt,answer\n", "a.csv has no rows"),
