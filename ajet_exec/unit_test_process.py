@@ -383,7 +383,7 @@ def _connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port))
 
 
-def answer_side(port: int) -> None:
+def serve_answer(port: int) -> None:
     """Run the answer in a new process for each test."""
     os.chdir("/work")
     while True:
@@ -422,7 +422,7 @@ def _run_answer(stream: socket.socket) -> None:
         os._exit(0)
 
 
-def test_side(port: int) -> None:
+def serve_tests(port: int) -> None:
     """Run the tests of the plan, each in a process of its own, and print the verdicts."""
     # What tests print is not a verdict.
     verdicts = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -547,7 +547,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a side."""
     side, port = arguments or sys.argv[1:]
     sys.setrecursionlimit(5000)
-    (test_side if side == "test" else answer_side)(int(port))
+    (serve_tests if side == "test" else serve_answer)(int(port))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Literal
@@ -151,9 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     learned = []
     for seed in range(args.seeds):
         name = f"exec {seed} {args.steps} {args.eval_tasks}"
-        if (result := kept.get(name)) is None:
-            result = asdict(train(seed, args.steps, args.eval_tasks))
-            kept.add(name, result)
+        make = partial(train, seed, args.steps, args.eval_tasks)
+        result = kept.of(name, lambda make=make: asdict(make()))
         learned.append(Learned(**{**result, "curve": tuple(result["curve"])}))
     found = summary(WORLD, learned)
     print(line(WORLD, found), file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ class KeptResults:
     def get(self, run: str) -> Any:
         """Return the result of a run; None if it has not ended."""
         return self._known.get(run)
+
+    def of(self, run: str, make: Callable[[], Any]) -> Any:
+        """Return the result of a run, which is made and kept if it has not ended."""
+        if (result := self.get(run)) is None:
+            result = make()
+            self.add(run, result)
+        return result
 
     def add(self, run: str, result: object) -> None:
         """Keep the result of a run, which must be JSON and not None."""

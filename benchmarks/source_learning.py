@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -105,9 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     learned = []
     for seed in range(args.seeds):
         name = f"{args.source} {seed} {args.steps}"
-        if (result := kept.get(name)) is None:
-            result = asdict(train(args.source, seed, args.steps, args.python))
-            kept.add(name, result)
+        make = partial(train, args.source, seed, args.steps, args.python)
+        result = kept.of(name, lambda make=make: asdict(make()))
         learned.append(Learned(**{**result, "curve": tuple(result["curve"])}))
         shares = " ".join(f"{share:.2f}" for share in learned[-1].curve)
         print(f"{args.source} seed {seed}: {shares}", file=sys.stderr)

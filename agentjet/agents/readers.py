@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import itertools
 import zlib
 from abc import abstractmethod
@@ -174,15 +175,10 @@ def _rows(source: str, delimiter: str) -> Iterator[DatasetRow]:
 def _opened(source: str, *, binary: bool) -> Iterator[IO[Any]]:
     try:
         is_packed = Path(source).suffix == ".gz"
-        # Files of spreadsheets often begin with a byte order mark.
-        text = {} if binary else {"encoding": "utf-8-sig", "newline": ""}
-        mode = "rb" if binary else "rt"
-        if is_packed:
-            with gzip.open(source, mode, **text) as file:  # type: ignore[call-overload]
-                yield file
-        else:
-            with Path(source).open(mode, **text) as file:  # type: ignore[call-overload]
-                yield file
+        with gzip.GzipFile(source) if is_packed else Path(source).open("rb") as file:
+            content = cast("IO[bytes]", file)
+            # Files of spreadsheets often begin with a byte order mark.
+            yield content if binary else io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
     except UnreadableFileError:
         raise
     except UnicodeDecodeError as error:

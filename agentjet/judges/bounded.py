@@ -39,9 +39,9 @@ class BoundedChecks:
     """
 
     def __init__(self, at_once: int) -> None:
-        self._places = threading.BoundedSemaphore(at_once)
-        self._lock = threading.Lock()
+        self._at_once = at_once
         self._idle: list[subprocess.Popen[str]] = []
+        self.forget()
 
     def run(self, check: str, cpu_seconds: float, **arguments: Any) -> Any:
         """Return what a check returns.
@@ -73,7 +73,10 @@ class BoundedChecks:
 
     def forget(self) -> None:
         """Leave the children to the process that this one was forked from."""
-        self.__init__(os.cpu_count() or 1)  # type: ignore[misc]
+        # Another thread may have held them when this process was forked.
+        self._places = threading.BoundedSemaphore(self._at_once)
+        self._lock = threading.Lock()
+        self._idle = []
 
     def _answer(self, request: str) -> Any:
         with self._lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from ajet_core.errors import EpisodeNotFoundError
 from ajet_core.protocol import TokenScope
 from ajet_server.http.access import Inspector
+from ajet_server.http.timeline_routes import stored_episode
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
 from ajet_server.page import assets
@@ -41,7 +42,6 @@ from ajet_server.page.token_texts import TokenTexts
 from ajet_server.security.secrets import without_secrets
 from ajet_server.service import SwarmService
 from ajet_server.store.run_facts import RunFacts
-from ajet_server.store.store_reader import StoredEpisode
 
 _JSON = "application/json"
 # Viewers of a page that is open in many browsers share an answer.
@@ -91,16 +91,13 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         response_model=Conversation,
     )
     async def messages(episode_id: str, _: Inspector) -> Response:
-        record = await store.get_episode(episode_id)
-        if record is None:
-            raise EpisodeNotFoundError(f"this server has no episode {episode_id}")
         async with reading:
-            calls = (await store.calls([episode_id]))[episode_id]
-            return _json(
-                await asyncio.to_thread(
-                    lambda: conversation(record, calls).model_dump_json().encode()
-                )
-            )
+            stored = await stored_episode(service, episode_id)
+
+            def describe() -> bytes:
+                return conversation(stored.record, stored.calls).model_dump_json().encode()
+
+            return _json(await asyncio.to_thread(describe))
 
     @router.get(
         "/v1/timelines/{episode_id}/page",
@@ -111,7 +108,7 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
     )
     async def viewed(episode_id: str, _: Inspector) -> Response:
         async with reading:
-            return _json(await _viewed(service, episode_id))
+            return _json(await _viewed(service, history, episode_id))
 
 
 def _json(content: bytes) -> Response:
@@ -176,22 +173,18 @@ def _texts(model: Path | None) -> TokenTexts:
     return TokenTexts.load(model)
 
 
-async def _viewed(service: SwarmService, episode_id: str) -> bytes:
-    store = service.store
-    record = await store.get_episode(episode_id)
-    if record is None:
-        raise EpisodeNotFoundError(f"this server has no episode {episode_id}")
-    run = await store.get_run()
-    calls = (await store.calls([episode_id]))[episode_id]
-    scores = await store.scores(episode_id)
+async def _viewed(service: SwarmService, history: StepHistory, episode_id: str) -> bytes:
+    stored = await stored_episode(service, episode_id)
+    stored = replace(stored, step=await history.step_of(stored.record.batch_id))
+    run = await service.store.get_run()
     facts = RunFacts.of(run)
 
     def describe() -> bytes:
         merger = RunMerger.of(run, service.plugins, service.settings.server.run_dir)
-        merged = merge_episode(episode_id, calls, merger)
+        merged = merge_episode(episode_id, stored.calls, merger)
         data = PageData(f"Episode {episode_id}", facts.run_id, _texts(facts.model))
-        stored = StoredEpisode(record, None, calls, scores)
-        data.add(EpisodeSummary.of(stored, merged), episode_timelines(record, merged, scores))
+        timelines = episode_timelines(stored.record, merged, stored.scores)
+        data.add(EpisodeSummary.of(stored, merged), timelines)
         return assets.as_json(data.as_json([]))
 
     return await asyncio.to_thread(describe)

@@ -13,6 +13,7 @@ from ajet_server.http.access import Inspector
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
 from ajet_server.service import SwarmService
+from ajet_server.store.store_reader import StoredEpisode
 
 
 def add_routes(router: APIRouter, service: SwarmService) -> None:
@@ -35,18 +36,26 @@ async def timelines_json(service: SwarmService, episode_id: str) -> str:
     :raises EpisodeNotFoundError: no episode has this id.
     :raises PluginError: the run's merger cannot be used.
     """
+    stored = await stored_episode(service, episode_id)
+    run = await service.store.get_run()
+
+    def write() -> str:
+        merger = RunMerger.of(run, service.plugins, service.settings.server.run_dir)
+        merged = merge_episode(episode_id, stored.calls, merger)
+        return episode_timelines(stored.record, merged, stored.scores).model_dump_json()
+
+    # Long episodes are megabytes of JSON: they must not block other requests.
+    return await asyncio.to_thread(write)
+
+
+async def stored_episode(service: SwarmService, episode_id: str) -> StoredEpisode:
+    """Return an episode with its calls; its step is not looked up.
+
+    :raises EpisodeNotFoundError: no episode has this id.
+    """
     store = service.store
     record = await store.get_episode(episode_id)
     if record is None:
         raise EpisodeNotFoundError(f"this server has no episode {episode_id}")
-    run = await store.get_run()
     calls = (await store.calls([episode_id]))[episode_id]
-    scores = await store.scores(episode_id)
-
-    def write() -> str:
-        merger = RunMerger.of(run, service.plugins, service.settings.server.run_dir)
-        merged = merge_episode(episode_id, calls, merger)
-        return episode_timelines(record, merged, scores).model_dump_json()
-
-    # Long episodes are megabytes of JSON: they must not block other requests.
-    return await asyncio.to_thread(write)
+    return StoredEpisode(record, None, calls, await store.scores(episode_id))

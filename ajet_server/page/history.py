@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ajet_core.interfaces import StepRecord
+from ajet_core.interfaces import BatchRecord, StepRecord
 from ajet_core.protocol import StepSummary
 from ajet_server.averages import mean as average
 from ajet_server.page.models import Curve, StepCurves, StepsQuery
@@ -83,7 +83,9 @@ class StepHistory:
         self._store = store
         self._newest = newest
         self._table = StepTable()
-        self._episodes: dict[int, list[str]] = {}
+        # Of steps that have ended, which do not change.
+        self._batches: dict[int, list[BatchRecord]] = {}
+        self._step_of: dict[str, int] = {}
         self._known: NewestStep | None = None
         self._rewinds = store.rewinds
         self._loading = asyncio.Lock()
@@ -115,16 +117,38 @@ class StepHistory:
         """Return the episodes of a step's batch, in the order of the batch, aborted ones last."""
         async with self._loading:
             await self._update()
-            trained = self._table.steps[-1] if self._table.steps else 0
-            if step in self._episodes:
-                return self._episodes[step]
-            # Those of steps that have ended do not change; all others are read each time.
-            read = await self._store.batches(after_step=max(self._episodes, default=0))
-            ids: dict[int, list[str]] = {}
-            for batch in read:
-                ids.setdefault(batch.step, []).extend((*batch.episode_ids, *batch.aborted_ids))
-            self._episodes |= {at: these for at, these in ids.items() if at <= trained}
-        return ids.get(step, [])
+            if (batches := self._batches.get(step)) is None:
+                batches = (await self._new_batches()).get(step, [])
+        return [id_ for one in batches for id_ in (*one.episode_ids, *one.aborted_ids)]
+
+    async def step_of(self, batch_id: str | None) -> int | None:
+        """Return the step that trains a batch; None for none and for a refused one."""
+        if batch_id is None:
+            return None
+        async with self._loading:
+            await self._update()
+            if (step := self._step_of.get(batch_id)) is not None:
+                return step
+            return next(
+                (
+                    step
+                    for step, batches in (await self._new_batches()).items()
+                    if any(batch.batch_id == batch_id for batch in batches)
+                ),
+                None,
+            )
+
+    async def _new_batches(self) -> dict[int, list[BatchRecord]]:
+        """Read the batches after those that are known; those of steps that have ended are kept."""
+        trained = self._table.steps[-1] if self._table.steps else 0
+        read: dict[int, list[BatchRecord]] = {}
+        for batch in await self._store.batches(after_step=max(self._batches, default=0)):
+            read.setdefault(batch.step, []).append(batch)
+        for step, batches in read.items():
+            if step <= trained:
+                self._batches[step] = batches
+                self._step_of |= {batch.batch_id: step for batch in batches}
+        return read
 
     async def _update(self) -> None:
         newest, rewinds = self._newest(), self._store.rewinds
@@ -144,7 +168,7 @@ class StepHistory:
             self._table.add(summary.step, newest.ended_at, summary.metrics)
         else:
             self._table = await _loaded(await self._store.steps())
-            self._episodes = {}
+            self._batches, self._step_of = {}, {}
         self._known, self._rewinds = newest, rewinds
 
 

@@ -132,6 +132,19 @@ async def test_messages_of_an_open_episode_are_texts(server: Running) -> None:
     assert json.dumps(page["episodes"][0]["summary"]).count(grant["episode_id"]) == 1
 
 
+async def test_the_viewer_names_the_step_of_an_episode(server: Running) -> None:
+    await server.roll()
+    await server.batch()
+    await server.batch()
+    for step in (2, 1):
+        (row, *_) = (await rows(server, step=step)).episodes
+        page = await get(server, f"/v1/timelines/{row.episode_id}/page")
+        assert page["episodes"][0]["summary"]["step"] == step
+    grant = await server.claim("another")
+    page = await get(server, f"/v1/timelines/{grant['episode_id']}/page")
+    assert page["episodes"][0]["summary"]["step"] is None
+
+
 async def test_an_unknown_episode_is_not_there(server: Running) -> None:
     for part in ("messages", "page"):
         answer = await server.http.get(f"/v1/timelines/nothing/{part}", headers=CONTROL)
