@@ -16,13 +16,13 @@ import httpx
 import pytest
 from ajet_sources_openenv.source import OpenEnvSource
 
-from agentjet.client import AsyncSwarmClient, Episode
 from ajet_core.errors import ConfigError, EnvironmentFailedError
-from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
+from ajet_core.interfaces import ModelEndpoint, Task, TaskSource
 from ajet_sources import load_source
 from ajet_testing.endpoints.plain import EndpointCall, PlainEndpoint
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.sources.training import train_all
 from ajet_testing.suites.source_suite import SourceSuite
 
 
@@ -377,18 +377,7 @@ async def test_episodes_are_trained(server: str, tmp_path: Path) -> None:
     replies = (ScriptedReply(prompt="", says=("word1<|im_end|>", "no<|im_end|>")),)
     with ScriptedSwarm(tmp_path, replies, batch={"tasks": 4, "episodes_per_task": 2}) as swarm:
         async with opened(f"{server}/words") as source:
-
-            async def agent(task: Task, episode: Episode) -> EpisodeOutcome:
-                outcome: EpisodeOutcome = await source.roll_out(
-                    task, ModelEndpoint(episode.base_url, episode.api_key, episode.model)
-                )
-                return outcome
-
-            async with AsyncSwarmClient(swarm.url, swarm.token) as client:
-                report = await client.run_episodes_until_all_complete(
-                    source.tasks("train"), agent, episodes_per_task=2
-                )
-                await client.wait_for_step(2)
+            report = await train_all(source, swarm)
         assert report.failures == []
         for result in report.outcomes:
             (call,) = swarm.calls(result.episode.episode_id)

@@ -14,12 +14,12 @@ import pytest
 from ajet_sources_reasoning_gym.source import ReasoningGymSource, answer_in
 from reasoning_gym.factory import DATASETS
 
-from agentjet.client import AsyncSwarmClient, Episode
 from ajet_core.errors import ConfigError, EnvironmentFailedError
-from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
+from ajet_core.interfaces import TaskSource
 from ajet_sources import entries_of, load_source
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.sources.training import train_all
 from ajet_testing.suites.source_suite import SourceSuite
 
 
@@ -166,17 +166,7 @@ async def test_episodes_are_asked_and_rewarded(tmp_path: Path) -> None:
     replies = (ScriptedReply(prompt="", says=("<answer>3</answer><|im_end|>", "no<|im_end|>")),)
     with ScriptedSwarm(tmp_path, replies, batch={"tasks": 4, "episodes_per_task": 2}) as swarm:
         async with opened("chain_sum", size=8, eval_size=0, config=ONE_DIGIT) as source:
-
-            async def agent(task: Task, episode: Episode) -> EpisodeOutcome:
-                return await source.roll_out(
-                    task, ModelEndpoint(episode.base_url, episode.api_key, episode.model)
-                )
-
-            async with AsyncSwarmClient(swarm.url, swarm.token) as client:
-                report = await client.run_episodes_until_all_complete(
-                    source.tasks("train"), agent, episodes_per_task=2
-                )
-                await client.wait_for_step(2)
+            report = await train_all(source, swarm)
         assert report.failures == []
         for result in report.outcomes:
             (call,) = swarm.calls(result.episode.episode_id)
