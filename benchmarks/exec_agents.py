@@ -176,7 +176,8 @@ async def watched(process: asyncio.subprocess.Process) -> int:
     while process.returncode is None:
         most = max(most, await asyncio.to_thread(memory, process.pid))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), 1.0)
+            async with asyncio.timeout(1.0):
+                await process.wait()
     return most
 
 

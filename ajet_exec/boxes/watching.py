@@ -29,12 +29,14 @@ async def watched(
     timed_out = False
     try:
         try:
-            await asyncio.wait_for(process.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await process.wait()
         except TimeoutError:
             timed_out = True
             terminate()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), grace)
+                async with asyncio.timeout(grace):
+                    await process.wait()
     finally:
         killing = asyncio.ensure_future(_killed(process, kill))
         await _undisturbed(killing)

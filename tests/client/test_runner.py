@@ -101,7 +101,8 @@ def test_as_many_episodes_run_as_the_server_wants(kind: str, url: str, stub: Swa
     opened, opened_here = threading.Barrier(80), asyncio.Barrier(80)
 
     async def together() -> float:
-        await asyncio.wait_for(opened_here.wait(), 30)
+        async with asyncio.timeout(30):
+            await opened_here.wait()
         return 1.0
 
     def agent(task: Task, episode: Episode) -> Any:

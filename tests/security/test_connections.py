@@ -220,7 +220,8 @@ async def test_what_is_no_http_is_refused_and_the_server_goes_on(
     async with raw(server.url) as connection:
         await connection.send(request_)
         connection.writer.write_eof()
-        answer = await asyncio.wait_for(connection.reader.read(65536), 30)
+        async with asyncio.timeout(30):
+            answer = await connection.reader.read(65536)
     assert not answer.startswith(b"HTTP/1.1 5")
     assert await serves(server)
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []

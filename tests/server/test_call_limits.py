@@ -38,7 +38,8 @@ async def test_a_call_counts_once_while_it_is_written(
         # Those that are written and those that are new at the same time.
         for number in range(3):
             calls.append(asyncio.create_task(server.chat(grant, f"call {number}", stream=stream)))
-            await asyncio.wait_for(writing.began.acquire(), 30)
+            async with asyncio.timeout(30):
+                await writing.began.acquire()
         refused = await server.chat(grant, "one more", stream=stream)
         assert (refused.status_code, error_of(refused)["code"]) == (403, "call_limit")
         assert "has made 3:" in error_of(refused)["message"]
@@ -56,7 +57,8 @@ async def test_a_call_that_is_cancelled_while_it_is_written_counts_once(
         await server.roll()
         grant = await server.claim(max_calls=2)
         first = asyncio.create_task(server.chat(grant, "first"))
-        await asyncio.wait_for(writing.began.acquire(), 30)
+        async with asyncio.timeout(30):
+            await writing.began.acquire()
         first.cancel()
         await asyncio.wait([first])
         writing.go.set()

@@ -323,13 +323,16 @@ async def test_cancelled_episodes_leave_no_session(server: str) -> None:
                 asyncio.create_task(source.roll_out(task, at(endpoint)))
                 for task in source.tasks("train")
             ]
-            await asked.wait()
+            first = asyncio.create_task(asked.wait())
+            await asyncio.wait([first, *rolling], return_when=asyncio.FIRST_COMPLETED)
+            # Otherwise the endpoint, which waits for it, could not end.
+            release.set()
+            assert first.done(), [one.exception() for one in rolling if one.done()]
             for one in rolling:
                 one.cancel()
             await asyncio.wait(rolling)
             assert all(one.cancelled() for one in rolling)
         assert (await counts(server, "single"))["open"] == 0
-        release.set()
 
 
 async def test_checks_find_that_the_template_rewards_anything(server: str) -> None:

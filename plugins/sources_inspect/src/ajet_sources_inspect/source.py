@@ -68,7 +68,8 @@ class InspectSource(TaskSource[InspectSettings]):
         settings["log_dir"] = os.path.abspath(self.settings.log_dir)  # noqa: PTH100, ASYNC240
         self._send({"task": self.argument, "settings": settings})
         try:
-            reply = await asyncio.wait_for(loaded, self.settings.start_seconds)
+            async with asyncio.timeout(self.settings.start_seconds):
+                reply = await loaded
         except TimeoutError as error:
             raise EnvironmentFailedError(
                 f"loading {self.argument} took more than {self.settings.start_seconds:g} s "
@@ -90,7 +91,8 @@ class InspectSource(TaskSource[InspectSettings]):
             assert process.stdin is not None
             process.stdin.close()
             try:
-                await asyncio.wait_for(process.wait(), _END_SECONDS)
+                async with asyncio.timeout(_END_SECONDS):
+                    await process.wait()
             except TimeoutError:
                 _log.warning("Inspect did not end within %g s and was killed", _END_SECONDS)
             finally:

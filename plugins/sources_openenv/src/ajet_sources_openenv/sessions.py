@@ -85,7 +85,8 @@ class EnvironmentSession:
             # If the server has refused the session, its answer is there although it has closed.
             with contextlib.suppress(ConnectionClosed):
                 await self._socket.send(json.dumps({"type": kind, "data": data}))
-            text = await asyncio.wait_for(self._socket.recv(), self._seconds)
+            async with asyncio.timeout(self._seconds):
+                text = await self._socket.recv()
             answer = json.loads(text)
             body = answer["data"]
             if not isinstance(body, dict):
