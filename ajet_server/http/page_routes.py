@@ -35,7 +35,7 @@ from ajet_server.page.models import (
     StepCurves,
     StepsQuery,
 )
-from ajet_server.page.overview import clients, sentence
+from ajet_server.page.overview import PollPace, clients, sentence
 from ajet_server.page.page_data import PageData
 from ajet_server.page.summary import EpisodeSummary
 from ajet_server.page.token_texts import TokenTexts
@@ -137,21 +137,25 @@ class _Shared:
         self._making = asyncio.Lock()
         self._answers: dict[TokenScope, bytes] = {}
         self._until = 0.0
+        self._pace = PollPace(time.monotonic)
 
     async def overview(
         self, service: SwarmService, history: StepHistory, scope: TokenScope
     ) -> bytes:
+        self._pace.note()
         async with self._making:
             if time.monotonic() >= self._until:
                 self._answers.clear()
             if scope not in self._answers:
-                answer = await _overview(service, history, scope)
+                answer = await _overview(service, history, scope, self._pace.seconds)
                 self._answers[scope] = answer.model_dump_json().encode()
                 self._until = time.monotonic() + _SHARED_SECONDS
             return self._answers[scope]
 
 
-async def _overview(service: SwarmService, history: StepHistory, scope: TokenScope) -> Overview:
+async def _overview(
+    service: SwarmService, history: StepHistory, scope: TokenScope, again_seconds: float
+) -> Overview:
     coordinator = service.coordinator
     status = await service.status()
     names = {token.token_id: token.name for token in service.tokens.list()}
@@ -165,6 +169,7 @@ async def _overview(service: SwarmService, history: StepHistory, scope: TokenSco
         clients=clients(service.episodes.open, names, now),
         seconds_per_step=history.seconds_per_step,
         time=now,
+        again_seconds=again_seconds,
     )
 
 

@@ -212,6 +212,8 @@ class Overview(Message):
     :param config: the run's configuration without secrets; None before a run is configured.
     :param seconds_per_step: mean over the last 20 steps, once a page has asked for curves.
     :param time: of the server, in Unix seconds.
+    :param again_seconds: after which a page asks again: longer if many pages are open, so that they
+        cost rollouts little.
     """
 
     scope: TokenScope
@@ -221,3 +223,4 @@ class Overview(Message):
     clients: list[ClientActivity]
     seconds_per_step: float | None
     time: float
+    again_seconds: float

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ajet_core.protocol import ServerState, ServerStatus
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.page.models import ClientActivity
+
+_POLL_SECONDS = 5.0
+_MOST_PER_SECOND = 20.0
+
+
+class PollPace:
+    """How often pages ask: every 5 seconds, or less often if that were over 20 requests a second.
+
+    :param clock: seconds, monotonic.
+    :ivar seconds: between two requests of a page.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._requests = 0
+        self.seconds = _POLL_SECONDS
+
+    def note(self) -> None:
+        """Count a request."""
+        self._requests += 1
+        passed = self._clock() - self._since
+        if passed >= 2 * self.seconds:
+            pages = self._requests / passed * self.seconds
+            self.seconds = max(_POLL_SECONDS, pages / _MOST_PER_SECOND)
+            self._since, self._requests = self._clock(), 0
 
 
 def sentence(status: ServerStatus) -> str:

@@ -11,7 +11,7 @@ from ajet_core.protocol import (
     ServerState,
     ServerStatus,
 )
-from ajet_server.page.overview import sentence
+from ajet_server.page.overview import PollPace, sentence
 
 _BATCH = BatchProgress(full_by="tasks", needed=8, ready=3, open_episodes=1, quarantined=0)
 _IDLE = ServerStatus(
@@ -55,3 +55,16 @@ _IDLE = ServerStatus(
 )
 def test_the_state_is_a_sentence(changes: dict[str, object], expected: str) -> None:
     assert sentence(_IDLE.model_copy(update=changes)) == expected
+
+
+@pytest.mark.parametrize(("pages", "expected"), [(1, 5.0), (100, 5.0), (200, 10.0), (2000, 100.0)])
+def test_many_pages_ask_less_often(pages: int, expected: float) -> None:
+    """Whatever they asked before, together they come to 20 requests a second."""
+    now = [0.0]
+    pace = PollPace(lambda: now[0])
+    for _ in range(40):
+        # Each page asks once in the time that the server says.
+        for _ in range(pages):
+            now[0] += pace.seconds / pages
+            pace.note()
+    assert pace.seconds == pytest.approx(expected, rel=0.05)

@@ -9,7 +9,7 @@ import { overviewView } from "./overview.js";
 import { serverView } from "./server.js";
 import { stepView } from "./steps.js";
 
-const POLL_SECONDS = 5;
+const FIRST_SECONDS = 5;
 
 const VIEWS = [
   ["", "Overview", overviewView],
@@ -149,6 +149,11 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 document.addEventListener("visibilitychange", refresh);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-// Browsers must not all ask at the same moment.
-setInterval(refresh, POLL_SECONDS * 1000 * (0.9 + 0.2 * Math.random()));
+async function again() {
+  await refresh();
+  // Browsers must not all ask at the same moment.
+  setTimeout(again, (app.overview?.again_seconds ?? FIRST_SECONDS) * 1000 * (0.9 + 0.2 * Math.random()));
+}
+
+setTimeout(again, FIRST_SECONDS * 1000);
 draw();
