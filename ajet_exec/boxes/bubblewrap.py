@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import signal
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -158,6 +159,7 @@ class BubblewrapSandbox(Sandbox[BubblewrapSettings]):
         yield from ("--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd")
         if program.host_network and Path("/run/systemd/resolve").is_dir():
             yield from ("--ro-bind", "/run/systemd/resolve", "/run/systemd/resolve")
+        yield from _entrances(program, uid, empty)
         yield from _mounts(program)
         yield from ("--remount-ro", "/", "--chdir", "/work")
 
@@ -244,6 +246,26 @@ def box_user(work: Path) -> int:
             "that is not root"
         ) from error
     return uid
+
+
+def _entrances(program: BoxProgram, uid: int | None, empty: Sequence[str]) -> Iterator[str]:
+    """Replace directories above the mounts that the user of the box could not enter.
+
+    An empty directory takes the place of each, in which the mounts are all there is.
+    """
+    if uid is None:
+        return
+    mounts = (*program.read_only, *program.writable)
+    above = {parent for inside in mounts for parent in Path(inside).parents[:-1]}
+    replaced = list(map(Path, empty))
+    for place in sorted(above):
+        within = any(place.is_relative_to(other) for other in replaced)
+        if within or place.is_symlink() or not place.is_dir():
+            continue
+        about = place.stat()
+        if about.st_uid != uid and not about.st_mode & stat.S_IXOTH:
+            replaced.append(place)
+            yield from ("--perms", "0755", "--tmpfs", str(place))
 
 
 def _mounts(program: BoxProgram) -> Iterator[str]:

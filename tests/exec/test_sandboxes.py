@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -35,6 +36,24 @@ def has_image() -> bool:
 class TestBubblewrap(SandboxSuite):
     def make_sandbox(self) -> Sandbox:
         return BubblewrapSandbox(BubblewrapSettings())
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="the user of a box is another for root alone")
+    async def test_what_is_read_only_may_be_in_a_directory_of_root(self, place: Path) -> None:
+        with tempfile.TemporaryDirectory(dir="/var") as closed:
+            mounted = {f"{closed}/deep/{name}": place / name for name in ("one", "two")}
+            for path, source in mounted.items():
+                Path(path).parent.mkdir(mode=0o700, exist_ok=True)
+                Path(path).write_text("of root")
+                source.write_text(source.name)
+                source.chmod(0o644)
+            (Path(closed) / "secret").write_text("of root")
+            run = await self.box(
+                place,
+                f"import os; print(*[open(path).read() for path in {list(mounted)}])\n"
+                f"print(os.listdir({closed!r}), os.access({closed!r}, os.W_OK))",
+                read_only=mounted,
+            )
+        assert (run.stdout, run.stderr) == ("one two\n['deep'] False\n", "")
 
 
 @pytest.mark.nightly
