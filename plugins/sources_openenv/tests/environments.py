@@ -75,7 +75,7 @@ class Via(BaseModel):
 class Move(Action):
     direction: Literal["left", "right"]
     steps: int = Field(ge=1, le=3)
-    via: list[Via | Literal["air"]] = []
+    via: tuple[Via | Literal["air"], ...] = ()
 
 
 class Where(Observation):

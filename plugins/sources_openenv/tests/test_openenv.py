@@ -130,7 +130,7 @@ async def test_json_actions_are_steps_until_the_environment_ends(server: str) ->
         '{"direction": "\\ud800", "steps": 1}',
         "[" * 100_000,
     ],
-    ids="empty missing nan infinite more union table surrogate deep".split(),
+    ids=["empty", "missing", "nan", "infinite", "more", "union", "table", "surrogate", "deep"],
 )
 async def test_whatever_is_wrong_with_an_action_is_the_models(server: str, answer: str) -> None:
     """It is an invalid action, never a failure of the environment, which would cost nothing."""
