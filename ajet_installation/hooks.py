@@ -154,6 +154,12 @@ def ajet_register_judges() -> Sequence[JudgeSpec]:
     """Judges that compare a result with the task's answer, test it, or ask a model."""
     return (
         JudgeSpec(
+            name="autoevals",
+            target="agentjet.judges.scorers:AutoevalsJudge",
+            settings="agentjet.judges.scorers:AutoevalsJudgeSettings",
+            summary="The score of a scorer of the library autoevals",
+        ),
+        JudgeSpec(
             name="exact",
             target="agentjet.judges.answers:ExactJudge",
             settings="agentjet.judges.answers:ExactJudgeSettings",

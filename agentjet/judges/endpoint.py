@@ -96,6 +96,20 @@ class ChatEndpoint:
         :param body: of the request. ``response_format`` is left out where the endpoint refuses it.
         :raises EndpointFailedError: there is none.
         """
+        answer = self.request("chat/completions", body)
+        try:
+            text = answer["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise self._unreadable(json.dumps(answer)) from error
+        return ChatCompletion(text=str(text or ""), tokens=_tokens(answer))
+
+    def request(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request, and return the object that the endpoint answers.
+
+        :param path: such as ``chat/completions``, relative to the base URL.
+        :param body: as for `complete`.
+        :raises EndpointFailedError: there is no answer.
+        """
         limits, sent, failures = self._limits, dict(body), 0
         while True:
             with self._lock:
@@ -109,7 +123,7 @@ class ChatEndpoint:
                 )
             try:
                 with self._places, passthrough():
-                    response = self._client().post("chat/completions", json=sent)
+                    response = self._client().post(path, json=sent)
             except httpx.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
             else:
@@ -140,20 +154,21 @@ class ChatEndpoint:
                 self._http.close()
                 self._http = None
 
-    def _read(self, response: httpx.Response) -> ChatCompletion:
+    def _read(self, response: httpx.Response) -> dict[str, Any]:
         try:
             answer = response.json()
-            usage = answer.get("usage") or {}
-            tokens = int(usage.get("total_tokens") or 0)
-            text = answer["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EndpointFailedError(
-                f"the {self._name} at {self._base_url} answered with no completion: "
-                f"{self._shown(response.text)!r}"
-            ) from error
+            tokens = _tokens(answer)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise self._unreadable(response.text) from error
         with self._lock:
             self.spent_tokens += tokens
-        return ChatCompletion(text=str(text or ""), tokens=tokens)
+        return answer  # type: ignore[no-any-return]
+
+    def _unreadable(self, answer: str) -> EndpointFailedError:
+        return EndpointFailedError(
+            f"the {self._name} at {self._base_url} answered with no completion: "
+            f"{self._shown(answer)!r}"
+        )
 
     def _shown(self, text: str) -> str:
         return text.replace(self._secret or "\0", "***")[:SHOWN]
@@ -169,6 +184,10 @@ class ChatEndpoint:
                     limits=httpx.Limits(max_connections=self._limits.at_once),
                 )
             return self._http
+
+
+def _tokens(answer: Mapping[str, Any]) -> int:
+    return int((answer.get("usage") or {}).get("total_tokens") or 0)
 
 
 def json_objects(text: str) -> Iterator[dict[str, Any]]:
