@@ -61,6 +61,7 @@ SERVER = (
     "embedded",
     "fastpath",
     "store",
+    "spending",
     "security",
     "observe",
     "state",

@@ -55,6 +55,7 @@ from ajet_core.interfaces import EpisodeOutcome, Task
 from ajet_core.protocol import (
     AbortRequest,
     AgentCause,
+    BudgetConfig,
     CallRules,
     ClaimRequest,
     EndRequest,
@@ -80,6 +81,8 @@ from ajet_core.protocol import (
     RunStatus,
     ServerState,
     ServerStatus,
+    SpendingReceipt,
+    SpendingReport,
     StartRequest,
 )
 
@@ -756,6 +759,55 @@ class SwarmClient:
             kept = {} if before.config is None else {"grace_seconds": before.config.grace_seconds}
             body = build(MixtureConfig, "set_mixture", ratios=dict(mixture), **kept)
         return self._connection.perform(ApiRequest("PUT", "/v1/mixture", MixtureStatus, body))
+
+    def report_spending(
+        self,
+        usd: float | None = None,
+        *,
+        model: str | None = None,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        source: str = "client",
+        episode: Episode | None = None,
+        report_id: str | None = None,
+    ) -> bool:
+        """Report what this program paid to another service, for the costs of the run.
+
+        Give either an amount, or a model with its tokens, which the server prices by its setting
+        ``costs.tokens``. Judges report their tokens themselves. Once this returns, the report
+        survives a crash of the server.
+
+        :param source: what it was paid for, as the status shows it.
+        :param episode: the episode that it was paid for.
+        :param report_id: 16 to 128 letters, digits, ``_`` and ``-``. The same report with the same
+            id is counted once, also if another process sends it. Random by default.
+        :return: whether it was not counted before.
+        :raises RequestError: there is neither an amount nor a model, or both, or a report with this
+            id has other values.
+        """
+        body = build(
+            SpendingReport,
+            "report_spending",
+            report_id=report_id or secrets.token_hex(16),
+            usd=usd,
+            model=model,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            source=source,
+            episode_id=None if episode is None else episode.episode_id,
+        )
+        request = ApiRequest("POST", "/v1/spending", SpendingReceipt, body, waits=True)
+        return (self._connection.perform(request)).counted
+
+    def set_budget(self, *, usd: float | None = None, hours: float | None = None) -> BudgetConfig:
+        """Replace the budget of the run; needs a control token. A paused run stays paused.
+
+        :param usd: None for no limit.
+        :param hours: of active time, None for no limit.
+        :raises StateError: no run is configured.
+        """
+        body = build(BudgetConfig, "set_budget", usd=usd, hours=hours)
+        return self._connection.perform(ApiRequest("PUT", "/v1/budget", BudgetConfig, body))
 
     def pause_engine(self, reason: str = "paused manually") -> RunStatus:
         """Open no episodes and train no batches until `resume_engine`; open episodes continue.
