@@ -10,6 +10,8 @@ from ajet_core.interfaces import WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_installation.settings import Settings
 from ajet_server.admission.admission import Admission
+from ajet_server.alerts.alerting import Alerts
+from ajet_server.alerts.redacting import Redactor
 from ajet_server.episodes.claims import ClaimDesk
 from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.joint import JointDesk
@@ -130,6 +132,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         tenants=tenants,
         joint=joint,
         peers=JointPeers(joint, episodes.prepared, server.peers),
+        alerts=Alerts(settings.alerts, run_dir, Redactor(settings), clock=time.monotonic),
     )
 
 

@@ -43,6 +43,7 @@ from ajet_core.protocol import (
 )
 from ajet_installation.settings import Settings
 from ajet_server.admission.admission import Admission
+from ajet_server.alerts.alerting import Alerts
 from ajet_server.episodes.claims import ClaimDesk
 from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.joint import JointDesk
@@ -107,6 +108,7 @@ class SwarmService:
     tenants: Tenants
     joint: JointDesk
     peers: JointPeers
+    alerts: Alerts
     throttled: ThrottleMeter = field(default_factory=lambda: ThrottleMeter(time.monotonic))
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
@@ -132,6 +134,8 @@ class SwarmService:
             opened.callback(self.tokens.close)
             await self.parts.spending.open()
             opened.push_async_callback(self.parts.spending.close)
+            await self.alerts.open()
+            opened.push_async_callback(self.alerts.close)
             await self.loggers.open()
             opened.pop_all()
         self.watch.open()
@@ -168,6 +172,7 @@ class SwarmService:
         self.store.hurry()
         await asyncio.gather(*self._tasks)
         await self.interrupt()
+        await self.alerts.close()
         await self.parts.spending.close()
         # Whatever fails, the rest is closed.
         try:
@@ -401,7 +406,7 @@ class SwarmService:
         if (trouble := self.store.trouble) is not None:
             stuck = trouble.seconds >= self.settings.server.stuck_seconds
             findings.insert(0, Finding(**asdict(trouble), stuck=stuck))
-        findings += [*self.loggers.findings(), *self.watch.findings()]
+        findings += [*self.loggers.findings(), *self.watch.findings(), *self.alerts.findings()]
         findings += self._spending_findings()
         loop = self.coordinator.loop
         return findings if loop is None else [*findings, *loop.health.findings]
@@ -555,10 +560,22 @@ class SwarmService:
         return _SAVED_SECONDS
 
     async def _watch(self, watchdog: Watchdog) -> float:
-        watchdog.look(self.findings())
+        findings = self.findings()
+        watchdog.look(findings)
+        await self._alert(findings)
         self.loggers.report()
         self.admission.relieve()
         return min(_WATCH_SECONDS, self.settings.server.stuck_seconds)
+
+    async def _alert(self, findings: list[Finding]) -> None:
+        coordinator = self.coordinator
+        if (error := coordinator.error) is not None:
+            failed = Finding(code="run_failed", message=error.message, seconds=0.0, stuck=True)
+            findings = [failed, *findings]
+        settled = self.board.state is not ServerState.BOOTING
+        run_id = coordinator.run_id or ""
+        self.alerts.look(findings, settled=settled, run_id=run_id, step=coordinator.step)
+        await self.alerts.save()
 
     async def _look_at_leases(self) -> float:
         pause = await self.episodes.expire_leases()

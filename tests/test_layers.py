@@ -64,6 +64,7 @@ SERVER = (
     "spending",
     "security",
     "observe",
+    "alerts",
     "state",
     "gateway",
     "admission",
