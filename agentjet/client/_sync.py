@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import secrets
 import time
@@ -30,6 +31,7 @@ from agentjet.client._episode import (
 )
 from agentjet.client._evaluation import EvaluationReport, evaluation_report, tagged
 from agentjet.client._groups import GroupReward, check_group_reward
+from agentjet.client._paid import PAID_TOKENS
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     Concurrency,
@@ -42,6 +44,7 @@ from agentjet.client._runner_sync import SyncAgent, run_episodes
 from agentjet.client._wire import DEFAULT_RETRIES, READ_TIMEOUT, ApiRequest, build, episode_path
 from ajet_core.errors import (
     AjetError,
+    AuthError,
     BatchStarvedError,
     DeadlineError,
     EpisodeClosedError,
@@ -98,6 +101,8 @@ STEP_POLL = 0.5
 STARVED = frozenset({"no_client", "incomplete_tasks", "no_signal"})
 
 _SERVERS = "/v1/engine/servers"
+
+_log = logging.getLogger("ajet.client")
 
 
 @dataclass(kw_only=True)
@@ -168,6 +173,8 @@ class SwarmClient:
         self._connection = Connection(
             url, token, retries=retries, transport=transport, rng=rng, sleep=sleep, clock=clock
         )
+        # Kept until they are answered, so that each keeps its id.
+        self._unreported: list[SpendingReport] = []
 
     @property
     def url(self) -> str:
@@ -405,7 +412,7 @@ class SwarmClient:
         return self._connection.perform(request, retries=retries)
 
     def heartbeats(self, episodes: Sequence[Episode]) -> dict[str, str]:
-        """Renew the leases of many episodes with one request.
+        """Renew the leases of many episodes with one request, and report what judges have paid.
 
         :return: the reasons of the episodes that are over, by their id.
         """
@@ -417,6 +424,7 @@ class SwarmClient:
             # The next heartbeat may get through if this one does not.
             answer = self._connection.perform(request, retries=0)
             closed |= answer.closed
+        self.report_paid_tokens(retries=0)
         return closed
 
     def pace(self) -> Pace:
@@ -534,21 +542,24 @@ class SwarmClient:
         if resume:
             left = self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
             remaining = list(left.remaining)
-        return run_episodes(
-            self,
-            make_jobs(remaining),
-            agent,
-            claim=self._claim,
-            outcome_of=EpisodeOutcome.of,
-            end=self._end,
-            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
-            group_reward=group_reward,
-            concurrency=concurrency,
-            retries=retries,
-            episode_timeout=episode_timeout,
-            on_result=on_result,
-            clock=self._connection.clock,
-        )
+        with PAID_TOKENS.counting():
+            report = run_episodes(
+                self,
+                make_jobs(remaining),
+                agent,
+                claim=self._claim,
+                outcome_of=EpisodeOutcome.of,
+                end=self._end,
+                terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
+                group_reward=group_reward,
+                concurrency=concurrency,
+                retries=retries,
+                episode_timeout=episode_timeout,
+                on_result=on_result,
+                clock=self._connection.clock,
+            )
+        self.report_paid_tokens()
+        return report
 
     def evaluate(
         self,
@@ -798,6 +809,29 @@ class SwarmClient:
         )
         request = ApiRequest("POST", "/v1/spending", SpendingReceipt, body, waits=True)
         return (self._connection.perform(request)).counted
+
+    def report_paid_tokens(self, *, retries: int | None = None) -> None:
+        """Report the tokens of judges and the like that this process has used for episodes.
+
+        Runners do so regularly and at their end. What cannot be reported now is reported by the
+        next call; what the server refuses is logged.
+
+        :param retries: overrides the client's.
+        """
+        self._unreported += PAID_TOKENS.take()
+        for report in list(self._unreported):
+            request = ApiRequest("POST", "/v1/spending", SpendingReceipt, report)
+            try:
+                self._connection.perform(request, retries=retries)
+            except (RequestError, AuthError) as error:
+                _log.warning("%s does not count paid tokens: %s", self.url, error.message)
+            except AjetError as error:
+                if retries is None:
+                    _log.warning("paid tokens are not reported yet: %s", error.message)
+                return
+            # Another call may have reported it meanwhile, which counts once.
+            with contextlib.suppress(ValueError):
+                self._unreported.remove(report)
 
     def set_budget(self, *, usd: float | None = None, hours: float | None = None) -> BudgetConfig:
         """Replace the budget of the run; needs a control token. A paused run stays paused.

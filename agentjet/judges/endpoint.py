@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from agentjet.agents.route import passthrough
+from agentjet.client._paid import PAID_TOKENS
 
 _OK = 200
 # Of which another attempt may succeed (RFC 9110, section 15; 529 is that of an overloaded service).
@@ -114,7 +115,7 @@ class ChatEndpoint:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 if response.status_code == _OK:
-                    return self._read(response)
+                    return self._read(response, str(body["model"]))
                 problem = f"status {response.status_code}: {self._shown(response.text)}"
                 if response.status_code in _BAD_REQUESTS and "response_format" in sent:
                     # Many endpoints have no structured output; the prompt asks for it too.
@@ -140,11 +141,14 @@ class ChatEndpoint:
                 self._http.close()
                 self._http = None
 
-    def _read(self, response: httpx.Response) -> ChatCompletion:
+    def _read(self, response: httpx.Response, model: str) -> ChatCompletion:
         try:
             answer = response.json()
             usage = answer.get("usage") or {}
             tokens = int(usage.get("total_tokens") or 0)
+            written = max(0, int(usage.get("completion_tokens") or 0))
+            # An answer without a usable text costs as much.
+            PAID_TOKENS.note(self._name, model, max(0, tokens - written), written)
             text = answer["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise EndpointFailedError(
