@@ -13,6 +13,8 @@ from ajet_core.errors import AjetError, PluginError, UnknownComponentError
 from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with, install_hint
 
 BUILT_IN: dict[str, tuple[str, str]] = {
+    "alert": ("ajet_cli.commands.run.alert:alert", "Send a test alert to all recipients."),
+    "budget": ("ajet_cli.commands.run.budget:budget", "Show or change what a run may spend."),
     "config": (
         "ajet_cli.commands.config:config",
         "Show the effective settings and where each comes from.",

@@ -36,17 +36,21 @@ __all__ = [
     "HOST_PORT",
     "MASK",
     "SECRET_KEY",
+    "AlertSettings",
     "ClientSettings",
+    "CostSettings",
     "FastPath",
     "GatewaySettings",
     "ModelServerSettings",
     "PeerSettings",
     "PluginSettings",
+    "Price",
     "Seconds",
     "ServerSettings",
     "SettingOrigin",
     "Settings",
     "StoreSettings",
+    "TokenPrice",
     "WeightSettings",
     "WorkerSettings",
     "host_and_port",
@@ -60,6 +64,7 @@ HOST_PORT = r"^\S+:\d{1,5}$"
 """An address, as a regular expression."""
 
 Seconds = Annotated[float, Field(gt=0)]
+Price = Annotated[float, Field(ge=0)]
 FastPath = Literal["words", "collector"]
 
 
@@ -323,6 +328,85 @@ class ModelServerSettings(_Section):
     api_key: SecretStr | None = None
 
 
+class TokenPrice(_Section):
+    """What a paid model costs.
+
+    :param input: USD per million tokens of prompts.
+    :param output: USD per million tokens of answers.
+    """
+
+    input: Price
+    output: Price
+
+
+class CostSettings(_Section):
+    """Prices, by which the server computes what a run costs (docs/spending.md).
+
+    :param devices: number of devices that the run holds by kind, such as ``{h100 = 8}``. By default
+        the GPUs that the server sees, by their names, or one ``machine``. Set it if model servers
+        run on other machines, or if the server has more GPUs than the run uses.
+    :param device_hour: USD per hour of a device, by kind.
+    :param tokens: prices of paid models, by the name that clients report.
+    """
+
+    devices: dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict
+    )
+    device_hour: dict[str, Price] = Field(default_factory=dict)
+    tokens: dict[str, TokenPrice] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _prices_are_of_devices(self) -> Self:
+        if self.devices and (unknown := sorted(set(self.device_hour) - set(self.devices))):
+            raise ValueError(
+                f"device_hour has a price for {unknown[0]!r}, but devices lists only "
+                f"{', '.join(map(repr, sorted(self.devices)))}"
+            )
+        return self
+
+
+class AlertSettings(_Section):
+    """Whom the server alerts to findings (docs/alerts.md).
+
+    :param command: a program and its arguments; it gets the alert as JSON on its standard input.
+    :param url: the alert is sent there as JSON (``POST``).
+    :param findings: codes of the findings that are sent; ``*`` and ``?`` match any text.
+    :param only_stuck: send only findings without whose solution the run does not continue.
+    :param quiet_seconds: a finding counts as new, and is sent again, after it was absent this long.
+    :param timeout_seconds: maximum duration of an attempt.
+    :param attempts: maximum number of attempts.
+    :param environment: variables that the command gets in addition to ``PATH``, ``HOME``, ``LANG``
+        and ``TMPDIR``.
+    :param insecure: allow a URL without TLS on another machine.
+    """
+
+    command: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    url: SecretStr | None = None
+    findings: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=lambda: ["*"])
+    only_stuck: bool = False
+    quiet_seconds: Annotated[float, Field(ge=0)] = 3600.0
+    timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    environment: list[str] = Field(default_factory=list)
+    insecure: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_target(self) -> Self:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("an alert has either a command or a url")
+        if self.url is not None:
+            # The URL may contain a secret: no message repeats it.
+            parts = urlsplit(self.url.get_secret_value())
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("url must be an http or https URL")
+            if parts.scheme == "http" and not (self.insecure or _is_loopback(parts.hostname)):
+                raise ValueError(
+                    "the alert would be sent to another machine in the clear: use https, or, in a "
+                    "network you trust, set insecure = true"
+                )
+        return self
+
+
 class PluginSettings(_Section):
     """Plugins.
 
@@ -363,6 +447,7 @@ class Settings(BaseSettings):
     """All settings. Keyword arguments are flags: nested mappings that override everything else.
 
     :param config: the TOML file; by default ``ajet.toml`` in the working directory, if it exists.
+    :param alerts: whom the server alerts to findings, each as in ``[[alerts]]``.
     :param servers: model servers by the name of the engine that uses them, as in
         ``[servers.vllm]``.
     :param loggers: metrics loggers by name, with their settings, as in ``[loggers.wandb]``;
@@ -390,6 +475,8 @@ class Settings(BaseSettings):
     store: StoreSettings = Field(default_factory=StoreSettings)
     workers: WorkerSettings = Field(default_factory=WorkerSettings)
     weights: WeightSettings = Field(default_factory=WeightSettings)
+    costs: CostSettings = Field(default_factory=CostSettings)
+    alerts: list[AlertSettings] = Field(default_factory=list)
     servers: dict[str, ModelServerSettings] = Field(default_factory=dict)
     loggers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     agents: dict[str, dict[str, Any]] = Field(default_factory=dict)

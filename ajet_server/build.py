@@ -10,6 +10,8 @@ from ajet_core.interfaces import WorkerContext
 from ajet_core.plugin import PluginManager
 from ajet_installation.settings import Settings
 from ajet_server.admission.admission import Admission
+from ajet_server.alerts.alerting import Alerts
+from ajet_server.alerts.redacting import Redactor
 from ajet_server.episodes.claims import ClaimDesk
 from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.joint import JointDesk
@@ -26,6 +28,7 @@ from ajet_server.run.run_parts import RunParts
 from ajet_server.security.credentials import TokenBook
 from ajet_server.security.tenants import TenantLimits, Tenants
 from ajet_server.service import SwarmService
+from ajet_server.spending.meter import SpendingMeter
 from ajet_server.state import StateBoard
 from ajet_server.store.chosen_store import run_store
 
@@ -86,6 +89,14 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         listeners=[lambda episode: watch.notify("ajet_episode_finished", episode=episode)],
     )
     joint = JointDesk(store, episodes, wall_clock=time.time)
+    spending = SpendingMeter(
+        run_dir,
+        settings.costs,
+        phase=lambda: coordinator.phase(),  # noqa: PLW0108 - it is made below
+        clock=time.monotonic,
+        wall_clock=time.time,
+    )
+    board.listen(lambda _: spending.mark())
     parts = RunParts(
         settings=settings.server,
         store=store,
@@ -97,9 +108,11 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         evaluations=evaluations,
         loggers=loggers,
         watch=watch,
+        spending=spending,
         clock=time.monotonic,
         wall_clock=time.time,
     )
+    coordinator = Coordinator(settings, parts)
     return SwarmService(
         settings=settings,
         plugins=plugins,
@@ -113,12 +126,13 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         admission=admission,
         claims=ClaimDesk(store, episodes, admission),
         parts=parts,
-        coordinator=Coordinator(settings, parts),
+        coordinator=coordinator,
         evaluations=evaluations,
         tokens=tokens,
         tenants=tenants,
         joint=joint,
         peers=JointPeers(joint, episodes.prepared, server.peers),
+        alerts=Alerts(settings.alerts, run_dir, Redactor(settings), clock=time.monotonic),
     )
 
 

@@ -111,6 +111,8 @@ def _log_as(prefix: str, level: str) -> None:
         level=level.upper(),
         format=f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s",
     )
+    # It would log the URL of every request, and those of alerts may be secrets.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def _run(settings: Settings, main: Coroutine[Any, Any, T]) -> T:
@@ -271,8 +273,6 @@ def serve_gateway(settings: Settings) -> None:
     """
     _log_as("", settings.server.log_level)
     logging.getLogger("uvicorn.error").addFilter(_without_warnings)
-    # It would log every request that is forwarded.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     _check_files(settings.server)
     reach = reach_of(settings)
     listener = bind(settings.server)

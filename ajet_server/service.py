@@ -35,12 +35,15 @@ from ajet_core.protocol import (
     Pace,
     ServerState,
     ServerStatus,
+    SpendingReceipt,
+    SpendingReport,
     TokenGrant,
     TokenInfo,
     TokenRequest,
 )
 from ajet_installation.settings import Settings
 from ajet_server.admission.admission import Admission
+from ajet_server.alerts.alerting import Alerts
 from ajet_server.episodes.claims import ClaimDesk
 from ajet_server.episodes.evaluations import Evaluations
 from ajet_server.episodes.joint import JointDesk
@@ -72,6 +75,8 @@ _TELL_SECONDS = 1.0
 # Status is also requested when the engine hangs.
 _STATS_SECONDS = 0.5
 _METRICS_SECONDS = 5.0
+# At most so much time is not counted if the server is killed.
+_SAVED_SECONDS = 2.0
 # Starting a gateway process again takes less.
 _MISSING_SECONDS = 5.0
 
@@ -103,6 +108,7 @@ class SwarmService:
     tenants: Tenants
     joint: JointDesk
     peers: JointPeers
+    alerts: Alerts
     throttled: ThrottleMeter = field(default_factory=lambda: ThrottleMeter(time.monotonic))
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
@@ -120,17 +126,18 @@ class SwarmService:
         """
         run_dir = self.settings.server.run_dir.resolve()
         await require_noted_store(self.settings.store, self.plugins, run_dir)
-        await self.store.open()
-        try:
+        # What was opened is closed again if the rest cannot be opened.
+        async with contextlib.AsyncExitStack() as opened:
+            await self.store.open()
+            opened.push_async_callback(self.store.close)
             self.tokens.open()
-            try:
-                await self.loggers.open()
-            except BaseException:
-                self.tokens.close()
-                raise
-        except BaseException:
-            await self.store.close()
-            raise
+            opened.callback(self.tokens.close)
+            await self.parts.spending.open()
+            opened.push_async_callback(self.parts.spending.close)
+            await self.alerts.open()
+            opened.push_async_callback(self.alerts.close)
+            await self.loggers.open()
+            opened.pop_all()
         self.watch.open()
         await self._note_store()
         await self.episodes.restore()
@@ -148,6 +155,7 @@ class SwarmService:
             asyncio.create_task(
                 self._again_and_again("reporting evaluations", self.tell_evaluations)
             ),
+            asyncio.create_task(self._again_and_again("counting the time", self._count_time)),
         ]
 
     async def _note_store(self) -> None:
@@ -164,6 +172,8 @@ class SwarmService:
         self.store.hurry()
         await asyncio.gather(*self._tasks)
         await self.interrupt()
+        await self.alerts.close()
+        await self.parts.spending.close()
         # Whatever fails, the rest is closed.
         try:
             await self.tell_evaluations()
@@ -382,6 +392,7 @@ class SwarmService:
             mixture=builder.tags() if builder is not None else None,
             evaluations=self.evaluations.latest(),
             preflight=loop.preflights.report if loop is not None else None,
+            spending=coordinator.spending(),
         )
 
     def findings(self) -> list[Finding]:
@@ -395,9 +406,26 @@ class SwarmService:
         if (trouble := self.store.trouble) is not None:
             stuck = trouble.seconds >= self.settings.server.stuck_seconds
             findings.insert(0, Finding(**asdict(trouble), stuck=stuck))
-        findings += [*self.loggers.findings(), *self.watch.findings()]
+        findings += [*self.loggers.findings(), *self.watch.findings(), *self.alerts.findings()]
+        findings += self._spending_findings()
         loop = self.coordinator.loop
         return findings if loop is None else [*findings, *loop.health.findings]
+
+    def _spending_findings(self) -> list[Finding]:
+        coordinator = self.coordinator
+        if not coordinator.running:
+            return []
+        seconds = round(time.monotonic() - self.board.since, 3)
+        findings = []
+        if over := coordinator.overspent:
+            message = f"{over}, then run `ajet resume`"
+            findings.append(
+                Finding(code="budget_spent", message=message, seconds=seconds, stuck=True)
+            )
+        if unpriced := coordinator.unpriced:
+            message = f"the budget in USD does not cover what has no price: {'; '.join(unpriced)}"
+            findings.append(Finding(code="no_price", message=message, seconds=seconds, stuck=False))
+        return findings
 
     def _view(self) -> ServerView:
         now = time.monotonic()
@@ -451,6 +479,13 @@ class SwarmService:
     async def heartbeats(self, request: HeartbeatsRequest, client_id: str) -> Heartbeats:
         """Renew the leases of a client's episodes."""
         return Heartbeats(closed=await self.episodes.heartbeats(request.episode_ids, client_id))
+
+    async def report_spending(self, report: SpendingReport, client_id: str) -> SpendingReceipt:
+        """Count what a client paid for, once.
+
+        :raises RequestError: another report of this client has its id.
+        """
+        return SpendingReceipt(counted=await self.parts.spending.report(report, client_id))
 
     def pace(self) -> Pace:
         """Return how clients are to run episodes."""
@@ -518,11 +553,29 @@ class SwarmService:
         self.parts.report_evaluations()
         return _TELL_SECONDS
 
+    async def _count_time(self) -> float:
+        await self.parts.spending.save()
+        if (loop := self.coordinator.loop) is not None and self.coordinator.running:
+            await loop.keep_budget()
+        return _SAVED_SECONDS
+
     async def _watch(self, watchdog: Watchdog) -> float:
-        watchdog.look(self.findings())
+        findings = self.findings()
+        watchdog.look(findings)
+        await self._alert(findings)
         self.loggers.report()
         self.admission.relieve()
         return min(_WATCH_SECONDS, self.settings.server.stuck_seconds)
+
+    async def _alert(self, findings: list[Finding]) -> None:
+        coordinator = self.coordinator
+        if (error := coordinator.error) is not None:
+            failed = Finding(code="run_failed", message=error.message, seconds=0.0, stuck=True)
+            findings = [failed, *findings]
+        settled = self.board.state is not ServerState.BOOTING
+        run_id = coordinator.run_id or ""
+        self.alerts.look(findings, settled=settled, run_id=run_id, step=coordinator.step)
+        await self.alerts.save()
 
     async def _look_at_leases(self) -> float:
         pause = await self.episodes.expire_leases()

@@ -159,10 +159,11 @@ class ServerFactory:
     async def running(self, **server: Any) -> AsyncIterator[Running]:
         """Run a server until the context ends, which stops it like a signal.
 
-        :param server: settings of the server, and in ``store`` those of the store; by default, a
-            loss of power would lose the last writes.
+        :param server: settings of the server, and in ``store``, ``alerts`` and ``costs`` those of
+            these sections; by default, a loss of power would lose the last writes to the store.
         """
         store = server.pop("store", STORE)
+        others = {name: server.pop(name) for name in ("alerts", "costs") if name in server}
         settings = Settings(
             server={
                 "run_dir": self.run_dir,
@@ -171,6 +172,7 @@ class ServerFactory:
                 **server,
             },
             store=store,
+            **others,
         )
         service = build_service(settings, self.plugins())
         await service.open()

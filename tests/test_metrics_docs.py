@@ -18,6 +18,7 @@ SERVER = {
     "ajet_server/batches/batch_facts.py": ("batch_facts", "lost_facts", "_rewards", "_answers"),
     "ajet_server/batches/staleness.py": ("metrics",),
     "ajet_server/batches/training_data.py": ("metrics", "_limited", "_count", "training_data"),
+    "ajet_server/run/run_loop.py": ("_enter",),
     "ajet_server/run/step.py": ("train_step",),
 }
 """By module, the functions that name metrics of the server."""

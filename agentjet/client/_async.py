@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import secrets
 import time
@@ -30,6 +31,7 @@ from agentjet.client._episode import (
 )
 from agentjet.client._evaluation import EvaluationReport, evaluation_report, tagged
 from agentjet.client._groups import GroupReward, check_group_reward
+from agentjet.client._paid import PAID_TOKENS
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     Concurrency,
@@ -42,6 +44,7 @@ from agentjet.client._runner_async import AsyncAgent, run_episodes
 from agentjet.client._wire import DEFAULT_RETRIES, READ_TIMEOUT, ApiRequest, build, episode_path
 from ajet_core.errors import (
     AjetError,
+    AuthError,
     BatchStarvedError,
     DeadlineError,
     EpisodeClosedError,
@@ -55,6 +58,7 @@ from ajet_core.interfaces import EpisodeOutcome, Task
 from ajet_core.protocol import (
     AbortRequest,
     AgentCause,
+    BudgetConfig,
     CallRules,
     ClaimRequest,
     EndRequest,
@@ -80,6 +84,8 @@ from ajet_core.protocol import (
     RunStatus,
     ServerState,
     ServerStatus,
+    SpendingReceipt,
+    SpendingReport,
     StartRequest,
 )
 
@@ -95,6 +101,8 @@ STEP_POLL = 0.5
 STARVED = frozenset({"no_client", "incomplete_tasks", "no_signal"})
 
 _SERVERS = "/v1/engine/servers"
+
+_log = logging.getLogger("ajet.client")
 
 
 @dataclass(kw_only=True)
@@ -165,6 +173,8 @@ class AsyncSwarmClient:
         self._connection = AsyncConnection(
             url, token, retries=retries, transport=transport, rng=rng, sleep=sleep, clock=clock
         )
+        # Kept until they are answered, so that each keeps its id.
+        self._unreported: list[SpendingReport] = []
 
     @property
     def url(self) -> str:
@@ -404,7 +414,7 @@ class AsyncSwarmClient:
         return await self._connection.perform(request, retries=retries)
 
     async def heartbeats(self, episodes: Sequence[Episode]) -> dict[str, str]:
-        """Renew the leases of many episodes with one request.
+        """Renew the leases of many episodes with one request, and report what judges have paid.
 
         :return: the reasons of the episodes that are over, by their id.
         """
@@ -416,6 +426,7 @@ class AsyncSwarmClient:
             # The next heartbeat may get through if this one does not.
             answer = await self._connection.perform(request, retries=0)
             closed |= answer.closed
+        await self.report_paid_tokens(retries=0)
         return closed
 
     async def pace(self) -> Pace:
@@ -533,21 +544,24 @@ class AsyncSwarmClient:
         if resume:
             left = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
             remaining = list(left.remaining)
-        return await run_episodes(
-            self,
-            make_jobs(remaining),
-            agent,
-            claim=self._claim,
-            outcome_of=EpisodeOutcome.of,
-            end=self._end,
-            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
-            group_reward=group_reward,
-            concurrency=concurrency,
-            retries=retries,
-            episode_timeout=episode_timeout,
-            on_result=on_result,
-            clock=self._connection.clock,
-        )
+        with PAID_TOKENS.counting():
+            report = await run_episodes(
+                self,
+                make_jobs(remaining),
+                agent,
+                claim=self._claim,
+                outcome_of=EpisodeOutcome.of,
+                end=self._end,
+                terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
+                group_reward=group_reward,
+                concurrency=concurrency,
+                retries=retries,
+                episode_timeout=episode_timeout,
+                on_result=on_result,
+                clock=self._connection.clock,
+            )
+        await self.report_paid_tokens()
+        return report
 
     async def evaluate(
         self,
@@ -760,6 +774,80 @@ class AsyncSwarmClient:
             kept = {} if before.config is None else {"grace_seconds": before.config.grace_seconds}
             body = build(MixtureConfig, "set_mixture", ratios=dict(mixture), **kept)
         return await self._connection.perform(ApiRequest("PUT", "/v1/mixture", MixtureStatus, body))
+
+    async def report_spending(
+        self,
+        usd: float | None = None,
+        *,
+        model: str | None = None,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        source: str = "client",
+        episode: Episode | None = None,
+        report_id: str | None = None,
+    ) -> bool:
+        """Report what this program paid to another service, for the costs of the run.
+
+        Give either an amount, or a model with its tokens, which the server prices by its setting
+        ``costs.tokens``. Judges report their tokens themselves. Once this returns, the report
+        survives a crash of the server.
+
+        :param source: what it was paid for, as the status shows it.
+        :param episode: the episode that it was paid for.
+        :param report_id: 16 to 128 letters, digits, ``_`` and ``-``. The same report with the same
+            id is counted once, also if another process sends it. Random by default.
+        :return: whether it was not counted before.
+        :raises RequestError: there is neither an amount nor a model, or both, or a report with this
+            id has other values.
+        """
+        body = build(
+            SpendingReport,
+            "report_spending",
+            report_id=report_id or secrets.token_hex(16),
+            usd=usd,
+            model=model,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            source=source,
+            episode_id=None if episode is None else episode.episode_id,
+        )
+        request = ApiRequest("POST", "/v1/spending", SpendingReceipt, body, waits=True)
+        return (await self._connection.perform(request)).counted
+
+    async def report_paid_tokens(self, *, retries: int | None = None) -> None:
+        """Report the tokens of judges and the like that this process has used for episodes.
+
+        Runners do so regularly and at their end. What cannot be reported now is reported by the
+        next call; what the server refuses is logged.
+
+        :param retries: overrides the client's.
+        """
+        self._unreported += PAID_TOKENS.take()
+        for report in list(self._unreported):
+            request = ApiRequest("POST", "/v1/spending", SpendingReceipt, report)
+            try:
+                await self._connection.perform(request, retries=retries)
+            except (RequestError, AuthError) as error:
+                _log.warning("%s does not count paid tokens: %s", self.url, error.message)
+            except AjetError as error:
+                if retries is None:
+                    _log.warning("paid tokens are not reported yet: %s", error.message)
+                return
+            # Another call may have reported it meanwhile, which counts once.
+            with contextlib.suppress(ValueError):
+                self._unreported.remove(report)
+
+    async def set_budget(
+        self, *, usd: float | None = None, hours: float | None = None
+    ) -> BudgetConfig:
+        """Replace the budget of the run; needs a control token. A paused run stays paused.
+
+        :param usd: None for no limit.
+        :param hours: of active time, None for no limit.
+        :raises StateError: no run is configured.
+        """
+        body = build(BudgetConfig, "set_budget", usd=usd, hours=hours)
+        return await self._connection.perform(ApiRequest("PUT", "/v1/budget", BudgetConfig, body))
 
     async def pause_engine(self, reason: str = "paused manually") -> RunStatus:
         """Open no episodes and train no batches until `resume_engine`; open episodes continue.

@@ -35,6 +35,7 @@ from agentjet.client._episode import (
 )
 from agentjet.client._groups import GroupReward, check_group_reward
 from agentjet.client._joint import Rewards, SwarmEpisode, SwarmOutcome, check_configs
+from agentjet.client._paid import PAID_TOKENS
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     Concurrency,
@@ -477,21 +478,23 @@ class AsyncSwarm:
         if resume:
             left = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
             remaining = list(left.remaining)
-        report = await run_episodes(
-            self,
-            make_jobs(remaining),
-            agent,
-            claim=self._claim,
-            outcome_of=self._outcome,
-            end=self._end,
-            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
-            group_reward=group_reward,
-            concurrency=concurrency,
-            retries=retries,
-            episode_timeout=episode_timeout,
-            on_result=on_result,
-            clock=self._clock,
-        )
+        with PAID_TOKENS.counting():
+            report = await run_episodes(
+                self,
+                make_jobs(remaining),
+                agent,
+                claim=self._claim,
+                outcome_of=self._outcome,
+                end=self._end,
+                terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
+                group_reward=group_reward,
+                concurrency=concurrency,
+                retries=retries,
+                episode_timeout=episode_timeout,
+                on_result=on_result,
+                clock=self._clock,
+            )
+        await self.clients[self.arbiter].report_paid_tokens()
         await self.resolve()
         return report
 

@@ -34,6 +34,7 @@ from agentjet.client._episode import (
 )
 from agentjet.client._groups import GroupReward, check_group_reward
 from agentjet.client._joint import Rewards, SwarmEpisode, SwarmOutcome, check_configs
+from agentjet.client._paid import PAID_TOKENS
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     Concurrency,
@@ -472,21 +473,23 @@ class Swarm:
         if resume:
             left = self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
             remaining = list(left.remaining)
-        report = run_episodes(
-            self,
-            make_jobs(remaining),
-            agent,
-            claim=self._claim,
-            outcome_of=self._outcome,
-            end=self._end,
-            terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
-            group_reward=group_reward,
-            concurrency=concurrency,
-            retries=retries,
-            episode_timeout=episode_timeout,
-            on_result=on_result,
-            clock=self._clock,
-        )
+        with PAID_TOKENS.counting():
+            report = run_episodes(
+                self,
+                make_jobs(remaining),
+                agent,
+                claim=self._claim,
+                outcome_of=self._outcome,
+                end=self._end,
+                terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
+                group_reward=group_reward,
+                concurrency=concurrency,
+                retries=retries,
+                episode_timeout=episode_timeout,
+                on_result=on_result,
+                clock=self._clock,
+            )
+        self.clients[self.arbiter].report_paid_tokens()
         self.resolve()
         return report
 

@@ -158,7 +158,7 @@ def episode_path(episode_id: str, verb: str = "") -> str:
     return f"{path}/{verb}" if verb else path
 
 
-def build(model: type[A], what: str, **fields: Any) -> A:
+def build(model: type[A], what: str, /, **fields: Any) -> A:
     """Build a protocol message from a caller's arguments.
 
     :raises RequestError: the protocol does not allow a value.

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from agentjet.agents.route import passthrough
+from agentjet.client._paid import PAID_TOKENS
 
 _OK = 200
 # Of which another attempt may succeed (RFC 9110, section 15; 529 is that of an overloaded service).
@@ -128,7 +129,7 @@ class ChatEndpoint:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 if response.status_code == _OK:
-                    return self._read(response)
+                    return self._read(response, str(body["model"]))
                 problem = f"status {response.status_code}: {self._shown(response.text)}"
                 if response.status_code in _BAD_REQUESTS and "response_format" in sent:
                     # Many endpoints have no structured output; the prompt asks for it too.
@@ -154,12 +155,14 @@ class ChatEndpoint:
                 self._http.close()
                 self._http = None
 
-    def _read(self, response: httpx.Response) -> dict[str, Any]:
+    def _read(self, response: httpx.Response, model: str) -> dict[str, Any]:
         try:
             answer = response.json()
-            tokens = _tokens(answer)
+            tokens, written = _tokens(answer, "total_tokens"), _tokens(answer, "completion_tokens")
         except (ValueError, TypeError, AttributeError) as error:
             raise self._unreadable(response.text) from error
+        # An answer without a usable text costs as much.
+        PAID_TOKENS.note(self._name, model, max(0, tokens - written), written)
         with self._lock:
             self.spent_tokens += tokens
         return answer  # type: ignore[no-any-return]
@@ -186,8 +189,8 @@ class ChatEndpoint:
             return self._http
 
 
-def _tokens(answer: Mapping[str, Any]) -> int:
-    return int((answer.get("usage") or {}).get("total_tokens") or 0)
+def _tokens(answer: Mapping[str, Any], name: str = "total_tokens") -> int:
+    return max(0, int((answer.get("usage") or {}).get(name) or 0))
 
 
 def json_objects(text: str) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from ajet_core.protocol.base import AS_JSON_INTEGER, Message, Name
+from ajet_core.protocol.spending import BudgetConfig
 
 PositiveInt = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1), AS_JSON_INTEGER]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -534,6 +535,7 @@ class RunConfig(Message):
     failures: FailureConfig = FailureConfig()
     preflight: PreflightConfig = PreflightConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    budget: BudgetConfig = BudgetConfig()
     weight_channel: Annotated[str, Field(min_length=1)] | None = None
     # Readers of JSON may lose digits of larger numbers.
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0

@@ -11,6 +11,7 @@ from ajet_core.protocol.base import AS_JSON_INTEGER, Message
 from ajet_core.protocol.evaluations import Evaluation
 from ajet_core.protocol.messages import ErrorDetail
 from ajet_core.protocol.run import MixtureConfig, RunConfig
+from ajet_core.protocol.spending import Spending
 
 
 class ServerState(StrEnum):
@@ -187,6 +188,7 @@ class ServerStatus(Message):
     :param quarantined: tasks that are not tried again, with the reasons.
     :param checks: by kind of finding about training, "ok", "found", "off", or why it is unknown.
     :param rollout: None while no run is active.
+    :param spending: None before a run is configured, and for clients.
     :param mixture: by tag, None without a mixture.
     :param evaluations: for each task set (at most 64 of a client, those that changed last) the
         scores of its last evaluated step; ``GET /v1/evaluations`` has those of other steps.
@@ -211,6 +213,7 @@ class ServerStatus(Message):
     mixture: dict[str, TagProgress] | None = None
     evaluations: list[Evaluation] = Field(default_factory=list)
     preflight: PreflightReport | None = None
+    spending: Spending | None = None
 
 
 class RunStatus(Message):

@@ -26,6 +26,7 @@ from ajet_core.errors import AjetError
 from ajet_core.protocol import (
     SUPPORTED_VERSIONS,
     AbortRequest,
+    BudgetConfig,
     ClaimRequest,
     EndRequest,
     EngineServer,
@@ -46,6 +47,8 @@ from ajet_core.protocol import (
     RunConfig,
     RunStatus,
     ServerStatus,
+    SpendingReceipt,
+    SpendingReport,
     StartRequest,
 )
 from ajet_installation.settings import ServerSettings
@@ -197,6 +200,17 @@ def _add_episode_routes(router: APIRouter, service: SwarmService, public_url: st
         return await service.group_counts(body, who.token_id)
 
     @router.post(
+        "/v1/spending",
+        summary="Report what was paid to another service",
+        tags=["episodes"],
+        responses=REFUSED,
+    )
+    async def spending(body: SpendingReport, who: Client) -> SpendingReceipt:
+        if body.episode_id is not None:
+            await service.check_owner(body.episode_id, who)
+        return await service.report_spending(body, who.token_id)
+
+    @router.post(
         "/v1/episodes/{episode_id}/end",
         summary="End an episode with its reward",
         tags=["episodes"],
@@ -303,6 +317,12 @@ def _add_run_routes(router: APIRouter, service: SwarmService, audit: AuditLog) -
     async def change_mixture(request: Request, body: MixtureConfig, who: Control) -> MixtureStatus:
         async with audit.action("mixture.change", who.token_id, peer_of(request)):
             return await service.coordinator.change_mixture(body)
+
+    @router.put("/v1/budget", summary="Change the budget", tags=["run"], responses=REFUSED)
+    async def change_budget(request: Request, body: BudgetConfig, who: Control) -> BudgetConfig:
+        limits = {name: str(value) for name, value in body.model_dump().items()}
+        async with audit.action("budget.change", who.token_id, peer_of(request), **limits):
+            return await service.coordinator.change_budget(body)
 
     @router.get("/v1/engine/servers", summary="List the engine's model servers", tags=["run"])
     async def servers(_: Control) -> EngineServers:

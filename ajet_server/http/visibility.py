@@ -87,6 +87,8 @@ def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
             "evaluations": evaluations_for(viewer, status.evaluations),
             # Its text names episodes and tasks of other clients.
             "preflight": None,
+            # It shows what other clients paid for.
+            "spending": None,
             "error": error
             and ErrorDetail(
                 type=error.type, message="the run failed; ask its operator for the reason"

@@ -48,6 +48,7 @@ class _OneStatus(Collector):
         yield from _totals(self.status)
         yield from _steps(self.status)
         yield from _mixture(self.status)
+        yield from _spending(self.status)
         yield from _evaluations(self.status)
 
     def describe(self) -> Iterable[Metric]:
@@ -122,6 +123,51 @@ def _steps(status: ServerStatus) -> Iterator[Metric]:
     for name, value in sorted(status.last_step.metrics.items()):
         step.add_metric([_label(name)], value)
     yield step
+
+
+def _spending(status: ServerStatus) -> Iterator[Metric]:
+    if (spending := status.spending) is None:
+        return
+    for name, text, by_phase in (
+        ("phase_seconds", "Time that the run has spent in a phase.", spending.seconds),
+        ("device_hours", "Hours of a phase times devices.", spending.device_hours),
+    ):
+        family = CounterMetricFamily(f"ajet_{name}", text, labels=["phase"])
+        for phase, value in by_phase.items():
+            family.add_metric([phase], value)
+        yield family
+    yield CounterMetricFamily("ajet_cost_usd", "Cost of all that has a price.", value=spending.usd)
+    tokens = CounterMetricFamily(
+        "ajet_paid_tokens",
+        "Tokens of paid models that clients reported.",
+        labels=["source", "model", "kind"],
+    )
+    paid = CounterMetricFamily(
+        "ajet_paid_usd", "Cost that clients reported.", labels=["source", "model"]
+    )
+    for use in spending.paid:
+        of = [_label(use.source), _label(use.model)]
+        if use.usd is not None:
+            paid.add_metric(of, use.usd)
+        if use.model:
+            tokens.add_metric([*of, "input"], use.input_tokens)
+            tokens.add_metric([*of, "output"], use.output_tokens)
+    yield from (tokens, paid)
+    budget = GaugeMetricFamily("ajet_budget", "What the run may spend.", labels=["unit"])
+    for unit, limit in spending.budget.model_dump().items():
+        if limit is not None:
+            budget.add_metric([unit], limit)
+    yield budget
+    if (left := spending.time_left) is not None:
+        estimate = GaugeMetricFamily(
+            "ajet_seconds_left",
+            "Estimate of the time that the remaining steps take, and an interval of 90 %.",
+            labels=["bound"],
+        )
+        for bound in ("seconds", "low", "high"):
+            if (value := getattr(left, bound)) is not None:
+                estimate.add_metric(["estimate" if bound == "seconds" else bound], value)
+        yield estimate
 
 
 def _mixture(status: ServerStatus) -> Iterator[Metric]:

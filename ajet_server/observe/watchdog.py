@@ -14,6 +14,20 @@ from ajet_server.observe.events import EventLog
 
 _log = logging.getLogger("ajet.server")
 
+WAITS = frozenset(
+    {
+        "engine_stalled",
+        "waiting_for_late",
+        "slow_state",
+        "waiting_for_episodes",
+        "no_signal",
+        "incomplete_tasks",
+        "no_client",
+        "joint_in_doubt",
+    }
+)
+"""Codes of findings that are normal until they have lasted long enough to be stuck."""
+
 _SHOWN = 3
 # Shorter pauses between two calls are normal.
 _QUIET_SECONDS = 10.0

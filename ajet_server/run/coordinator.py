@@ -13,6 +13,7 @@ from ajet_core.errors import AjetError, StateError, StoreError, error_from_paylo
 from ajet_core.interfaces import EndReason, RunRecord
 from ajet_core.protocol import (
     AgentRule,
+    BudgetConfig,
     CallSampling,
     EngineServers,
     ErrorDetail,
@@ -23,6 +24,7 @@ from ajet_core.protocol import (
     RunConfig,
     RunStatus,
     ServerState,
+    Spending,
     StepSummary,
 )
 from ajet_installation.settings import Settings
@@ -32,10 +34,18 @@ from ajet_server.run.run_loop import GoBack, RunLoop
 from ajet_server.run.run_parts import RunParts
 from ajet_server.run.run_setup import ResolvedRun, check_same_run, resolve_run, stored_config
 from ajet_server.run.run_workers import RunWorkers
+from ajet_server.spending.meter import PAUSED
 from ajet_server.store.checkpoints import CheckpointFolder
 from ajet_server.store.run_store import EvaluationCount
 
 _log = logging.getLogger("ajet.server")
+
+# In the other states, time passes in a phase that depends on whether a step is trained.
+_PHASES = {
+    ServerState.BOOTING: "boot",
+    ServerState.ROLLING_POST: "train",
+    ServerState.WEIGHT_SYNCING: "sync",
+}
 
 
 class Coordinator:
@@ -172,7 +182,7 @@ class Coordinator:
         """Start the configured run unless it is active, and wait until it is ROLLING.
 
         :param wait_seconds: the longest time to wait.
-        :raises StateError: no run is configured.
+        :raises StateError: no run is configured, or its budget is spent.
         :raises AjetError: the boot failed while waiting.
         """
         async with self._configuring:
@@ -268,6 +278,48 @@ class Coordinator:
         known = self._run.servers.urls if urls is None else urls
         return dict.fromkeys(known, "not used: the engine does not run")
 
+    async def change_budget(self, budget: BudgetConfig) -> BudgetConfig:
+        """Use another budget, also after a restart.
+
+        :raises StateError: no run is configured.
+        """
+        async with self._configuring:
+            if (config := self._config) is None:
+                raise StateError("no run is configured: PUT /v1/run first")
+            await self._parts.spending.choose_budget(config.budget, budget)
+        self._events.emit("run", {"what": "budget_changed", **budget.model_dump()})
+        return budget
+
+    @property
+    def overspent(self) -> str:
+        """Why the run may not continue; "" if its budget suffices."""
+        config = self._config
+        return "" if config is None else self._parts.spending.overspent(config.budget)
+
+    @property
+    def unpriced(self) -> list[str]:
+        """What the budget does not cover because it has no price."""
+        config = self._config
+        return [] if config is None else self._parts.spending.unpriced(config.budget)
+
+    def spending(self) -> Spending | None:
+        """Return what the run has spent, and how long it will take; None without a run."""
+        if (config := self._config) is None:
+            return None
+        left = None if config.steps is None else max(0, config.steps - self.step)
+        return self._parts.spending.spending(config.budget, left)
+
+    def phase(self) -> str | None:
+        """Return in which phase time passes now; None while no run is active."""
+        state = self._board.state
+        training = self._loop is not None and self._loop.training_step is not None
+        if state in {ServerState.ROLLING, ServerState.PAUSED}:
+            if training:
+                # The mode async: the state does not show the training.
+                return "overlap" if state is ServerState.ROLLING else "train"
+            return "rollout" if state is ServerState.ROLLING else PAUSED
+        return _PHASES.get(state)
+
     def mixture_status(self) -> MixtureStatus:
         """Return the mixture, and how full the batch is.
 
@@ -329,9 +381,12 @@ class Coordinator:
         If the request names a step, the run goes back to its checkpoint first, after the step in
         progress is trained. The request to go back is durable when this returns.
 
-        :raises StateError: no run is active, or the step has no intact checkpoint.
+        :raises StateError: no run is active, the step has no intact checkpoint, or the budget is
+            spent.
         """
         loop = self._active_loop()
+        if over := self.overspent:
+            raise StateError(f"{over}, then resume the run again")
         was = self.paused
         if request.from_step is None:
             await self._write_paused("")
@@ -403,6 +458,8 @@ class Coordinator:
     async def _start(self) -> None:
         if self._record is None:
             raise StateError("no run is configured: PUT /v1/run first")
+        if over := self.overspent:
+            raise StateError(f"{over}, then start the run again")
         if self._run is None:
             config = stored_config(self._record)
             self._run = await self._resolve(self._record.run_id, config)
@@ -420,6 +477,8 @@ class Coordinator:
             live = (
                 ". To change only its mixture, use `ajet mixture` (PUT /v1/mixture)"
                 if "mixture" in differing
+                else ". To change only its budget, use `ajet budget` (PUT /v1/budget)"
+                if "budget" in differing
                 else ""
             )
             raise StateError(

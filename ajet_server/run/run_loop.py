@@ -272,7 +272,9 @@ class RunLoop:
             await self._store.rewind(self.step)
         else:
             await self._forget_what_came_after(back)
-        self.health.begin(s for s in steps if s.step <= self.step)
+        kept = [s for s in steps if s.step <= self.step]
+        self.health.begin(kept)
+        parts.spending.begin(s.metrics["step_seconds"] for s in kept if "step_seconds" in s.metrics)
         self.health.accept(lost)
         update = await self.supervisor.watched(
             workers.trainer.publish(run.channel, self.step), "publishing the weights"
@@ -347,6 +349,7 @@ class RunLoop:
         while not rollouts.over and (limit is None or self.step < limit):
             stats = await self.supervisor.watched(workers.engine.stats(), "querying the engine")
             timing = StepClock(self._parts.clock(), stats)
+            self._parts.spending.begin_step()
             again = bool(queued)
             # In an exact run, no call is answered with older weights than without the restart.
             if not (again and self.run.config.exact):
@@ -356,17 +359,22 @@ class RunLoop:
             )
             if record is None:
                 return
-            self._training_step = self.step + 1
+            self._train_step(self.step + 1)
             try:
                 # While lost steps are trained again, new episodes would be too old when trained.
                 rolls_on = rollouts.rolls_on and not again
                 left = await self._train_on(record, timing, rolls_on=rolls_on)
             finally:
-                self._training_step = None
+                self._train_step(None)
             if left is None:
                 await rollouts.trained(builder, self.step)
             else:
                 queued.insert(0, left)
+
+    def _train_step(self, step: int | None) -> None:
+        """Note which step is trained from now on."""
+        self._training_step = step
+        self._parts.spending.mark()
 
     async def _train_on(
         self, record: BatchRecord, timing: StepClock, *, rolls_on: bool
@@ -552,14 +560,33 @@ class RunLoop:
 
     async def _enter(self, stepped: Stepped, record: BatchRecord) -> Stepped:
         """Judge and record a step."""
-        summary, grave = self.health.stepped(stepped.summary, stepped.clients)
+        spending = self._parts.spending
+        seconds = spending.step_seconds()
+        metrics = {**stepped.summary.metrics, "step_seconds": seconds}
+        timed = stepped.summary.model_copy(update={"metrics": metrics})
+        summary, grave = self.health.stepped(timed, stepped.clients)
         stepped = replace(stepped, summary=summary)
-        if grave:
+        if reason := grave or self._overspent(summary.step):
             # Pause first: a server that is killed in between must not continue without notice.
-            await self.rollouts.pause_itself(grave)
+            await self.rollouts.pause_itself(reason)
         # Store the step before it is announced.
         await self._book.enter(stepped, record, self.run.config)
+        spending.stepped(seconds)
         return stepped
+
+    async def keep_budget(self) -> None:
+        """Pause while rolling out if the budget is spent; steps check it themselves."""
+        rolling = self._board.rolling and self._training_step is None
+        if rolling and not self.rollouts.paused and (reason := self._overspent(self.step)):
+            await self.rollouts.pause_itself(reason)
+
+    def _overspent(self, step: int) -> str:
+        """Return why the run is to pause after a step; "" if its budget suffices so far."""
+        if step == self.run.config.steps:
+            # The run ends.
+            return ""
+        over = self._parts.spending.overspent(self.run.config.budget)
+        return over and f"{over}, then run `ajet resume`"
 
     async def _stepped(self, stepped: Stepped, record: BatchRecord) -> None:
         self.step = stepped.summary.step

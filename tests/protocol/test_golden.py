@@ -71,5 +71,8 @@ def test_every_message_has_a_golden_file() -> None:
         "TokenQuotas",
         "JointPart",
         "PreparedPart",
+        "PaidUse",
+        "Spending",
+        "TimeLeft",
     }
     assert {path.stem.partition("-")[0] for path in FILES} == public - nested

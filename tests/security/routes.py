@@ -28,6 +28,8 @@ _BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/engine/servers/add"): {"url": "http://127.0.0.1:9"},
     ("POST", "/v1/engine/servers/remove"): {"url": "http://127.0.0.1:9"},
     ("PUT", "/v1/mixture"): {"ratios": {"a": 1.0}},
+    ("PUT", "/v1/budget"): {"usd": 1.0},
+    ("POST", "/v1/spending"): {"report_id": "0" * 32, "usd": 1.0},
     ("POST", "/v1/tokens"): {"name": "attacker", "scope": "control"},
     ("POST", "/v1/chat/completions"): {"messages": [{"role": "user", "content": "x"}]},
     ("POST", "/v1/completions"): {"prompt": "x"},

@@ -44,6 +44,20 @@ def test_everything_a_status_says_in_numbers_is_there() -> None:
     assert found["ajet_evaluation_pass_at", held_out] == 0.75
 
 
+def test_time_and_money_are_there() -> None:
+    found = scraped()
+    assert found["ajet_phase_seconds_total", (("phase", "rollout"),)] == 3600
+    assert found["ajet_device_hours_total", (("phase", "rollout"),)] == 2
+    assert found["ajet_cost_usd_total", ()] == 6.53
+    assert found["ajet_budget", (("unit", "hours"),)] == 12
+    assert found["ajet_seconds_left", (("bound", "high"),)] == 10000
+    judge = (("model", "gpt-5-mini"), ("source", "judge"))
+    assert found["ajet_paid_usd_total", judge] == 0.5
+    assert found["ajet_paid_tokens_total", (("kind", "output"), *judge)] == 125000
+    without_price = (("model", "other"), ("source", "judge"))
+    assert ("ajet_paid_usd_total", without_price) not in found
+
+
 def test_names_that_clients_give_cannot_break_the_format() -> None:
     tag = 'a"b\\c\nd'
     progress = {"ratio": 1.0, "slots": 8, "ready": 0, "under_way": 0, "blocked": False}

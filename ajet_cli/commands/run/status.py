@@ -16,6 +16,7 @@ from ajet_cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.protocol import (
     Evaluation,
     Finding,
+    PaidUse,
     PreflightReport,
     RolloutStatus,
     ServerStatus,
@@ -93,6 +94,7 @@ def render(status: ServerStatus, url: str, *, checks: bool = False) -> Table:
         *_condition(status),
         *_batch(status),
         *_last_step(status),
+        *spending_rows(status),
         *(_checks(status) if checks else ()),
         *(("evaluation", _evaluation(evaluation), "") for evaluation in status.evaluations),
         *_totals(status),
@@ -185,6 +187,44 @@ def _totals(status: ServerStatus) -> Iterator[_Row]:
             if value
         ]
         yield "aborted", ", ".join(aborted), ""
+
+
+def spending_rows(status: ServerStatus) -> Iterator[_Row]:
+    """Yield the time and money that a run has spent, and when it will be done."""
+    if (spending := status.spending) is None:
+        return
+    if (left := spending.time_left) is not None and left.steps:
+        text = f"{_duration(left.seconds)} for {left.steps} more steps"
+        if left.low is not None and left.high is not None:
+            text += f" (90 %: {_duration(left.low)} to {_duration(left.high)})"
+        yield "time left", text, ""
+    if spending.seconds:
+        phases = [f"{phase} {_duration(value)}" for phase, value in spending.seconds.items()]
+        yield "time", ", ".join(phases), ""
+        held = ", ".join(f"{number} {kind}" for kind, number in spending.devices.items())
+        hours = [f"{phase} {value:.3g} h" for phase, value in spending.device_hours.items()]
+        yield "devices", f"{held}: {', '.join(hours)}", ""
+    if spending.device_usd is None and not spending.paid:
+        cost = "unknown: no prices are set (costs.device_hour)"
+    else:
+        devices = "unknown" if spending.device_usd is None else f"{spending.device_usd:.2f}"
+        uses = [_paid(use) for use in spending.paid]
+        cost = f"{spending.usd:.2f} USD ({'; '.join([f'devices {devices}', *uses])})"
+    yield "cost", cost, ""
+    limits = []
+    if spending.budget.usd is not None:
+        limits.append(f"{spending.usd:.2f} of {spending.budget.usd:g} USD")
+    if spending.budget.hours is not None:
+        limits.append(f"{spending.active_hours:.3g} of {spending.budget.hours:g} hours")
+    if limits:
+        yield "budget", f"{', '.join(limits)} spent", ""
+
+
+def _paid(use: PaidUse) -> str:
+    amount = "no price" if use.usd is None else f"{use.usd:.2f}"
+    if not use.model:
+        return f"{use.source} {amount}"
+    return f"{use.source} {use.model} {amount} for {use.input_tokens + use.output_tokens} tokens"
 
 
 def _rollout(rollout: RolloutStatus) -> str:

@@ -20,9 +20,9 @@ const CHARTS = [
 ];
 
 export async function overviewView(place, app) {
-  const [action, news, progress, measured, failed, working] = Array.from({ length: 6 }, () => make("div"));
+  const [action, news, progress, spent, measured, failed, working] = Array.from({ length: 7 }, () => make("div"));
   const curves = make("section", { class: "charts", "aria-label": "Curves" });
-  place.append(action, news, progress, curves, measured, failed, working);
+  place.append(action, news, progress, spent, curves, measured, failed, working);
   let drawn = "";
   let wanted = "";
   const update = async () => {
@@ -32,6 +32,7 @@ export async function overviewView(place, app) {
     renew(action, [state, overview.status.paused], () => controls(app));
     renew(news, [found, lastStep, state], () => findings(overview));
     renew(progress, [filling, mixture, trained, overview.seconds_per_step, Math.floor(overview.status.uptime_seconds / 60)], () => batch(overview));
+    renew(spent, overview.status.spending, () => spending(overview));
     const { evaluations: evaluated, counters, quarantined } = overview.status;
     renew(measured, evaluated, () => evaluations(overview));
     renew(failed, [Object.entries(counters).filter(([name]) => name.startsWith("aborted_")), quarantined], () => failures(overview));
@@ -146,6 +147,44 @@ function batch({ status, seconds_per_step: pace }) {
     `up ${duration(status.uptime_seconds)}`,
   ];
   return make("div", { class: "batch" }, make("div", {}, ...parts), make("p", { class: "dim" }, facts.filter(Boolean).join(" · ")));
+}
+
+function spending({ status }) {
+  const { spending: sums } = status;
+  if (!sums || Object.keys(sums.seconds).length === 0) return make("div");
+  const usd = (value) => (value === null ? "no price" : `${value.toFixed(2)} USD`);
+  const left = sums.time_left;
+  const { usd: mostUsd, hours: mostHours } = sums.budget;
+  const facts = [
+    left?.steps ? `${duration(left.seconds)} left for ${number(left.steps)} steps${left.low === null ? "" : ` (90 %: ${duration(left.low)} to ${duration(left.high)})`}` : null,
+    sums.device_usd === null && sums.paid.length === 0 ? "no prices are set" : `cost ${usd(sums.usd)}${mostUsd === null ? "" : ` of ${number(mostUsd)}`}`,
+    mostHours === null ? null : `${number(sums.active_hours)} of ${number(mostHours)} hours`,
+  ];
+  const held = Object.entries(sums.devices).map(([kind, count]) => `${count} ${kind}`);
+  return section(
+    "Time and money",
+    make("p", {}, facts.filter(Boolean).join(" · ")),
+    table(
+      `Time by phase, with ${held.join(", ")}`,
+      [
+        ["phase", ([phase]) => phase],
+        ["time", ([, seconds]) => duration(seconds), true],
+        ["device-hours", ([phase]) => number(sums.device_hours[phase]), true],
+      ],
+      Object.entries(sums.seconds),
+    ),
+    sums.paid.length > 0 &&
+      table(
+        "Paid to other services",
+        [
+          ["for", (row) => row.source],
+          ["model", (row) => row.model || "-"],
+          ["tokens", (row) => (row.model ? number(row.input_tokens + row.output_tokens) : "-"), true],
+          ["cost", (row) => usd(row.usd), true],
+        ],
+        sums.paid,
+      ),
+  );
 }
 
 function evaluations({ status }) {

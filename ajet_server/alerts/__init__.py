@@ -1,0 +1,1 @@
+"""Alerts: commands and webhooks that are called when a finding begins."""

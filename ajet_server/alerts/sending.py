@@ -1,0 +1,155 @@
+"""Send an alert: run a command, or post to a URL; bounded in time, and without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from ajet_core.protocol import Finding
+from ajet_installation.settings import AlertSettings
+from ajet_server.alerts.redacting import Redactor
+
+if TYPE_CHECKING:
+    import httpx
+
+_PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
+_SHOWN_BYTES = 500
+
+
+class AlertFailedError(Exception):
+    """An attempt to send an alert failed; the message names no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What is sent.
+
+    :param text: the whole alert as a sentence, under the name that chat services expect.
+    :param at: Unix seconds.
+    :param test: it was sent by ``ajet alert``.
+    """
+
+    text: str
+    code: str
+    message: str
+    stuck: bool
+    run_id: str
+    step: int
+    at: float
+    test: bool = False
+
+    @classmethod
+    def of(
+        cls, finding: Finding, redact: Redactor, *, run_id: str, step: int, test: bool = False
+    ) -> Alert:
+        """Make the alert to a finding."""
+        message = redact(finding.message)
+        name = f"agentjet run {run_id}, step {step}" if run_id else "agentjet"
+        text = f"{name}: {finding.code.replace('_', ' ')}: {message}"
+        return cls(text, finding.code, message, finding.stuck, run_id, step, time.time(), test)
+
+    def as_json(self) -> bytes:
+        """Return the alert as a JSON object."""
+        return json.dumps(asdict(self)).encode()
+
+
+async def send(
+    alert: Alert,
+    recipient: AlertSettings,
+    redact: Redactor,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> None:
+    """Make one attempt to send an alert.
+
+    :param transport: replaces the network.
+    :raises AlertFailedError: it was not accepted, or not in time.
+    """
+    try:
+        async with asyncio.timeout(recipient.timeout_seconds):
+            if recipient.url is not None:
+                await _post(alert, recipient.url.get_secret_value(), transport)
+            else:
+                await _run(alert, recipient, redact, environ)
+    except TimeoutError:
+        raise AlertFailedError(
+            f"it took longer than {recipient.timeout_seconds:g} s (timeout_seconds)"
+        ) from None
+
+
+async def _post(alert: Alert, url: str, transport: httpx.AsyncBaseTransport | None) -> None:
+    import httpx
+
+    headers = {"content-type": "application/json", "user-agent": "agentjet"}
+    try:
+        # No redirect is followed, because it would take the alert to another machine.
+        async with (
+            httpx.AsyncClient(transport=transport, timeout=None, follow_redirects=False) as http,  # noqa: S113 - `send` limits it
+            http.stream("POST", url, content=alert.as_json(), headers=headers) as answer,
+        ):
+            status = answer.status_code
+    # The texts of these errors may quote the URL, which is a secret.
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise AlertFailedError(f"the URL cannot be reached ({type(error).__name__})") from None
+    if httpx.codes.is_redirect(status):
+        raise AlertFailedError(
+            f"the URL answered with a redirect (HTTP {status}), which is not followed: set url to "
+            "the address that it leads to"
+        )
+    if not httpx.codes.is_success(status):
+        raise AlertFailedError(f"the URL answered with HTTP {status}")
+
+
+async def _run(
+    alert: Alert, recipient: AlertSettings, redact: Redactor, environ: Mapping[str, str]
+) -> None:
+    names = (*_PASSED, *recipient.environment)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *recipient.command,
+            stdin=PIPE,
+            stdout=DEVNULL,
+            stderr=PIPE,
+            env={name: environ[name] for name in names if name in environ},
+            # So that its children are ended with it.
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise AlertFailedError(f"the command cannot be started: {error}") from None
+    assert process.stdin is not None
+    assert process.stderr is not None
+    said = asyncio.create_task(_first_bytes(process.stderr))
+    try:
+        process.stdin.write(alert.as_json())
+        # A command need not read what it gets.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await process.stdin.drain()
+        process.stdin.close()
+        status = await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # The end of its group ends the pipe, unless a child left the group.
+        await asyncio.wait([said], timeout=1.0)
+        said.cancel()
+        await process.wait()
+    if status:
+        text = said.result() if said.done() and not said.cancelled() else ""
+        raise AlertFailedError(f"the command ended with status {status}: {redact(text) or '-'}")
+
+
+async def _first_bytes(stream: asyncio.StreamReader) -> str:
+    """Read a stream to its end, and return how it begins."""
+    first = b""
+    while chunk := await stream.read(4096):
+        first += chunk[: _SHOWN_BYTES - len(first)]
+    return first.decode("utf-8", "replace").strip()

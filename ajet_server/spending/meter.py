@@ -1,0 +1,268 @@
+"""What a run spends: time by phase, the cost of its devices, and what clients report."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ajet_core.errors import StoreError
+from ajet_core.protocol import (
+    BudgetConfig,
+    PaidUse,
+    Spending,
+    SpendingReport,
+)
+from ajet_installation.settings import CostSettings
+from ajet_server.spending.devices import seen_devices
+from ajet_server.spending.ledger import NANO, Paid, SpendingLedger
+from ajet_server.spending.time_left import WINDOW, time_left
+
+_log = logging.getLogger("ajet.server")
+
+PAUSED = "paused"
+# The kind of device under which the time of a phase itself is counted.
+_PHASE = ""
+_HOUR = 3600.0
+_MILLION = 1_000_000
+# Phases in which no step makes progress.
+_IDLE = frozenset({"boot", PAUSED})
+
+
+class SpendingMeter:
+    """Counts what the run of a server spends, over all starts of the server.
+
+    Time passes in one phase at a time. Times are counted in memory, and written by `save` as
+    totals: a write that is repeated changes nothing, and a server that is killed loses only the
+    time since the last one.
+
+    :param phase: returns the present phase; None while no run is active, when nothing counts.
+    :param clock: seconds, monotonic.
+    :param wall_clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        costs: CostSettings,
+        *,
+        phase: Callable[[], str | None],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._ledger = SpendingLedger(run_dir)
+        self._costs = costs
+        self._phase_now = phase
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._devices: dict[str, int] = dict(costs.devices)
+        self._phase: str | None = None
+        self._since = clock()
+        # As in `Entries`.
+        self._spent: dict[tuple[str, str], float] = {}
+        self._paid: dict[tuple[str, str], Paid] = {}
+        self._chosen: tuple[BudgetConfig, BudgetConfig] | None = None
+        self._steps: deque[float] = deque(maxlen=WINDOW)
+        self._working_at_step = 0.0
+        self._saving = asyncio.Lock()
+        self._unwritten = False
+
+    async def open(self) -> None:
+        """Read what was spent before.
+
+        :raises StoreError: the record of it cannot be used.
+        """
+        entries = await asyncio.to_thread(self._ledger.open)
+        self._spent, self._paid, self._chosen = entries.seconds, entries.paid, entries.chosen
+        if not self._devices:
+            self._devices = await asyncio.to_thread(seen_devices)
+        self._phase, self._since = self._phase_now(), self._clock()
+
+    async def close(self) -> None:
+        """Write the time until now, and close the record."""
+        try:
+            await self.save()
+        finally:
+            await asyncio.to_thread(self._ledger.close)
+
+    def mark(self) -> None:
+        """Count the time since the last call; must be called whenever the phase changes."""
+        now = self._clock()
+        passed, self._since = max(0.0, now - self._since), now
+        phase, self._phase = self._phase, self._phase_now()
+        if phase is None or not passed:
+            return
+        for kind, number in {_PHASE: 1, **self._devices}.items():
+            key = (phase, kind)
+            self._spent[key] = self._spent.get(key, 0.0) + passed * number
+
+    async def save(self) -> None:
+        """Write the time until now; a failure is logged, and made up for by the next call."""
+        async with self._saving:
+            self.mark()
+            try:
+                await asyncio.to_thread(self._ledger.put_seconds, dict(self._spent))
+                self._unwritten = False
+            except StoreError as error:
+                if not self._unwritten:
+                    _log.error("%s; the time is written once that is possible", error.message)
+                self._unwritten = True
+
+    async def report(self, report: SpendingReport, client: str) -> bool:
+        """Count a client's report once; it is durable when this returns.
+
+        :return: whether it was not counted before.
+        :raises RequestError: another report of this client has its id.
+        :raises StoreUnavailableError: send it again.
+        """
+        # To the end even if the client is gone: what is written must be counted.
+        return await asyncio.shield(asyncio.ensure_future(self._report(report, client)))
+
+    async def _report(self, report: SpendingReport, client: str) -> bool:
+        new = await asyncio.to_thread(self._ledger.add, report, client, self._wall_clock())
+        if new:
+            paid = self._paid.setdefault((report.source, report.model or ""), Paid())
+            paid.nano_usd += round((report.usd or 0.0) * NANO)
+            paid.input_tokens += report.input_tokens
+            paid.output_tokens += report.output_tokens
+        return new
+
+    def begin(self, durations: Iterable[float]) -> None:
+        """Take over the durations of the steps of the present weights, in seconds."""
+        self._steps = deque(durations, maxlen=WINDOW)
+
+    def begin_step(self) -> None:
+        """Note that a step begins, or begins again."""
+        self.mark()
+        self._working_at_step = self._working_seconds
+
+    def step_seconds(self) -> float:
+        """Return the time since `begin_step`, without pauses and starts of workers."""
+        self.mark()
+        return self._working_seconds - self._working_at_step
+
+    def stepped(self, seconds: float) -> None:
+        """Note that a step has ended after so many seconds."""
+        self._steps.append(seconds)
+
+    @property
+    def _working_seconds(self) -> float:
+        """The time of phases in which steps make progress."""
+        return math.fsum(
+            value
+            for (phase, kind), value in self._spent.items()
+            if kind == _PHASE and phase not in _IDLE
+        )
+
+    def budget(self, configured: BudgetConfig) -> BudgetConfig:
+        """Return the budget in force: the configured one, or what was chosen in its place."""
+        if self._chosen is not None and self._chosen[0] == configured:
+            return self._chosen[1]
+        return configured
+
+    async def choose_budget(self, configured: BudgetConfig, chosen: BudgetConfig) -> None:
+        """Use another budget, also after a restart, until another one is configured.
+
+        :raises StoreUnavailableError: it is not written, and not used.
+        """
+        await asyncio.to_thread(self._ledger.choose, configured, chosen)
+        self._chosen = (configured, chosen)
+
+    def overspent(self, configured: BudgetConfig) -> str:
+        """Return why the run is to be paused, with the way out; "" unless its budget is spent."""
+        self.mark()
+        budget = self.budget(configured)
+        over = []
+        if budget.usd is not None and (usd := self._usd()) >= budget.usd:
+            over.append(f"it has cost {usd:.2f} of {budget.usd:g} USD (budget.usd)")
+        if budget.hours is not None and (hours := self._active_hours()) >= budget.hours:
+            over.append(f"it has taken {hours:.3g} of {budget.hours:g} hours (budget.hours)")
+        if not over:
+            return ""
+        return f"the budget of the run is spent: {' and '.join(over)}. Raise it with `ajet budget`"
+
+    def spending(self, configured: BudgetConfig, steps_left: int | None) -> Spending:
+        """Return the totals.
+
+        :param steps_left: None if the run has no last step.
+        """
+        self.mark()
+        seconds: dict[str, float] = {}
+        hours: dict[str, float] = {}
+        for (phase, kind), value in sorted(self._spent.items()):
+            if kind == _PHASE:
+                seconds[phase] = value
+            else:
+                hours[phase] = hours.get(phase, 0.0) + value / _HOUR
+        left = None
+        if steps_left is not None:
+            left = time_left(
+                list(self._steps), steps_left, self._working_seconds - self._working_at_step
+            )
+        priced = all(kind in self._costs.device_hour for kind in self._devices)
+        return Spending(
+            seconds=seconds,
+            devices=self._devices,
+            device_hours=hours,
+            device_usd=self._device_usd() if priced else None,
+            paid=[
+                PaidUse(
+                    source=source,
+                    model=model,
+                    usd=self._paid_usd(model, paid),
+                    input_tokens=paid.input_tokens,
+                    output_tokens=paid.output_tokens,
+                )
+                for (source, model), paid in sorted(self._paid.items())
+            ],
+            usd=self._usd(),
+            active_hours=self._active_hours(),
+            budget=self.budget(configured),
+            time_left=left,
+        )
+
+    def unpriced(self, configured: BudgetConfig) -> list[str]:
+        """Return what a budget in USD does not cover because it has no price."""
+        if self.budget(configured).usd is None:
+            return []
+        kinds = [
+            f"the device {kind!r} (setting costs.device_hour)"
+            for kind in self._devices
+            if kind not in self._costs.device_hour
+        ]
+        models = {model for (_, model) in self._paid if model and model not in self._costs.tokens}
+        return kinds + [f"the model {model!r} (setting costs.tokens)" for model in sorted(models)]
+
+    def _active_hours(self) -> float:
+        return (
+            math.fsum(
+                value
+                for (phase, kind), value in self._spent.items()
+                if kind == _PHASE and phase != PAUSED
+            )
+            / _HOUR
+        )
+
+    def _device_usd(self) -> float:
+        prices = self._costs.device_hour
+        return math.fsum(
+            value / _HOUR * prices[kind]
+            for (_, kind), value in self._spent.items()
+            if kind in prices
+        )
+
+    def _usd(self) -> float:
+        paid = (self._paid_usd(model, paid) for (_, model), paid in self._paid.items())
+        return math.fsum([self._device_usd(), *(usd for usd in paid if usd is not None)])
+
+    def _paid_usd(self, model: str, paid: Paid) -> float | None:
+        """Return the cost of reports; None if their model has no price."""
+        if not model:
+            return paid.nano_usd / NANO
+        price = self._costs.tokens.get(model)
+        if price is None:
+            return None
+        return (paid.input_tokens * price.input + paid.output_tokens * price.output) / _MILLION
