@@ -159,10 +159,10 @@ class ServerFactory:
     async def running(self, **server: Any) -> AsyncIterator[Running]:
         """Run a server until the context ends, which stops it like a signal.
 
-        :param server: settings of the server, and in ``store`` those of the store; by default, a
-            loss of power would lose the last writes.
+        :param server: settings of the server, and in ``store`` and ``telemetry`` those of these
+            sections; by default, a loss of power would lose the last writes.
         """
-        store = server.pop("store", STORE)
+        store, telemetry = server.pop("store", STORE), server.pop("telemetry", {})
         settings = Settings(
             server={
                 "run_dir": self.run_dir,
@@ -171,6 +171,7 @@ class ServerFactory:
                 **server,
             },
             store=store,
+            telemetry=telemetry,
         )
         service = build_service(settings, self.plugins())
         await service.open()

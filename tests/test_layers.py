@@ -65,6 +65,7 @@ SERVER = (
     "observe",
     "state",
     "gateway",
+    "telemetry",
     "admission",
     "episodes",
     "page",
