@@ -67,6 +67,7 @@ SERVER = (
     "alerts",
     "state",
     "gateway",
+    "telemetry",
     "admission",
     "episodes",
     "page",
