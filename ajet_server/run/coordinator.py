@@ -33,7 +33,7 @@ from ajet_server.run.run_parts import RunParts
 from ajet_server.run.run_setup import ResolvedRun, check_same_run, resolve_run, stored_config
 from ajet_server.run.run_workers import RunWorkers
 from ajet_server.store.checkpoints import CheckpointFolder
-from ajet_server.store.run_store import EvaluationCount
+from ajet_server.store.evaluation_counts import EvaluationCount
 
 _log = logging.getLogger("ajet.server")
 
