@@ -52,14 +52,14 @@ def embedded_json(data: object) -> str:
 
 def _policy(script: str, style: str) -> str:
     return (
-        f"default-src 'none'; script-src 'sha256-{policy_hash(script)}'; style-src "
-        f"'sha256-{policy_hash(style)}'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {policy_hash(script)}; style-src {policy_hash(style)}; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 
 def policy_hash(text: str) -> str:
-    """Return the hash by which a security policy allows a script or style sheet of a page."""
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    """Return the source by which a security policy allows a script or style sheet of a page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _asset(name: str) -> str:
