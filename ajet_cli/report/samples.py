@@ -123,7 +123,7 @@ async def step_sample(
             record = await reader.get_episode(episode_id)
             calls = (await reader.calls([episode_id]))[episode_id]
         except AjetError as error:
-            problems.append(error.message)
+            problems.append(f"Episode {episode_id}: {error.message}")
             continue
         if record is not None:
             rows.append(episode_row(record, episode_output(calls, texts)))
