@@ -19,7 +19,7 @@ from ajet_cli.report.markup import (
     table,
     tag,
 )
-from ajet_cli.report.reading import LAST_STEPS, RunReport
+from ajet_cli.report.reading import RunReport
 from ajet_cli.report.run_curves import CHARTS, PHASES, WITH_ENDS, last_of_each, pass_line, passes
 from ajet_cli.report.run_page import comparable, problems, sentence, settings, style, versions
 
@@ -40,11 +40,7 @@ def comparison_page(reports: Sequence[RunReport]) -> str:
             joined(tag("strong", {}, f"{name}: "), sentence(report))
             for name, report in _named(reports)
         ),
-        *(
-            section(f"Run {name}", problems(report))
-            for name, report in _named(reports)
-            if report.problems
-        ),
+        problems([f"{name}: {one}" for name, its in _named(reports) for one in its.problems]),
         tag(
             "main",
             {},
@@ -90,7 +86,7 @@ def _final(reports: Sequence[RunReport]) -> Html:
     steps = ["steps", *(number(report.curves.total) for report in reports)]
     return joined(
         table(
-            f"Means of the last {LAST_STEPS} steps",
+            "Means of the last steps",
             ["metric", *(name for name, _ in _named(reports))],
             [steps, *rows],
             right="123456",
@@ -98,9 +94,10 @@ def _final(reports: Sequence[RunReport]) -> Html:
         tag(
             "p",
             {"class": "dim"},
-            "Intervals are normal ones of 95 % with the standard error between steps, as if steps "
-            "were independent. They say how much the steps of this run vary, and not how much "
-            "other seeds would: for that, compare several runs of each setting.",
+            "Of the last fifth of the steps, at least 5 and at most 20. Intervals are normal ones "
+            "of 95 % with the standard error between steps, as if steps were independent. They "
+            "say how much the steps of a run vary, and not how much other seeds would: for that, "
+            "compare several runs of each setting.",
         ),
     )
 
@@ -113,7 +110,7 @@ def _evaluations(reports: Sequence[RunReport]) -> Html:
     rows = []
     for tag_ in tags:
         lasts = [its[tag_][-1] if tag_ in its else None for its in by_tag]
-        rows.append([cut(tag_, NAME_CHARS) or "(no tag)", *map(_evaluation, lasts)])
+        rows.append([_shown(tag_), *map(_evaluation, lasts)])
     drawn = []
     for tag_ in tags[:_TASK_SETS]:
         ks = {k for its in by_tag for one in its.get(tag_, ())[-1:] for k in one.evaluation.pass_at}
@@ -122,7 +119,7 @@ def _evaluations(reports: Sequence[RunReport]) -> Html:
             for (name, _), its in zip(_named(reports), by_tag, strict=True)
             if ks and tag_ in its
         ]
-        title = f"pass@{min(ks, default=1)} of {cut(tag_, NAME_CHARS)}"
+        title = f"pass@{min(ks, default=1)} of {_shown(tag_)}"
         drawn.append(chart(title, WITH_ENDS, lines, bars=True))
     return joined(
         table(
@@ -133,6 +130,10 @@ def _evaluations(reports: Sequence[RunReport]) -> Html:
         tag("p", {"class": "dim"}, METHOD),
         tag("div", {"class": "charts"}, *drawn),
     )
+
+
+def _shown(name: str) -> str:
+    return cut(name, NAME_CHARS) or "evaluations without a tag"
 
 
 def _by_tag(report: RunReport) -> dict[str, list[MeasuredEvaluation]]:

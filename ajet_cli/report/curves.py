@@ -113,12 +113,17 @@ def _axes(scale: _Scale) -> Iterator[Html]:
         yield tag(
             "text",
             {"x": f"{_LEFT - 5:g}", "y": f"{scale.y(y) + 4:.1f}", "text-anchor": "end"},
-            number(y),
+            _short(y),
         )
     for x in _ticks(scale.x0, scale.x1, 5):
         if x.is_integer():
             place = {"x": f"{scale.x(x):.1f}", "y": f"{_HEIGHT - 7:g}", "text-anchor": "middle"}
             yield tag("text", dict(place), number(x))
+
+
+def _short(value: float) -> str:
+    text = number(value)
+    return text if len(text) <= 7 else f"{value:.2g}"
 
 
 def _ticks(low: float, high: float, about: int) -> list[float]:

@@ -87,8 +87,10 @@ def number(value: float | None) -> str:
 
 
 def between(ends: tuple[float, float] | None) -> str:
-    """Return an interval as text, "" if there is none."""
-    return "" if ends is None else f" ({number(ends[0])} to {number(ends[1])})"
+    """Return an interval as text, "" if there is none or it is a single value."""
+    if ends is None or ends[0] == ends[1]:
+        return ""
+    return f" ({number(ends[0])} to {number(ends[1])})"
 
 
 def percent(share: float) -> str:

@@ -31,7 +31,8 @@ from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 from ajet_sources.evaluating import interval
 
 POINTS = 200
-LAST_STEPS = 20
+# Final numbers are means of a fifth of the steps, within these limits.
+_LEAST_LAST, _MOST_LAST = 5, 20
 _MOST_PROBLEMS = 20
 _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
 
@@ -190,10 +191,11 @@ def _take_steps(report: RunReport, steps: Iterable[StepRecord], config: FailureC
         replay.add(step)
     report.curves = table.curves(StepsQuery(points=POINTS))
     report.findings, report.checks = replay.findings(), replay.checks()
+    count = min(_MOST_LAST, max(_LEAST_LAST, report.curves.total // 5))
     report.final = {
-        name: _final([value for value in column[-LAST_STEPS:] if math.isfinite(value)])
+        name: _final(values)
         for name, column in sorted(table.columns.items())
-        if any(map(math.isfinite, column[-LAST_STEPS:]))
+        if (values := [value for value in column[-count:] if math.isfinite(value)])
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 
 from ajet_cli.report.episode_parts import episodes, failures, hacking
@@ -46,7 +47,7 @@ def run_page(report: RunReport) -> str:
     content = joined(
         tag("h1", {}, f"Run {report.run_id}"),
         tag("p", {"class": "sentence"}, sentence(report)),
-        problems(report),
+        problems(report.problems),
         tag("nav", {"aria-label": "Parts of this report"}, *links),
         tag(
             "main",
@@ -158,16 +159,10 @@ def _state(report: RunReport) -> str:
     return " It was not stopped: it continues when its server runs." if report.run.active else ""
 
 
-def problems(report: RunReport) -> Html:
+def problems(noted: Sequence[str]) -> Html:
     """Return what is missing or damaged."""
-    if not report.problems:
-        return Html("")
-    return section(
-        "Missing or damaged",
-        items(
-            [cut(problem, 2 * TEXT_CHARS) for problem in report.problems[:_FINDINGS]], "findings"
-        ),
-    )
+    shown = [cut(problem, 2 * TEXT_CHARS) for problem in noted[:_FINDINGS]]
+    return section("Missing or damaged", items(shown, "findings")) if shown else Html("")
 
 
 def _findings(report: RunReport) -> Html:
@@ -182,14 +177,16 @@ def _findings(report: RunReport) -> Html:
     return joined(
         items(map(_finding, given[:_FINDINGS]), "findings")
         if given
-        else tag("p", {"class": "good"}, "No findings: no check that could judge found anything wrong."),
+        else tag(
+            "p", {"class": "good"}, "No findings: no check that could judge found anything wrong."
+        ),
         tag("p", {"class": "dim"}, f"{len(given) - _FINDINGS} more are left out.")
         if len(given) > _FINDINGS
         else None,
         tag(
             "p",
             {"class": "dim"},
-            "Findings about training were found again from the stored metrics of the steps, with "
+            "Findings about training are computed from the stored metrics of the steps, with "
             "the limits that the run has now; docs/health.md explains them.",
         ),
         tag("details", {}, tag("summary", {}, "checks that could not judge"), items(off))

@@ -48,7 +48,7 @@ def test_it_says_what_the_run_was(page: ParsedPage) -> None:
     assert "for 30 steps with group_std advantages and learning rate 1e-06" in page.text
     assert "156 ended and 0 failed" in page.text
     assert "The mean reward went from 0.0" in page.text
-    assert "in the last 20 steps" in page.text
+    assert "in the last 6 steps" in page.text
 
 
 def test_every_part_of_a_run_is_in_it(page: ParsedPage) -> None:
@@ -287,13 +287,20 @@ def test_runs_are_compared(model_dir: Path, learnt_dir: Path, tmp_path: Path) ->
     assert "algorithm.clip_low" not in settings
     labels = [a["aria-label"] or "" for n, a in parsed.elements if n == "svg" and "role" in a]
     (reward,) = [label for label in labels if label.startswith("Reward: reward_mean")]
-    assert "A run-up 0.98" in reward
+    assert "A run-up 0.9802" in reward
     assert "B run-flat 0.48" in reward
     assert "steps 1 to 30" in reward
     assert "cut off steps 10 to 14 steps 10 to the end" in text
     assert "step 30, 6 tasks: pass@1 1 (0.6097 to 1)" in text
     assert parsed.count("img") == 0
     assert len(json.loads(parsed.data)) == 2
+
+
+def test_runs_of_the_same_name_are_told_apart(learnt_dir: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(learnt_dir, tmp_path / "other" / learnt_dir.name)
+    text = reported(tmp_path / "out.html", learnt_dir, other).text
+    assert f"A {learnt_dir.parent.name}/{learnt_dir.name}" in text
+    assert f"B other/{learnt_dir.name}" in text
 
 
 def test_the_same_settings_are_not_listed(learnt_dir: Path, tmp_path: Path) -> None:

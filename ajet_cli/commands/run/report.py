@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -50,7 +51,10 @@ def report(cli: CliState, *, runs: tuple[Path, ...], out: Path, episodes: int, f
     alone = len(runs) == 1
 
     with new_file(out, replace=force) as file:
-        reports = [_read(cli, run, episodes if alone else 0) for run in runs]
+        reports = [
+            _read(cli, run, name, episodes if alone else 0)
+            for run, name in zip(runs, _names(runs), strict=True)
+        ]
         page = run_page(reports[0]) if alone else comparison_page(reports)
         content = page.encode()
         file.write_bytes(content)
@@ -60,9 +64,20 @@ def report(cli: CliState, *, runs: tuple[Path, ...], out: Path, episodes: int, f
             click.echo(f"{one.name}: {problem}")
 
 
-def _read(cli: CliState, run: Path, episodes: int) -> RunReport:
+def _names(runs: Sequence[Path]) -> list[str]:
+    """Return the last parts of the paths of runs, as many as tell them apart."""
+    parts = [run.absolute().parts for run in runs]
+    names: list[str] = []
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(its[-count:]) for its in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return names
+
+
+def _read(cli: CliState, run: Path, name: str, episodes: int) -> RunReport:
     if not run.exists():
         raise RequestError(f"{run} does not exist, so there is no run to report")
     store = store_of_run(run, cli.settings().store, cli.plugins)
     run_dir = run if run.is_dir() else run.parent
-    return asyncio.run(read_report(store, run_dir, run.absolute().name, episodes))
+    return asyncio.run(read_report(store, run_dir, name, episodes))
