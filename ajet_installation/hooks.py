@@ -272,6 +272,11 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             summary="Let a model write tasks from documents or examples, as rows to train on.",
         ),
         CommandSpec(
+            name="report",
+            target="ajet_cli.commands.run.report:report",
+            summary="Write a run, or a comparison of runs, as one HTML file to hand on.",
+        ),
+        CommandSpec(
             name="difficulty",
             target="ajet_cli.commands.sources.difficulty:difficulty",
             summary="Show how difficult the tasks of a run were over its steps.",

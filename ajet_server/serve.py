@@ -34,6 +34,7 @@ from ajet_installation.settings import ServerSettings, Settings
 from ajet_server.build import build_service, telemetry_of
 from ajet_server.http.app import create_app, create_calls_app
 from ajet_server.http.connection import ConnectionLimits, guarded_protocol
+from ajet_server.observe.provenance import note_provenance
 from ajet_server.processes.desk import GatewayDesk
 from ajet_server.processes.forwarding import Forwarding
 from ajet_server.processes.gateway import GatewayProcess
@@ -219,6 +220,7 @@ async def _serve(
         _publish_tokens(port, tokens)
         pid = os.getpid() if place is None else os.getppid()
         write_whole(note, json.dumps({"url": url, "pid": pid}).encode())
+        note_provenance(settings)
         _log.info("listening on %s, run directory %s", url, server.run_dir.resolve())
 
         def interrupt() -> asyncio.Task[None]:
