@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError as InvalidModelError
 
@@ -124,22 +127,12 @@ def read_ledger(path: Path) -> Iterator[LedgerRow]:
     :raises VersionError: another version of agentjet wrote it.
     """
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if not application and not version:
-                # A leader was killed before it created the table.
-                return
-            if application != _APPLICATION:
-                raise DamagedRecordError(f"{path} is not the ledger of a study.")
-            if version != SCHEMA:
-                raise VersionError(
-                    f"{path} has schema {version}, and this version of agentjet reads schema "
-                    f"{SCHEMA}. Use the version of agentjet that wrote it."
-                )
-            stored = connection.execute(f"SELECT {_COLUMNS} FROM events ORDER BY seq").fetchall()  # noqa: S608 - constant
+        stored = _stored(path, f"{path.resolve().as_uri()}?mode=ro")
     except sqlite3.Error as error:
-        raise DamagedRecordError(f"The ledger {path} cannot be read: {error}") from error
+        # A leader was killed while it wrote a row. Only in a copy may that be undone here.
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+            raise DamagedRecordError(f"The ledger {path} cannot be read: {error}") from error
+        stored = _recovered(path)
     previous = GENESIS
     for number, row in enumerate(stored, 1):
         seq, time, elapsed, kind, body, before, hash_ = row
@@ -158,6 +151,38 @@ def read_ledger(path: Path) -> Iterator[LedgerRow]:
             raise DamagedRecordError(damage.format("its content is not in canonical form"))
         yield LedgerRow(seq, time, elapsed, event, hash_)
         previous = hash_
+
+
+def _stored(path: Path, uri: str) -> list[tuple[Any, ...]]:
+    """Return the rows as they are stored."""
+    with closing(sqlite3.connect(uri, uri=True)) as connection:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if not application and not version:
+            # A leader was killed before it created the table.
+            return []
+        if application != _APPLICATION:
+            raise DamagedRecordError(f"{path} is not the ledger of a study.")
+        if version != SCHEMA:
+            raise VersionError(
+                f"{path} has schema {version}, and this version of agentjet reads schema "
+                f"{SCHEMA}. Use the version of agentjet that wrote it."
+            )
+        return connection.execute(f"SELECT {_COLUMNS} FROM events ORDER BY seq").fetchall()  # noqa: S608 - constant
+
+
+def _recovered(path: Path) -> list[tuple[Any, ...]]:
+    """Return the rows of a copy, in which SQLite undoes the row that was half written."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        shutil.copyfile(path, copy)
+        journal = path.with_name(f"{path.name}-journal")
+        if journal.exists():
+            shutil.copyfile(journal, copy.with_name(journal.name))
+        try:
+            return _stored(path, copy.as_uri())
+        except sqlite3.Error as error:
+            raise DamagedRecordError(f"The ledger {path} cannot be read: {error}") from error
 
 
 def _hash(values: tuple[object, ...]) -> str:

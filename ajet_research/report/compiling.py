@@ -63,7 +63,7 @@ class CompiledReport:
 class _Numbers:
     """The numbers of a document: each is defined once, with its formula and what it comes from."""
 
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, TableRow] = field(default_factory=dict)
 
     def __call__(
         self, id_: str, value: float | None, formula: str, *, of: Cell = (), digits: int = 4
@@ -261,7 +261,7 @@ def _results(report: Document, state: StudyState, numbers: _Numbers) -> None:
         )
 
 
-def _guardrail_rows(state: StudyState, numbers: _Numbers) -> Iterable[Row]:
+def _guardrail_rows(state: StudyState, numbers: _Numbers) -> Iterable[TableRow]:
     for id_, finding in state.verdicts.items():
         for guard in state.registered.outcome.guardrails:
             its = finding.guardrails.get(guard.metric)

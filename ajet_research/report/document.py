@@ -107,7 +107,7 @@ class Document:
         page = "".join(f"<li>{_page(item)}</li>" for item in listed)
         self._html.append(f"<ul>{page}</ul>")
 
-    def table(self, header: Sequence[str], rows: Iterable[Row]) -> None:
+    def table(self, header: Sequence[str], rows: Iterable[TableRow]) -> None:
         """Add a table."""
         lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
         page = "".join(f"<th>{html.escape(Text(name).content)}</th>" for name in header)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
-np = pytest.importorskip("numpy")
-stats = pytest.importorskip("scipy.stats")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from ajet_research.inference import (  # noqa: E402
+from ajet_research.inference import (
     Estimate,
     estimate,
     holds,

@@ -10,9 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("scipy")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

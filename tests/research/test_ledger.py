@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("scipy")
 
 from ajet_core.errors import DamagedRecordError, StoreError, StoreFullError, VersionError
 from ajet_research.events import LeaderStarted, Reserved
@@ -118,6 +118,31 @@ def test_a_full_disk_is_an_error_with_the_way_out_and_appends_nothing(path: Path
         ledger.append(LeaderStarted(host="x" * 10**5, pid=1), time=TIME, elapsed=0.0)
     assert len(ledger.rows) == len(list(read_ledger(path))) == 4
     ledger.close()
+
+
+@pytest.mark.processes
+def test_a_row_that_a_killed_leader_was_writing_is_undone(path: Path) -> None:
+    killed = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("PRAGMA cache_spill = 1")
+connection.execute("BEGIN")
+for seq in range(5, 60):
+    values = (seq, "", 0.0, "lost", "x" * 4000, "", "")
+    connection.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    rows = list(read_ledger(path))
+    subprocess.run([sys.executable, "-c", killed, str(path)], check=False)
+    journal = path.with_name(f"{LEDGER}-journal")
+    left = (path.read_bytes(), journal.read_bytes())
+    assert list(read_ledger(path)) == rows
+    assert (path.read_bytes(), journal.read_bytes()) == left
+    ledger = StudyLedger(path)
+    ledger.append(LeaderStarted(host="here", pid=4), time=TIME, elapsed=0.5)
+    ledger.close()
+    assert len(list(read_ledger(path))) == len(rows) + 1
 
 
 def test_a_ledger_that_another_process_writes_is_an_error(path: Path) -> None:

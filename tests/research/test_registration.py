@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("scipy")
-
 from ajet_core.errors import ConfigError
 from ajet_research.arenas import load_arena
 from ajet_research.arenas.synthetic import SyntheticArena

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("scipy")
-
 from ajet_core.errors import ConfigError
 from ajet_research.study import line_of, parse_study, study_text
 from tests.research.studies import TEXT, study
