@@ -292,6 +292,11 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             summary="Roll out episodes of any program, each in a sandbox.",
         ),
         CommandSpec(
+            name="research",
+            target="ajet_cli.commands.research:research",
+            summary="Run studies: a registered question goes in, a verified report comes out.",
+        ),
+        CommandSpec(
             name="export",
             target="ajet_cli.commands.export:export",
             summary="Write a run's samples as JSON lines or Parquet.",

@@ -34,11 +34,13 @@ ALLOWED: dict[str, set[str]] = {
     "ajet_worlds": {"ajet_core", "ajet_installation", "agentjet"},
     "ajet_exec": {"ajet_core", "ajet_installation", "agentjet"},
     "ajet_sources": {"ajet_core", "ajet_installation", "agentjet"},
+    "ajet_research": {"ajet_core"},
     "ajet_cli": {
         "ajet_core",
         "ajet_installation",
         "agentjet",
         "ajet_exec",
+        "ajet_research",
         "ajet_server",
         "ajet_sources",
     },
