@@ -312,6 +312,16 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             summary="Check that this machine's GPUs serve and train a model.",
         ),
         CommandSpec(
+            name="mcp",
+            target="ajet_cli.commands.assistants.mcp:mcp",
+            summary="Offer the tools of a swarm server to coding assistants, over MCP.",
+        ),
+        CommandSpec(
+            name="assist",
+            target="ajet_cli.commands.assistants.assist:assist",
+            summary="Set up coding assistants to train agents with agentjet.",
+        ),
+        CommandSpec(
             name="plugin",
             target="ajet_cli.commands.plugin:plugin",
             summary="Create, update and check the project of a plugin.",
