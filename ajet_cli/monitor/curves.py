@@ -12,11 +12,11 @@ from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
+from ajet_cli.monitor.filter_field import FilterField
 from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, line
 from ajet_cli.monitor.lines import RowsView, text_of
 from ajet_cli.monitor.plots import plot, sparkline
-from ajet_cli.monitor.prompt import Prompt
-from ajet_cli.monitor.view import ServerView
+from ajet_cli.monitor.view import WatchedView
 from ajet_cli.monitor.watch import ServerWatch
 from ajet_cli.monitor.words import number
 from ajet_server.page.models import StepCurves
@@ -24,7 +24,7 @@ from ajet_server.page.models import StepCurves
 _NAME, _VALUE = 32, 12
 
 
-class CurvesView(ServerView):
+class CurvesView(WatchedView):
     """A list of metrics, and the plot of the one at the cursor."""
 
     BRIEF = True
@@ -38,7 +38,7 @@ class CurvesView(ServerView):
         super().__init__(watch, glyphs)
         self._plot = Static(id="plot", markup=False)
         self._rows: RowsView[str] = RowsView(glyphs, self._row, name="metrics")
-        self._prompt = Prompt()
+        self._prompt = FilterField()
         self._part = ""
 
     def body(self) -> Sequence[Widget]:

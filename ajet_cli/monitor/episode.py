@@ -16,7 +16,7 @@ from ajet_cli.monitor.conversation import conversation_lines
 from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, line, paragraph
 from ajet_cli.monitor.lines import LinesView, RowsView, text_of
 from ajet_cli.monitor.tokens import COLUMNS, Timeline, ViewedCall, ViewedTokens
-from ajet_cli.monitor.view import ServerView
+from ajet_cli.monitor.view import WatchedView
 from ajet_cli.monitor.watch import ServerWatch
 from ajet_cli.monitor.words import MISSING, count, number
 from ajet_server.page.models import Conversation, EpisodeRow
@@ -34,7 +34,7 @@ _CALLS = (
 _MESSAGES, _CALL_LIST, _TOKENS = "messages", "calls", "tokens"
 
 
-class EpisodeView(ServerView):
+class EpisodeView(WatchedView):
     """An episode: its messages first."""
 
     BRIEF = True

@@ -11,10 +11,10 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from ajet_cli.monitor.episode import EpisodeView
+from ajet_cli.monitor.filter_field import FilterField
 from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, line, paragraph
 from ajet_cli.monitor.lines import RowsView
-from ajet_cli.monitor.prompt import Prompt
-from ajet_cli.monitor.view import ServerView
+from ajet_cli.monitor.view import WatchedView
 from ajet_cli.monitor.watch import ServerWatch
 from ajet_cli.monitor.words import MISSING, clock, duration, number
 from ajet_server.page.models import EpisodeRow, EpisodeRows
@@ -47,7 +47,7 @@ _OUTPUTS = (
 )
 
 
-class EpisodesView(ServerView):
+class EpisodesView(WatchedView):
     """The newest episodes, or those of a state, task or step, by reward."""
 
     BRIEF = True
@@ -70,7 +70,7 @@ class EpisodesView(ServerView):
     def __init__(self, watch: ServerWatch, glyphs: Glyphs) -> None:
         super().__init__(watch, glyphs)
         self._rows: RowsView[EpisodeRow] = RowsView(glyphs, self._row, name="episodes")
-        self._prompt = Prompt()
+        self._prompt = FilterField()
         self._order = "newest"
         self._in_state = ""
         self._of_task = ""

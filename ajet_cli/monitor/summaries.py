@@ -15,7 +15,7 @@ from ajet_cli.monitor.episodes import EpisodesView
 from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, line
 from ajet_cli.monitor.lines import LinesView, RowsView, text_of
 from ajet_cli.monitor.overview import away, findings_count, headline, newest, overview_lines
-from ajet_cli.monitor.view import ServerView, View
+from ajet_cli.monitor.view import View, WatchedView
 from ajet_cli.monitor.watch import ServerWatch
 from ajet_cli.monitor.words import number
 from ajet_server.page.models import Overview
@@ -120,7 +120,7 @@ def _short_state(overview: Overview) -> str:
     return f"{status.state.value}, {batch.ready} of {batch.needed} {of}"
 
 
-class OverviewView(ServerView):
+class OverviewView(WatchedView):
     """The overview of a server."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

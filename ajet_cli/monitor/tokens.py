@@ -106,7 +106,7 @@ class ViewedTokens(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class TokenSampling:
     """What a call says of a token that it sampled."""
 
     call: ViewedCall
@@ -199,12 +199,12 @@ class Timeline:
         at = min(at, len(self._nodes) - 1)
         return self._nodes[at], position - self._starts[at]
 
-    def _samplings(self, node: ViewedNode, at: int) -> list[Sampling]:
+    def _samplings(self, node: ViewedNode, at: int) -> list[TokenSampling]:
         samplings = []
         for number_, offset in node.by:
             call, index = self.episode.calls[number_], offset + at
             samplings.append(
-                Sampling(
+                TokenSampling(
                     call,
                     _at(call.logprobs, index),
                     _at(call.trainer, index),
@@ -214,14 +214,14 @@ class Timeline:
         return samplings
 
 
-def mask(samplings: Sequence[Sampling]) -> str:
+def mask(samplings: Sequence[TokenSampling]) -> str:
     """Return whether a token is context, was sampled and not trained, or was trained."""
     if not samplings:
         return "context"
     return "trained" if any(by.call.advantage is not None for by in samplings) else "sampled"
 
 
-def _said(by: Sampling, glyphs: Glyphs) -> str:
+def _said(by: TokenSampling, glyphs: Glyphs) -> str:
     call = by.call
     said = [
         f"call {call.index} of {glyphs.text(call.agent) or 'an unnamed agent'}",

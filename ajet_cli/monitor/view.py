@@ -104,7 +104,7 @@ class View(Screen[None]):
         self.app.push_screen(HelpView(self.glyphs))
 
 
-class ServerView(View):
+class WatchedView(View):
     """A screen about one server.
 
     :cvar BRIEF: whether the sentence is left out, for want of space.

@@ -8,12 +8,12 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
 
-class Prompt(Input):
+class FilterField(Input):
     """A field that is shown only while something is typed. Escape leaves what was chosen before."""
 
     DEFAULT_CSS = """
-    Prompt { border: none; height: 1; padding: 0; display: none; }
-    Prompt:focus { border: none; }
+    FilterField { border: none; height: 1; padding: 0; display: none; }
+    FilterField:focus { border: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "give_up", show=False)]
 
