@@ -10,7 +10,7 @@ from itertools import groupby
 
 from ajet_core.pass_at import mean_pass_at, pass_at_k
 from ajet_core.protocol import Evaluation, EvaluationConfig
-from ajet_core.tracking import evaluation_metrics
+from ajet_loggers.tracking import evaluation_metrics
 from ajet_server.store.evaluation_counts import EvaluationCount
 from ajet_sources.evaluating import interval
 

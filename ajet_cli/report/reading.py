@@ -20,7 +20,7 @@ from ajet_cli.report.survey import EpisodeSurvey
 from ajet_core.errors import AjetError, RequestError
 from ajet_core.interfaces import LoggedRun, RunRecord, SampleStore, StepRecord
 from ajet_core.protocol import Evaluation, EvaluationConfig, FailureConfig, ModelConfig, RunConfig
-from ajet_core.tracking import flat_config
+from ajet_loggers.tracking import flat_config
 from ajet_server.observe.provenance import Provenance, read_provenance
 from ajet_server.page.history import StepTable
 from ajet_server.page.models import StepCurves, StepsQuery

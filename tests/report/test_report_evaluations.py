@@ -6,7 +6,7 @@ import pytest
 
 from ajet_cli.report.evaluations import logged, measured
 from ajet_core.protocol import EvaluationConfig
-from ajet_core.tracking import evaluation_metrics
+from ajet_loggers.tracking import evaluation_metrics
 from ajet_server.store.evaluation_counts import EvaluationCount
 
 
