@@ -9,6 +9,7 @@ from urllib.parse import quote
 from textual import on
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import ContentSwitcher, Static
 
@@ -132,6 +133,11 @@ class EpisodeView(WatchedView):
     def _open_call(self) -> None:
         self._open_timeline(self._calls.cursor)
         self._show(_TOKENS)
+
+    def on_resize(self, event: Resize) -> None:
+        """Wrap what is known about a token for another width."""
+        del event
+        self._draw_details()
 
     @on(RowsView.Moved, "#list")
     def _draw_details(self) -> None:

@@ -12,7 +12,7 @@ from textual.widgets import Input
 
 from ajet_cli.monitor.episode import EpisodeView
 from ajet_cli.monitor.filter_field import FilterField
-from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, line, paragraph
+from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, fit, line, paragraph
 from ajet_cli.monitor.lines import RowsView
 from ajet_cli.monitor.view import WatchedView
 from ajet_cli.monitor.watch import ServerWatch
@@ -59,7 +59,6 @@ class EpisodesView(WatchedView):
         Binding("s", "step", show=False),
     ]
     KEYS = (
-        ("enter", "open"),
         ("o", "order"),
         ("a", "state"),
         ("w", "written"),
@@ -96,7 +95,8 @@ class EpisodesView(WatchedView):
         lines = super().head(width) + paragraph([(", ".join(chosen), "strong")], width, "  ")
         for ending in self._found.endings[:2] if self._found else ():
             text = f"{ending.episodes} end alike, mean reward {number(ending.reward)}: "
-            lines.append(line(f"{text}{self.glyphs.text(ending.text)}"[:width], "dim"))
+            text = fit(f"{text}{self.glyphs.text(ending.text)}", width, self.glyphs)
+            lines.append(line(text, "dim"))
         return [*lines, line(f"  {self._columns(max(1, width - 2)).head()}", "dim")]
 
     def follows(self) -> bool:

@@ -29,10 +29,8 @@ class Glyphs:
     bars: str
     full: str
     empty: str
-    rule: str
     cut: str
     cursor: str
-    dot: str
 
     def text(self, text: str) -> str:
         """Return `text` on one line, with everything escaped that the terminal does not show."""
@@ -53,14 +51,10 @@ UNICODE = Glyphs(
     bars="▁▂▃▄▅▆▇█",
     full="█",
     empty="░",
-    rule="─",
     cut="…",
     cursor="▶",
-    dot="•",
 )
-ASCII = Glyphs(
-    ascii_only=True, bars="_.-=+*%#", full="#", empty=".", rule="-", cut="~", cursor=">", dot="*"
-)
+ASCII = Glyphs(ascii_only=True, bars="_.-=+*%#", full="#", empty=".", cut="~", cursor=">")
 
 
 def line(text: str = "", tone: Tone = "") -> Line:

@@ -41,7 +41,7 @@ def plot(
     cells = [value for value in _cells(values, room) for _ in range(each)]
     known = [value for value in cells if value is not None]
     if not known:
-        return ["no step has this metric"]
+        return ["no step has this metric"[:width]]
     low, high = min(known), max(known)
     parts = len(glyphs.bars)
     # A bar has at least one part, so that the least value can be told from a gap.
@@ -49,7 +49,7 @@ def plot(
     lines = []
     for row in range(rows):
         below = (rows - 1 - row) * parts
-        label = number(high) if row == 0 else number(low) if row == rows - 1 else ""
+        label = _label(high) if row == 0 else _label(low) if row == rows - 1 else ""
         bars = "".join(
             glyphs.bars[min(parts, size - below) - 1] if size > below else " " for size in sizes
         )
@@ -57,7 +57,12 @@ def plot(
     first, last = f"step {steps[0]}", f"{steps[-1]}"
     gap = max(1, len(cells) - len(first) - len(last))
     lines.append(" " * (_LABEL + 1) + first + (" " * gap + last if steps[0] != steps[-1] else ""))
-    return lines
+    return [each[:width] for each in lines]
+
+
+def _label(value: float) -> str:
+    text = number(value)
+    return text if len(text) <= _LABEL else f"{value:.2e}"
 
 
 def _cells(values: Sequence[float | None], width: int) -> list[float | None]:
@@ -67,14 +72,15 @@ def _cells(values: Sequence[float | None], width: int) -> list[float | None]:
     for at in range(count):
         some = values[at * size // count : (at + 1) * size // count]
         known = [value for value in some if value is not None]
-        cells.append(sum(known) / len(known) if known else None)
+        cells.append(sum(value / len(known) for value in known) if known else None)
     return cells
 
 
 def _level(value: float, low: float, high: float, levels: int) -> int:
     """Return which of `levels` a value is in; the middle one if all values are equal."""
-    if high == low:
+    # Divided first, so that no difference overflows.
+    scale = max(abs(low), abs(high)) or 1.0
+    span = high / scale - low / scale
+    if span == 0:
         return (levels - 1) // 2
-    # Divided first, so that the difference of large values does not overflow.
-    share = (value / 2 - low / 2) / (high / 2 - low / 2)
-    return min(levels - 1, int(share * levels))
+    return min(levels - 1, int((value / scale - low / scale) / span * levels))

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from textual import on
 from textual.binding import Binding, BindingType
+from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Static
 
 from ajet_cli.monitor.curves import CurvesView
 from ajet_cli.monitor.episodes import EpisodesView
-from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, line
+from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, fit, line
 from ajet_cli.monitor.lines import LinesView, RowsView, text_of
 from ajet_cli.monitor.overview import away, findings_count, headline, newest, overview_lines
 from ajet_cli.monitor.view import View, WatchedView
@@ -47,9 +48,10 @@ class ServersView(View):
     def head(self, width: int) -> list[Line]:
         """Return how many servers answer, and the titles of the list."""
         answering = sum(watch.overview is not None and not watch.failure for watch in self._watches)
+        answer = f"{answering} of {len(self._watches)} servers answer"
         columns = Columns(_COLUMNS, max(1, width - 2), self.glyphs)
         return [
-            line(f"{answering} of {len(self._watches)} servers answer"[:width], "strong"),
+            line(fit(answer, width, self.glyphs), "strong"),
             line(f"  {columns.head()}", "dim"),
         ]
 
@@ -73,6 +75,11 @@ class ServersView(View):
 
     def _draw_rows(self) -> None:
         self._rows.put(self._watches)
+        self._draw_state()
+
+    def on_resize(self, event: Resize) -> None:
+        """Wrap the state for another width."""
+        del event
         self._draw_state()
 
     @on(RowsView.Moved)

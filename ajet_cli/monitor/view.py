@@ -13,7 +13,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Static
 
-from ajet_cli.monitor.layout import Glyphs, Line, Tone, line, paragraph
+from ajet_cli.monitor.layout import Glyphs, Line, Tone, fit, line, paragraph
 from ajet_cli.monitor.lines import LinesView, text_of
 from ajet_cli.monitor.overview import headline
 from ajet_cli.monitor.watch import ServerWatch, problem
@@ -32,7 +32,7 @@ class View(Screen[None]):
     View Static { height: auto; width: 100%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,backspace,left", "back", show=False),
+        Binding("escape,backspace", "back", show=False),
         Binding("r", "reload", show=False),
         Binding("question_mark", "help", show=False),
     ]
@@ -171,27 +171,23 @@ class WatchedView(View):
 
 
 _HELP = """\
-Keys
-  up, down, page up, page down, home, end    move (also k, j, space, g, G)
-  enter            open what the cursor is on
-  esc              back (also backspace, left)
-  r                ask the server again now
-  ?                this help
-  q                quit (also Ctrl-C)
+up, down, page up, page down, home, end: move (also k, j, space, g, G)
+enter: open what the cursor is on
+esc: back (also backspace)
+r: ask the server at once
+q: quit (also Ctrl-C)
 
-Overview           e episodes, c curves
-Curves             / a part of the name
-Episodes           o order, a state, w what the model wrote, t task, s step
-Episode            m messages, c calls, t tokens; enter on a call shows its tokens
-Tokens             n, p the next and the previous tokens that a call sampled
+Overview  e episodes, c curves
+Curves    / a part of the name
+Episodes  o order, a state, w what the model wrote, t task, s step
+Episode   m messages, c calls, t tokens; enter on a call shows its tokens
+Tokens    n, p the next and the previous tokens that a call sampled
 
-What is shown is what a server said last. The monitor asks again every 5 seconds, less often if many
-pages and monitors ask. A server that does not answer is asked again until it does.
+What is shown is what a server said last. It is asked again every 5 seconds,
+or less often if many ask. The monitor changes nothing.
 
-The monitor changes nothing. It needs a token of the scope view or control.
-
-Characters that a terminal would obey or hide are written as \\u001b. With a mouse, hold Shift to
-select text in most terminals."""
+Characters that a terminal would obey or hide are written as \\u001b.
+With a mouse, hold Shift to select text."""
 
 
 class HelpView(View):
@@ -204,7 +200,7 @@ class HelpView(View):
 
     def head(self, width: int) -> list[Line]:
         """Return the title."""
-        return [line("ajet monitor"[:width], "strong")]
+        return [line(fit("ajet monitor", width, self.glyphs), "strong")]
 
     def server_changed(self, watch: ServerWatch) -> None:
         """Stay as it is."""
@@ -220,8 +216,4 @@ class HelpView(View):
         self.action_back()
 
     def _text(self, width: int) -> list[Line]:
-        return [
-            each
-            for text in _HELP.split("\n")
-            for each in paragraph([(text, "")], width, "  " if text.startswith(" ") else "")
-        ]
+        return [each for text in _HELP.split("\n") for each in paragraph([(text, "")], width)]

@@ -63,8 +63,9 @@ async def test_overview() -> None:
     async with app.run_test(size=SIZE) as pilot:
         await settle(pilot)
         assert_screen(app, "overview")
-        await press(pilot, "end")
-        assert_screen(app, "overview_end")
+        for key in ("end", "G"):
+            await press(pilot, "home", key)
+            assert_screen(app, "overview_end")
 
 
 async def test_overview_in_ascii() -> None:
@@ -253,6 +254,7 @@ async def test_hostile_text_is_shown_as_text(place: str) -> None:
             assert "\\u202e [bold red]x[/bold red] [link=http://x]y[/link]" in text
 
 
+@pytest.mark.slow
 async def test_an_answer_of_two_million_characters_is_paged() -> None:
     messages = copy.deepcopy(MESSAGES)
     content = "\x1b" * 1000 + "word " * 4000
@@ -273,6 +275,7 @@ async def test_an_answer_of_two_million_characters_is_paged() -> None:
         assert "/" in text.splitlines()[-1]
 
 
+@pytest.mark.slow
 async def test_an_episode_of_a_million_tokens_is_drawn_where_it_is_looked_at() -> None:
     page = copy.deepcopy(PAGE)
     page["episodes"][0]["nodes"][0]["ids"] = [4] * 1_000_000
@@ -298,3 +301,32 @@ async def test_another_size_of_the_terminal_keeps_the_cursor_in_sight() -> None:
         await settle(pilot)
         assert chosen in screen_text(app)
         assert max(map(len, screen_text(app).splitlines())) <= 50
+
+
+async def test_a_list_that_could_not_be_read_is_read_again() -> None:
+    busy = {"error": {"type": "internal_error", "message": "the disk is slow"}}
+    server = ScriptedServer(**{"/v1/episodes": httpx.Response(500, json=busy)})
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e")
+        assert "! the disk is slow" in screen_text(app)
+        server.answers["/v1/episodes"] = EPISODES
+        await app.watches[0].refresh()
+        await settle(pilot)
+        assert "task-2" in screen_text(app)
+        assert "the disk is slow" not in screen_text(app)
+
+
+async def test_an_open_episode_is_followed() -> None:
+    messages = {**MESSAGES, "episode": episode(2, state="open")}
+    server = ScriptedServer(**{"/v1/timelines/episode-2/messages": {**messages, "calls": []}})
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "down", "enter")
+        assert "No model call has ended yet." in screen_text(app)
+        server.answers["/v1/timelines/episode-2/messages"] = messages
+        await app.watches[0].refresh()
+        await settle(pilot)
+        assert "Where do you go?" in screen_text(app)

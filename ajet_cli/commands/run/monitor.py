@@ -117,7 +117,9 @@ def split_token(address: str | None) -> tuple[str | None, str | None]:
 
 
 def glyphs_of_terminal() -> Glyphs:
-    """Return what the terminal can show, which is what the locale says."""
+    """Return what the terminal can show, which is what the locale says but on Windows."""
+    if os.name == "nt":
+        return UNICODE
     try:
         encoding = codecs.lookup(locale.getencoding()).name
     except LookupError:
