@@ -366,14 +366,14 @@ class CostSettings(_Section):
         the GPUs that the server sees, by their names, or one ``machine``. Set it if model servers
         run on other machines, or if the server has more GPUs than the run uses.
     :param device_hour: USD per hour of a device, by kind.
-    :param tokens: prices of paid models, by the name that clients report.
+    :param models: prices of paid models, by the name that clients report.
     """
 
     devices: dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict
     )
     device_hour: dict[str, Price] = Field(default_factory=dict)
-    tokens: dict[str, TokenPrice] = Field(default_factory=dict)
+    models: dict[str, TokenPrice] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _prices_are_of_devices(self) -> Self:
@@ -394,7 +394,7 @@ class AlertSettings(_Section):
     :param only_stuck: send only findings without whose solution the run does not continue.
     :param quiet_seconds: a finding counts as new, and is sent again, after it was absent this long.
     :param timeout_seconds: maximum duration of an attempt.
-    :param attempts: maximum number of attempts.
+    :param attempts: maximum number of attempts; the pauses between them grow from 2 s to 5 minutes.
     :param environment: variables that the command gets in addition to ``PATH``, ``HOME``, ``LANG``
         and ``TMPDIR``.
     :param insecure: allow a URL without TLS on another machine.
@@ -406,7 +406,7 @@ class AlertSettings(_Section):
     only_stuck: bool = False
     quiet_seconds: Annotated[float, Field(ge=0)] = 3600.0
     timeout_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
-    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    attempts: Annotated[int, Field(ge=1, le=10)] = 5
     environment: list[str] = Field(default_factory=list)
     insecure: bool = False
 

@@ -792,7 +792,7 @@ class SwarmClient:
         """Report what this program paid to another service, for the costs of the run.
 
         Give either an amount, or a model with its tokens, which the server prices by its setting
-        ``costs.tokens``. Judges report their tokens themselves. Once this returns, the report
+        ``costs.models``. Judges report their tokens themselves. Once this returns, the report
         survives a crash of the server.
 
         :param source: what it was paid for, as the status shows it.

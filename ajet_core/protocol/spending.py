@@ -26,7 +26,7 @@ class SpendingReport(Message):
     """Body of ``POST /v1/spending``: what a client paid for, as an amount or as tokens of a model.
 
     :param report_id: random; the same report again is not counted again.
-    :param model: a paid model, whose tokens the server prices by its setting ``costs.tokens``.
+    :param model: a paid model, whose tokens the server prices by its setting ``costs.models``.
     :param source: what used it, such as ``judge``.
     :param episode_id: the episode it was paid for, if it was one.
     """

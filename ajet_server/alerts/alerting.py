@@ -26,7 +26,7 @@ _log = logging.getLogger("ajet.server")
 
 ALERTS = "alerts.json"
 FAILED = "alert_failed"
-_FIRST_WAIT = 2.0
+_FIRST_WAIT, _LONGEST_WAIT = 2.0, 300.0
 _MOST_WAITING = 64
 
 Send = Callable[[Alert, AlertSettings, Redactor], Awaitable[None]]
@@ -189,7 +189,7 @@ class Alerts:
         problem = ""
         for attempt in range(recipient.settings.attempts):
             if attempt:
-                await self._sleep(_FIRST_WAIT * 4 ** (attempt - 1))
+                await self._sleep(min(_FIRST_WAIT * 4 ** (attempt - 1), _LONGEST_WAIT))
             try:
                 await self._sending(alert, recipient.settings, self._redact)
             except AlertFailedError as error:

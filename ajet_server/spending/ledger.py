@@ -184,7 +184,7 @@ class SpendingLedger:
     def _readable(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError, ValueError) as error:
+        except (sqlite3.Error, OSError, TypeError, ValueError) as error:
             raise StoreError(
                 f"cannot use {self._path}, the record of what the run has spent ({error}): restore "
                 "it from a backup, or move it away to count from zero"
@@ -206,7 +206,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def _read(connection: sqlite3.Connection) -> Entries:
     entries = Entries()
     for phase, device, seconds in connection.execute("SELECT phase, device, seconds FROM time"):
-        entries.seconds[phase, device] = seconds
+        entries.seconds[phase, device] = float(seconds)
     # Whole dollars and the rest are summed separately, so that no sum overflows.
     sums = f"""
         SELECT source, model, SUM(nano_usd / {NANO}), SUM(nano_usd % {NANO}),
@@ -214,8 +214,8 @@ def _read(connection: sqlite3.Connection) -> Entries:
         FROM reports GROUP BY source, model
     """  # noqa: S608
     for source, model, dollars, rest, *tokens in connection.execute(sums):
-        nano = (dollars or 0) * NANO + (rest or 0)
-        entries.paid[source, model] = Paid(nano, *tokens)
+        nano = int(dollars or 0) * NANO + int(rest or 0)
+        entries.paid[source, model] = Paid(nano, *map(int, tokens))
     chosen = connection.execute("SELECT configured, chosen FROM budget").fetchone()
     if chosen is not None:
         configured, instead = map(BudgetConfig.model_validate_json, chosen)

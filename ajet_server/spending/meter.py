@@ -80,6 +80,7 @@ class SpendingMeter:
         if not self._devices:
             self._devices = await asyncio.to_thread(seen_devices)
         self._phase, self._since = self._phase_now(), self._clock()
+        self._working_at_step = self._working_seconds
 
     async def close(self) -> None:
         """Write the time until now, and close the record."""
@@ -233,8 +234,8 @@ class SpendingMeter:
             for kind in self._devices
             if kind not in self._costs.device_hour
         ]
-        models = {model for (_, model) in self._paid if model and model not in self._costs.tokens}
-        return kinds + [f"the model {model!r} (setting costs.tokens)" for model in sorted(models)]
+        models = {model for (_, model) in self._paid if model and model not in self._costs.models}
+        return kinds + [f"the model {model!r} (setting costs.models)" for model in sorted(models)]
 
     def _active_hours(self) -> float:
         return (
@@ -262,7 +263,7 @@ class SpendingMeter:
         """Return the cost of reports; None if their model has no price."""
         if not model:
             return paid.nano_usd / NANO
-        price = self._costs.tokens.get(model)
+        price = self._costs.models.get(model)
         if price is None:
             return None
         return (paid.input_tokens * price.input + paid.output_tokens * price.output) / _MILLION

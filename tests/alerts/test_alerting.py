@@ -33,7 +33,7 @@ class Bench:
 
     run_dir: Path
     recipient: AlertSettings = field(
-        default_factory=lambda: AlertSettings(command=["notify"], quiet_seconds=QUIET)
+        default_factory=lambda: AlertSettings(command=["notify"], quiet_seconds=QUIET, attempts=3)
     )
     now: float = 0.0
     problems: list[str] = field(default_factory=list)
@@ -314,6 +314,25 @@ def test_bad_settings_are_refused_without_the_url(values: dict[str, Any], proble
     with pytest.raises(ValueError, match=problem) as raised:
         Settings(alerts=[values])
     assert "SECRET" not in str(raised.value)
+
+
+async def test_pauses_between_attempts_grow_to_a_limit(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, AlertSettings(command=["notify"], attempts=7))
+    await bench.alerts.open()
+    bench.problems = ["HTTP 500"] * 7
+    await bench.look(finding("kl"))
+    assert bench.waits == [2.0, 8.0, 32.0, 128.0, 300.0, 300.0]
+    await bench.alerts.close()
+
+
+def test_the_command_that_shows_settings_masks_the_url() -> None:
+    settings = Settings(
+        alerts=[{"url": "https://hooks.example/SECRETPART"}],
+        costs={"models": {"m": {"input": 1.0, "output": 2.0}}},
+    )
+    shown = {origin.key: origin.value for origin in settings.explain()}
+    assert "SECRET" not in str(shown["alerts"])
+    assert shown["costs.models.m.input"] == 1.0
 
 
 def test_loopback_needs_no_tls() -> None:

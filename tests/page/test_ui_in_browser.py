@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from ajet_testing.servers import Running, ServerFactory, new_token
+from agentjet.client import AsyncSwarmClient
+from ajet_testing.servers import TOKENS, Running, ServerFactory, new_token
 from tests.page.test_page_routes import HOSTILE
 from tests.support.browser import headless_browser
 
@@ -84,6 +85,18 @@ async def test_the_overview_has_a_sentence_and_curves(open_page: Open) -> None:
     assert "is filling the batch of step 2" in await page.inner_text("#sentence")
     assert "reward_mean" in await page.inner_text("figure[data-metrics^=reward_mean]")
     assert await page.get_attribute(".plot", "aria-label")
+
+
+async def test_time_and_money_are_shown(open_page: Open, listening: Running) -> None:
+    async with AsyncSwarmClient(listening.url, TOKENS.control) as client:
+        await client.report_spending(1.5, source=HOSTILE)
+        await client.set_budget(usd=4.0)
+    page = await open_page()
+    await page.wait_for_selector("p.left")
+    assert "cost 1.50 USD · budget 4.00 USD" in await page.inner_text("p.left")
+    shown = page.locator("section", has_text="Time and money")
+    assert "device-hours" in await shown.inner_text()
+    assert await shown.locator("img").count() == 0
 
 
 async def test_a_new_step_appears(open_page: Open, listening: Running) -> None:

@@ -37,6 +37,7 @@ _OPENED_BY = {
     "GET /v1/joint": {"client", "control"},
     "POST /v1/joint/outcomes": {"client", "view", "control"},
     "POST /v1/heartbeats": {"client", "control"},
+    "POST /v1/spending": {"client", "control"},
     "GET /v1/pace": {"client", "control"},
     "POST /v1/groups": {"client", "control"},
     "GET /v1/run": {"client", "view", "control"},

@@ -18,7 +18,7 @@ from tests.support.served_processes import call, serving, start_run
 COSTS: dict[str, Any] = {
     "devices": {"h100": 2},
     "device_hour": {"h100": 3.0},
-    "tokens": {"judge-1": {"input": 2.0, "output": 10.0}},
+    "models": {"judge-1": {"input": 2.0, "output": 10.0}},
 }
 AN_ID = "0" * 32
 

@@ -20,9 +20,9 @@ const CHARTS = [
 ];
 
 export async function overviewView(place, app) {
-  const [action, news, progress, spent, measured, failed, working] = Array.from({ length: 7 }, () => make("div"));
+  const [action, news, progress, rest, measured, failed, spent, working] = Array.from({ length: 8 }, () => make("div"));
   const curves = make("section", { class: "charts", "aria-label": "Curves" });
-  place.append(action, news, progress, spent, curves, measured, failed, working);
+  place.append(action, news, progress, rest, curves, measured, failed, spent, working);
   let drawn = "";
   let wanted = "";
   const update = async () => {
@@ -32,7 +32,8 @@ export async function overviewView(place, app) {
     renew(action, [state, overview.status.paused], () => controls(app));
     renew(news, [found, lastStep, state], () => findings(overview));
     renew(progress, [filling, mixture, trained, overview.seconds_per_step, Math.floor(overview.status.uptime_seconds / 60)], () => batch(overview));
-    renew(spent, overview.status.spending, () => spending(overview));
+    renew(rest, overview.status.spending, () => left(overview));
+    renew(spent, overview.status.spending, () => costs(overview));
     const { evaluations: evaluated, counters, quarantined } = overview.status;
     renew(measured, evaluated, () => evaluations(overview));
     renew(failed, [Object.entries(counters).filter(([name]) => name.startsWith("aborted_")), quarantined], () => failures(overview));
@@ -149,31 +150,37 @@ function batch({ status, seconds_per_step: pace }) {
   return make("div", { class: "batch" }, make("div", {}, ...parts), make("p", { class: "dim" }, facts.filter(Boolean).join(" · ")));
 }
 
-function spending({ status }) {
-  const { spending: sums } = status;
-  if (!sums || Object.keys(sums.seconds).length === 0) return make("div");
-  const usd = (value) => (value === null ? "no price" : `${value.toFixed(2)} USD`);
-  const left = sums.time_left;
-  const { usd: mostUsd, hours: mostHours } = sums.budget;
+function left({ status }) {
+  const { spending } = status;
+  if (!spending || Object.keys(spending.seconds).length === 0) return make("div");
+  const { time_left: time, budget } = spending;
+  const between = time && time.low !== null ? ` (90 %: ${duration(time.low)} to ${duration(time.high)})` : "";
   const facts = [
-    left?.steps ? `${duration(left.seconds)} left for ${number(left.steps)} steps${left.low === null ? "" : ` (90 %: ${duration(left.low)} to ${duration(left.high)})`}` : null,
-    sums.device_usd === null && sums.paid.length === 0 ? "no prices are set" : `cost ${usd(sums.usd)}${mostUsd === null ? "" : ` of ${number(mostUsd)}`}`,
-    mostHours === null ? null : `${number(sums.active_hours)} of ${number(mostHours)} hours`,
+    time?.steps ? `${duration(time.seconds)} left for ${number(time.steps)} steps${between}` : null,
+    spending.device_usd === null && spending.paid.length === 0 ? null : `cost ${usd(spending.usd)}`,
+    budget.usd === null ? null : `budget ${usd(budget.usd)}`,
+    budget.hours === null ? null : `${number(spending.active_hours)} of ${number(budget.hours)} hours`,
   ];
-  const held = Object.entries(sums.devices).map(([kind, count]) => `${count} ${kind}`);
+  return make("p", { class: "dim left" }, facts.filter(Boolean).join(" · "));
+}
+
+function costs({ status }) {
+  const { spending } = status;
+  if (!spending || Object.keys(spending.seconds).length === 0) return make("div");
+  const held = Object.entries(spending.devices).map(([kind, count]) => `${count} ${kind}`);
+  const price = spending.device_usd === null ? "which have no price" : usd(spending.device_usd);
   return section(
     "Time and money",
-    make("p", {}, facts.filter(Boolean).join(" · ")),
     table(
-      `Time by phase, with ${held.join(", ")}`,
+      `Time by phase, with ${held.join(", ")}: ${price}`,
       [
         ["phase", ([phase]) => phase],
         ["time", ([, seconds]) => duration(seconds), true],
-        ["device-hours", ([phase]) => number(sums.device_hours[phase]), true],
+        ["device-hours", ([phase]) => number(spending.device_hours[phase]), true],
       ],
-      Object.entries(sums.seconds),
+      Object.entries(spending.seconds),
     ),
-    sums.paid.length > 0 &&
+    spending.paid.length > 0 &&
       table(
         "Paid to other services",
         [
@@ -182,9 +189,13 @@ function spending({ status }) {
           ["tokens", (row) => (row.model ? number(row.input_tokens + row.output_tokens) : "-"), true],
           ["cost", (row) => usd(row.usd), true],
         ],
-        sums.paid,
+        spending.paid,
       ),
   );
+}
+
+function usd(value) {
+  return value === null ? "no price" : `${value.toFixed(2)} USD`;
 }
 
 function evaluations({ status }) {
