@@ -141,7 +141,7 @@ class CallSpan:
         )
 
 
-_UNREAD = (("gen_ai.operation.name", "chat"), PROVIDER)
+_UNREAD: Attributes = (("gen_ai.operation.name", "chat"), PROVIDER)
 
 
 @functools.lru_cache(maxsize=256)

@@ -88,7 +88,7 @@ async def test_a_rollout_is_part_of_the_trace_of_its_episode(
     )
     assert (chat.trace_id, chat.parent_span_id) == (mine.trace_id, mine.span_id)
     # The program's own trace refers to that of the episode, and the other way round.
-    outer = ids(around)  # type: ignore[arg-type]
+    outer = ids(around)
     assert [link.context.span_id for link in rollout.links] == [around.get_span_context().span_id]
     assert (claim.trace_id, claim.parent_span_id) == (outer.trace_id, outer.span_id)
     assert [link.trace_id for link in claim.links] == [episode.trace_id]

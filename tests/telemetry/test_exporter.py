@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -88,6 +89,9 @@ class Failing(httpx.BaseTransport):
         self.statuses = list(statuses)
         self.requests = 0
 
+    def has_had(self, requests: int) -> bool:
+        return self.requests >= requests
+
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         self.requests += 1
         status = self.statuses.pop(0) if self.statuses else 200
@@ -138,7 +142,7 @@ def test_failures_are_reported_once_and_so_is_their_end(
     exporter.open()
     for wanted in (5, 6, 7, 8):
         exporter.put_span(span("one"))
-        wait_until(lambda wanted=wanted: transport.requests >= wanted)
+        wait_until(partial(transport.has_had, wanted))
     exporter.close(10)
     messages = [one.message for one in caplog.records if one.name == "ajet.telemetry"]
     assert len(messages) == 2
