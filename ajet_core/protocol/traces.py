@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TRACE_HEADER = "traceparent"
 _PARENT = re.compile(
@@ -12,8 +12,7 @@ _PARENT = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TraceParent:
+class TraceParent(NamedTuple):
     """A span that others refer to; `str` is the value of the header.
 
     :param trace_id: [16] bytes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable
 from contextvars import Token
@@ -11,7 +12,7 @@ from typing import Any, Self
 from ajet_core.protocol import TraceParent
 from ajet_core.timeline import Call, MessageText
 from ajet_server.gateway.formats.request import ModelRequest
-from ajet_server.telemetry.spans import CURRENT, SERVER, Attribute, SpanData, error_kind
+from ajet_server.telemetry.spans import CURRENT, SERVER, Attribute, Attributes, SpanData, error_kind
 
 PROVIDER = ("gen_ai.provider.name", "agentjet")
 
@@ -94,38 +95,33 @@ class CallSpan:
     def data(self) -> SpanData:
         """Return the finished span."""
         request, calls = self.request, self.calls
-        operation = "chat" if request is None or request.prompt is None else "text_completion"
-        fixed: list[tuple[str, Attribute]] = [("gen_ai.operation.name", operation), PROVIDER]
+        name, fixed = "chat", _UNREAD
         more: list[tuple[str, Attribute]] = [("gen_ai.conversation.id", self._episode_id)]
-        name = operation
         if request is not None:
-            asked = request.model or self.model
-            name = f"{operation} {asked}"
-            fixed += [
-                ("gen_ai.request.model", asked),
-                ("gen_ai.response.model", self.model),
-                ("gen_ai.request.temperature", float(request.temperature)),
-                ("gen_ai.request.top_p", float(request.top_p)),
-            ]
-            if request.stream:
-                fixed.append(("gen_ai.request.stream", True))
-            if request.n != 1:
-                fixed.append(("gen_ai.request.choice.count", request.n))
-            if request.max_tokens is not None:
-                fixed.append(("gen_ai.request.max_tokens", request.max_tokens))
+            versions = calls[-1].policy_versions if calls else None
+            name, fixed = _shared(
+                "chat" if request.prompt is None else "text_completion",
+                request.model or self.model,
+                self.model,
+                request.temperature,
+                request.top_p,
+                request.max_tokens,
+                request.n,
+                request.stream,
+                self.agent,
+                tuple([call.finish_reason for call in calls]),
+                versions[-1] if versions else None,
+            )
             if request.seed is not None:
                 more.append(("gen_ai.request.seed", request.seed))
-        if self.agent:
-            fixed.append(("gen_ai.agent.name", self.agent))
         if calls:
-            fixed.append(("gen_ai.response.finish_reasons", tuple(c.finish_reason for c in calls)))
-            more += [
-                ("gen_ai.response.id", calls[0].call_id),
-                ("gen_ai.usage.input_tokens", calls[0].prompt_length),
-                ("gen_ai.usage.output_tokens", sum(len(c.sampled_ids) for c in calls)),
-            ]
-            if versions := calls[-1].policy_versions:
-                fixed.append(("ajet.policy_version", versions[-1]))
+            first = calls[0]
+            output = sum([len(call.sampled_ids) for call in calls])
+            more += (
+                ("gen_ai.response.id", first.call_id),
+                ("gen_ai.usage.input_tokens", first.prompt_length),
+                ("gen_ai.usage.output_tokens", output),
+            )
             if self._content:
                 more += _content(calls)
         if self._first:
@@ -138,11 +134,52 @@ class CallSpan:
             self._parent,
             self._started,
             self._ended,
-            tuple(fixed),
+            fixed,
             tuple(more),
             () if self._link is None else (self._link,),
             error=self._error,
         )
+
+
+_UNREAD: Attributes = (("gen_ai.operation.name", "chat"), PROVIDER)
+
+
+@functools.lru_cache(maxsize=256)
+def _shared(  # noqa: PLR0917 - a cache compares positional arguments faster
+    operation: str,
+    asked: str,
+    model: str,
+    temperature: float,
+    top_p: float,
+    max_tokens: int | None,
+    count: int,
+    stream: bool,
+    agent: str,
+    reasons: tuple[str, ...],
+    version: int | None,
+) -> tuple[str, Attributes]:
+    """Return the name and the attributes that the spans of many calls share."""
+    fixed: list[tuple[str, Attribute]] = [
+        ("gen_ai.operation.name", operation),
+        PROVIDER,
+        ("gen_ai.request.model", asked),
+        ("gen_ai.response.model", model),
+        ("gen_ai.request.temperature", float(temperature)),
+        ("gen_ai.request.top_p", float(top_p)),
+    ]
+    if max_tokens is not None:
+        fixed.append(("gen_ai.request.max_tokens", max_tokens))
+    if count != 1:
+        fixed.append(("gen_ai.request.choice.count", count))
+    if stream:
+        fixed.append(("gen_ai.request.stream", stream))
+    if agent:
+        fixed.append(("gen_ai.agent.name", agent))
+    if reasons:
+        fixed.append(("gen_ai.response.finish_reasons", reasons))
+    if version is not None:
+        fixed.append(("ajet.policy_version", version))
+    return f"{operation} {asked}", tuple(fixed)
 
 
 def _content(calls: list[Call]) -> Iterable[tuple[str, Attribute]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextvars
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ajet_core.errors import AjetError
 from ajet_core.protocol import TraceParent
@@ -24,8 +23,7 @@ CURRENT: contextvars.ContextVar[TraceParent | None] = contextvars.ContextVar(
 """The span that the current task works for, to which its log records belong."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpanEvent:
+class SpanEvent(NamedTuple):
     """Something that happened at a time.
 
     :param at: Unix time in nanoseconds.
@@ -36,8 +34,7 @@ class SpanEvent:
     attributes: Attributes
 
 
-@dataclass(frozen=True, slots=True)
-class SpanData:
+class SpanData(NamedTuple):
     """A finished span.
 
     :param kind: `INTERNAL` or `SERVER`.

@@ -146,7 +146,7 @@ def collecting(target: str, log: Path) -> Iterator[str]:
     rotel = pytest.importorskip("rotel", reason="the collector is not installed")
     program = Path(rotel.__file__).with_name("rotel-agent")
     grpc, http = unused_port(), unused_port()
-    command = [
+    command: list[str | Path] = [
         *(program, "start", "--exporter", "otlp"),
         *("--otlp-grpc-endpoint", f"127.0.0.1:{grpc}"),
         *("--otlp-http-endpoint", f"127.0.0.1:{http}"),

@@ -17,8 +17,8 @@ from ajet_server.telemetry.spans import is_chosen
 ON = TelemetrySettings(enabled=True)
 
 
-def terms(settings: TelemetrySettings = ON, **env: str) -> ExportTerms:
-    return read_terms(settings, "server", env)
+def terms(**env: str) -> ExportTerms:
+    return read_terms(ON, "server", env)
 
 
 def urls(found: ExportTerms) -> list[str]:
@@ -45,7 +45,7 @@ def test_the_endpoint_of_the_settings_comes_before_that_of_the_environment() -> 
         "https://two:1/base/v1/logs",
     ]
     settings = TelemetrySettings(enabled=True, endpoint="http://one:1/")
-    assert urls(terms(settings, **variables))[0] == "http://one:1/v1/traces"
+    assert urls(read_terms(settings, "server", variables))[0] == "http://one:1/v1/traces"
 
 
 def test_headers_come_from_the_environment() -> None:
@@ -73,7 +73,8 @@ def test_signals_can_be_turned_off() -> None:
     ids=["ratio", "off", "no-sampler", "setting"],
 )
 def test_the_share_of_episodes(setting: float | None, env: dict[str, str], ratio: float) -> None:
-    assert terms(TelemetrySettings(enabled=True, sample_ratio=setting), **env).ratio == ratio
+    settings = TelemetrySettings(enabled=True, sample_ratio=setting)
+    assert read_terms(settings, "server", env).ratio == ratio
 
 
 def test_the_resource() -> None:

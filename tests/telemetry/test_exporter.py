@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -32,9 +33,9 @@ def terms(url: str, **env: str) -> ExportTerms:
     return read_terms(TelemetrySettings(enabled=True, endpoint=url), "server", env)
 
 
-def span(name: str, **changes: object) -> SpanData:
+def span(name: str, **changes: Any) -> SpanData:
     context = TraceParent(b"1" * 16, b"2" * 8)
-    return replace(SpanData(name, INTERNAL, context, b"", 1, 2), **changes)  # type: ignore[arg-type]
+    return SpanData(name, INTERNAL, context, b"", 1, 2, **changes)
 
 
 def test_headers_and_compression_are_those_of_the_environment(
@@ -88,6 +89,9 @@ class Failing(httpx.BaseTransport):
         self.statuses = list(statuses)
         self.requests = 0
 
+    def has_had(self, requests: int) -> bool:
+        return self.requests >= requests
+
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         self.requests += 1
         status = self.statuses.pop(0) if self.statuses else 200
@@ -138,7 +142,7 @@ def test_failures_are_reported_once_and_so_is_their_end(
     exporter.open()
     for wanted in (5, 6, 7, 8):
         exporter.put_span(span("one"))
-        wait_until(lambda wanted=wanted: transport.requests >= wanted)
+        wait_until(partial(transport.has_had, wanted))
     exporter.close(10)
     messages = [one.message for one in caplog.records if one.name == "ajet.telemetry"]
     assert len(messages) == 2
@@ -196,6 +200,20 @@ def test_attributes_of_each_type_arrive(receiver: tuple[str, Received]) -> None:
     all_of_them = {**wanted, "half": "a?", "list": ["a", "b"], "empty": []}
     assert attributes(two) == all_of_them
     assert attributes(one) == {**all_of_them, "more": 1, "error.type": "broken"}
+
+
+def test_spans_of_one_shape_keep_their_own_values(receiver: tuple[str, Received]) -> None:
+    url, received = receiver
+    exporter = Exporter(terms(url))
+    for number in range(3):
+        mine = (("number", number), ("text", f"{number}"), ("list", (f"{number}",)))
+        exporter.put_span(span("shape", attributes=mine, fixed=(("same", 1),)))
+    exporter.open()
+    exporter.close(10)
+    assert [attributes(one) for one in received.named("shape")] == [
+        {"number": number, "text": f"{number}", "list": [f"{number}"], "same": 1}
+        for number in range(3)
+    ]
 
 
 def test_histograms_and_counters_of_an_engine_keep_their_meaning(

@@ -203,7 +203,7 @@ async def test_episodes_outside_the_sample_are_not_exported(
 async def test_metrics_are_those_of_prometheus(traced: tuple[Running, Received]) -> None:
     server, received = traced
     await server.batch()
-    server.service.telemetry.status(  # type: ignore[union-attr]
+    server.service.telemetry.status(
         await server.service.status(), await server.service.engine_metrics()
     )
     text = (await server.http.get("/metrics", headers=CONTROL)).text
