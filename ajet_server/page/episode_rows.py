@@ -38,12 +38,12 @@ async def episode_rows(
     """
     chosen: list[EpisodeRecord] = []
     if query.order == "newest":
-        async for record in _selected(store, history, query):
+        async for record in selected_episodes(store, history, query):
             chosen.append(record)
             if len(chosen) > query.limit:
                 break
     else:
-        everything = [record async for record in _selected(store, history, query)]
+        everything = [record async for record in selected_episodes(store, history, query)]
         sign = -1.0 if query.order == "highest" else 1.0
         chosen = heapq.nsmallest(query.limit + 1, everything, key=lambda one: _place(one, sign))
     more = len(chosen) > query.limit
@@ -68,9 +68,10 @@ def _described(
     return [episode_row(one, episode_output(calls[one.episode_id], loaded)) for one in records]
 
 
-async def _selected(
+async def selected_episodes(
     store: RunStore, history: StepHistory, query: EpisodesQuery
 ) -> AsyncIterator[EpisodeRecord]:
+    """Yield the episodes that a query selects, of the newest 20,000 or of its step."""
     if query.step is not None:
         for episode_id in await history.episodes_of(query.step):
             with contextlib.suppress(DamagedRecordError):
