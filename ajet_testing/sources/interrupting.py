@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ __all__ = ["assert_evaluations_continue", "processes_with"]
 _SAMPLES = 2
 _FEW = 3
 """So many calls are answered before each interruption."""
-_SECONDS = 120.0
+_SECONDS = 600.0
 """Longest wait for a program that was interrupted, and for the processes of one that was killed."""
 
 
@@ -30,18 +30,15 @@ def assert_evaluations_continue(
     source: str,
     directory: Path,
     answer: Callable[[EndpointCall], str | int | Mapping[str, Any]],
-    *,
-    check: Sequence[str] = (),
 ) -> None:
     """Check and evaluate a source; interrupt the latter as Ctrl-C does, then kill it, and resume.
 
-    In the end each task has each sample once, all with a reward, no process is left, and what the
-    interrupted program said is one line at most.
+    The check must find no fault. In the end each task has each sample once, all with a reward, no
+    process is left, and what the interrupted program said is one line at most.
 
-    :param source: as it follows ``ajet eval``; it needs eight tasks or more in its last split.
+    :param source: as it follows ``ajet eval``; it needs four tasks or more in its last split.
     :param directory: where the commands run, with the files of the source.
     :param answer: the model's answers.
-    :param check: options of ``ajet check``, which must find no fault.
     """
     mark, held = secrets.token_hex(8), threading.Event()
     held.set()
@@ -54,11 +51,13 @@ def assert_evaluations_continue(
     most = [sys.maxsize]
     with PlainEndpoint(answered) as endpoint:
         program = _Program(directory, mark)
-        code, out, errors = program.ended(program.start("check", source, *check))
+        code, out, errors = program.ended(program.start("check", source))
         assert code == 0, out + errors
-        options = ("--model", "m", "--base-url", endpoint.base_url, "--api-key", "k")
-        evaluate = ("eval", source, *options, "--samples", str(_SAMPLES), "--concurrency", "4")
-        evaluate += ("--out", "episodes.jsonl", "--json")
+        evaluate = (
+            *("eval", source, "--model", "m", "--base-url", endpoint.base_url, "--api-key", "k"),
+            *("--samples", str(_SAMPLES), "--concurrency", "4", "--out", "episodes.jsonl"),
+            "--json",
+        )
         for kind, resume in ((signal.SIGINT, ()), (signal.SIGKILL, ("--resume",))):
             most[0] = len(endpoint.calls) + _FEW + 1
             held.clear()

@@ -47,7 +47,7 @@ class Walk(gymnasium.Env[str, str]):
         return self.walk.observation(), {}
 
     def step(self, action: str) -> Any:
-        call = _CALL.search(action)
+        call = _CALL.fullmatch(action.strip())
         if call is None:
             self.walk.reject()
         said = "" if call is None else self.walk.call(call[1], call[2])
