@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from ajet_research.arenas.worlds import CATALOGUE
 from ajet_research.leader import run_study
@@ -22,7 +23,7 @@ from ajet_research.study import (
 )
 
 PAGE = (Path(__file__).parents[2] / "docs" / "research.md").read_text(encoding="utf-8")
-PARTS = {
+PARTS: dict[str, type[BaseModel]] = {
     "topic": Topic,
     "base": Base,
     "outcome": Measure,
