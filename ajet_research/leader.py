@@ -11,14 +11,14 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 import ajet_core
-from ajet_core.errors import BusyError, ConfigError, StoreFullError
+from ajet_core.errors import BusyError, ConfigError, StoreError, StoreFullError
 from ajet_core.files import lock_file, write_whole
 from ajet_research.actions import Action, Await, GiveUp, Proceed, Reserve, Stop, actions
 from ajet_research.analysis import analyse, decision, final_verdicts
@@ -310,34 +310,35 @@ def run_study(
     :raises ConfigError: the study is invalid or refused, or is not the one that is registered.
     :raises BusyError: another leader has the directory.
     :raises DamagedRecordError: the ledger is damaged; nothing was changed.
+    :raises StoreError: the directory cannot be written.
     """
-    clock = clock or MachineClock()
     path = directory / LEDGER
     registered = fold(read_ledger(path)) if path.exists() else StudyState()
+    registration = None
     if registered.study is None:
         text = study_text(source)
         registration = register(parse_study(text, str(source)), source.resolve().parent)
-        directory.mkdir(parents=True, exist_ok=True)
-    elif source.exists() and source.is_file():
+    elif source.is_file():
         _check_same(parse_study(study_text(source), str(source)), registered, source)
     if registered.reported is not None:
         return registered
-    with held(directory):
-        ledger = StudyLedger(path)
-        try:
-            if not ledger.rows:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with held(directory), closing(StudyLedger(path)) as ledger:
+            clock = clock or MachineClock()
+            if registration is not None and not ledger.rows:
                 name = "study.json" if source.suffix == ".json" else "study.toml"
                 write_whole(directory / name, text.encode(), mode=0o644)
-                ledger.append(
-                    registered_event(registration),
-                    time=clock.now().isoformat(timespec="seconds"),
-                    elapsed=0.0,
-                )
+                now = clock.now().isoformat(timespec="seconds")
+                ledger.append(registered_event(registration), time=now, elapsed=0.0)
             study = fold(ledger.rows).registered
             its = runner(directory / TRIALS, load_arena(study.base.arena))
             return StudyLeader(ledger, its, directory, clock, parallel, on_event).lead()
-        finally:
-            ledger.close()
+    except OSError as error:
+        raise StoreError(
+            f"Cannot write in {directory}: {error.strerror}. Run the same command again once this "
+            "is possible."
+        ) from error
 
 
 def _check_same(study: Study, registered: StudyState, source: Path) -> None:

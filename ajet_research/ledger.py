@@ -60,6 +60,7 @@ class StudyLedger:
     :param path: the file; it is created if it does not exist. None keeps the rows in memory.
     :raises DamagedRecordError: a row is damaged, or not in its place. Nothing is changed.
     :raises VersionError: another version of agentjet wrote it.
+    :raises StoreError: it cannot be opened for writing.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -67,10 +68,13 @@ class StudyLedger:
         present = path is not None and path.exists()
         self.rows: list[LedgerRow] = list(read_ledger(path)) if path and present else []
         # WAL would leave two more files to copy; rows are few.
-        self._connection = sqlite3.connect(path or ":memory:", isolation_level=None)
-        self._connection.execute("PRAGMA synchronous = FULL")
-        if not present or not self._version():
-            self._guarded(f"BEGIN; {_CREATE} COMMIT;")
+        try:
+            self._connection = sqlite3.connect(path or ":memory:", isolation_level=None)
+            self._connection.execute("PRAGMA synchronous = FULL")
+            if not present or not self._version():
+                self._connection.executescript(f"BEGIN; {_CREATE} COMMIT;")
+        except sqlite3.Error as error:
+            raise self._error(error) from error
 
     def _version(self) -> int:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -100,12 +104,6 @@ class StudyLedger:
             raise self._error(error) from error
         self.rows.append(row)
         return row
-
-    def _guarded(self, script: str) -> None:
-        try:
-            self._connection.executescript(script)
-        except sqlite3.Error as error:
-            raise self._error(error) from error
 
     def _error(self, error: sqlite3.Error) -> StoreError:
         if error.sqlite_errorcode == sqlite3.SQLITE_FULL:

@@ -51,9 +51,12 @@ def replicate_study(
     study = state.registered
     inference = study.inference.model_copy(update={"first_seed": study.seeds.stop})
     fresh = study.model_copy(update={"inference": inference})
-    target.mkdir(parents=True, exist_ok=True)
     source = target / _SOURCE
-    content = canonical(fresh.model_dump(mode="json", by_alias=True))
-    write_whole(source, content.encode(), mode=0o644)
+    if not (target / LEDGER).exists():
+        target.mkdir(parents=True, exist_ok=True)
+        content = canonical(fresh.model_dump(mode="json", by_alias=True))
+        write_whole(source, content.encode(), mode=0o644)
+    elif fold(read_ledger(target / LEDGER)).digest != fresh.digest():
+        raise ConfigError(f"{target} has another study. Choose another directory with --dir.")
     again = run_study(source, target, parallel=parallel, on_event=on_event)
     return Replication(final_verdicts(state), final_verdicts(again))

@@ -17,7 +17,7 @@ from pydantic import ValidationError as InvalidModelError
 
 from ajet_core.errors import AjetError, ConfigError
 from ajet_core.files import lock_file, write_whole
-from ajet_research.arenas import Arena, TrialBlueprint, TrialEvidence
+from ajet_research.arenas import Arena, TrialBlueprint, TrialEvidence, read_evidence
 from ajet_research.study import canonical
 from ajet_research.worker import (
     BLUEPRINT,
@@ -159,7 +159,7 @@ def settled_attempt(arena: Arena, blueprint: TrialBlueprint, trial: Path, attemp
     if result.status == "limit":
         return Settled(result.seconds, evidence=TrialEvidence(failed="time limit"), limit=True)
     try:
-        evidence = arena.evidence(blueprint, trial / STORE)
+        evidence = read_evidence(arena, blueprint, trial / STORE)
     except AjetError as error:
         return Settled(result.seconds, cause=error.message)
     return Settled(result.seconds, evidence=evidence, store=store_hashes(trial / STORE))

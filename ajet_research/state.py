@@ -135,7 +135,10 @@ class StudyState:
                 raise _misplaced(row)
 
     def _register(self, row: LedgerRow, event: Registered) -> None:
-        self.study = Study.model_validate(event.study)
+        try:
+            self.study = Study.model_validate(event.study)
+        except ValueError:
+            raise _misplaced(row) from None
         if self.study.digest() != event.digest:
             raise _misplaced(row)
         self.digest, self.metrics = event.digest, event.metrics

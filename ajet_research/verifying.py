@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ajet_core.errors import AjetError
 from ajet_research.actions import Await, GiveUp, Proceed, Reserve, Stop, actions
-from ajet_research.arenas import Arena, TrialBlueprint, load_arena
+from ajet_research.arenas import Arena, TrialBlueprint, load_arena, read_evidence
 from ajet_research.events import (
     AttemptFailed,
     Decided,
@@ -71,6 +71,8 @@ def verify_study(directory: Path) -> Verification:
         result.problems.append(error.message)
     except OSError as error:
         result.problems.append(f"{error.filename} cannot be read: {error.strerror}")
+    except ValueError as error:
+        result.problems.append(f"A file of the study cannot be decoded: {error}")
     return result
 
 
@@ -375,7 +377,7 @@ def _wrong_outcomes(
             continue
         if store_hashes(trial / STORE) != event.store:
             yield f"{at}: its raw store has changed."
-        evidence = arena.evidence(blueprint, trial / STORE)
+        evidence = read_evidence(arena, blueprint, trial / STORE)
         if (dict(evidence.metrics), evidence.failed, evidence.fingerprint) != (
             event.metrics,
             event.failed,
@@ -400,7 +402,7 @@ def _has_evidence(arena: Arena, trial: Path, ended: AttemptResult) -> bool:
         return True
     blueprint = TrialBlueprint.model_validate_json((trial / BLUEPRINT).read_bytes())
     try:
-        arena.evidence(blueprint, trial / STORE)
+        read_evidence(arena, blueprint, trial / STORE)
     except AjetError:
         return False
     return True

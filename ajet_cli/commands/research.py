@@ -54,7 +54,10 @@ def run(study: Path, directory: Path | None, parallel: int, as_json: bool) -> No
     """
     from ajet_research.leader import run_study
 
-    if study.is_dir():
+    if (study.parent / "ledger.sqlite").exists():
+        # The study file inside a study's directory.
+        source, where = study, study.parent
+    elif study.is_dir():
         source, where = study / "study.toml", study
         source = source if source.exists() else study / "study.json"
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from ajet_core.errors import ConfigError, PluginLoadError
 from ajet_research.arenas.interface import Arena, MetricSpec, Splits, TrialBlueprint, TrialEvidence
@@ -21,6 +22,7 @@ __all__ = [
     "TrialBlueprint",
     "TrialEvidence",
     "load_arena",
+    "read_evidence",
 ]
 
 GROUP = "agentjet.arenas"
@@ -57,3 +59,18 @@ def load_arena(name: str) -> Arena:
     if not isinstance(arena, Arena):
         raise PluginLoadError(f"{point.value} is not a subclass of ajet_research.arenas.Arena.")
     return arena
+
+
+def read_evidence(arena: Arena, blueprint: TrialBlueprint, store: Path) -> TrialEvidence:
+    """Read the raw store of a trial.
+
+    :raises ConfigError: the store is damaged, however the arena notices that.
+    """
+    try:
+        return arena.evidence(blueprint, store)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"The raw store {store} cannot be read: {type(error).__name__}: {error}"
+        ) from error

@@ -7,24 +7,15 @@ on its outcomes alone, so that they are the same however often the study was int
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ajet_research.analysis import final_verdicts, outcomes, sign
+from ajet_research.analysis import final_verdicts
 from ajet_research.events import (
-    AttemptFailed,
-    ClockJumped,
-    Exhausted,
-    LeaderStarted,
-    LookFinding,
-    Registered,
     Reported,
 )
-from ajet_research.inference import paired
 from ajet_research.ledger import LedgerRow
 from ajet_research.report.document import (
     Cell,
@@ -36,12 +27,11 @@ from ajet_research.report.document import (
     TableRow,
     Text,
 )
-from ajet_research.report.figure import Bar, intervals
+from ajet_research.report.numbers import STUDY, DefinedNumbers, interval_of
+from ajet_research.report.recording import compile_record
+from ajet_research.report.results import FIGURE, figure_of, write_results
 from ajet_research.state import StudyState, TrialState, fold
 from ajet_research.study import Compare, arm_name
-
-_STUDY = "study"
-_FIGURE = "intervals"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +49,15 @@ class CompiledReport:
         }
 
 
-@dataclass(slots=True)
-class _Numbers:
-    """The numbers of a document: each is defined once, with its formula and what it comes from."""
-
-    rows: dict[str, TableRow] = field(default_factory=dict)
-
-    def __call__(
-        self, id_: str, value: float | None, formula: str, *, of: Cell = (), digits: int = 4
-    ) -> Reference:
-        """Define a number, and return a link that shows it."""
-        shown = "none" if value is None else _shown(value, digits)
-        exact = "none" if value is None else repr(value)
-        target = f"number-{id_}"
-        cells: list[Cell] = [(Exact(id_),), (Exact(exact),), (Exact(formula),), of]
-        self.rows[target] = TableRow(cells, target)
-        return Reference(shown, target)
-
-
-def _shown(value: float, digits: int) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.{digits}g}"
-
-
 def compile_report(rows: Iterable[LedgerRow]) -> CompiledReport:
     """Compile the report of a decided study from the rows before it was reported."""
     before = [row for row in rows if not isinstance(row.event, Reported)]
     state = fold(before)
     study = state.registered
-    numbers = _Numbers()
+    numbers = DefinedNumbers()
     report = Document("Report of a study")
     _answer(report, state, numbers)
-    _results(report, state, numbers)
+    write_results(report, state, numbers)
     _expectations(report, state)
     _path(report, state, numbers)
     _plan(report, state, numbers)
@@ -101,9 +69,9 @@ def compile_report(rows: Iterable[LedgerRow]) -> CompiledReport:
     report.table(["name", "value", "formula", "from"], numbers.rows.values())
     report.heading("Registered study")
     content = study.model_dump(mode="json", by_alias=True)
-    report.source(_STUDY, json.dumps(content, indent=1, sort_keys=True))
-    record = _record(before, state)
-    figure, data = _figure(state)
+    report.source(STUDY, json.dumps(content, indent=1, sort_keys=True))
+    record = compile_record(before, state)
+    figure, data = figure_of(state)
     return CompiledReport(
         {
             "report.md": report.markdown(),
@@ -111,34 +79,34 @@ def compile_report(rows: Iterable[LedgerRow]) -> CompiledReport:
             "report.json": _json(state),
             "record.md": record.markdown(),
             "record.html": record.html(),
-            f"{_FIGURE}.svg": figure,
-            f"{_FIGURE}.csv": data,
+            f"{FIGURE}.svg": figure,
+            f"{FIGURE}.csv": data,
         }
     )
 
 
-def _answer(report: Document, state: StudyState, numbers: _Numbers) -> None:
+def _answer(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
     study = state.registered
     report.heading("Question")
-    report.paragraph(Quote(study.topic.question, _STUDY), quoted=True)
+    report.paragraph(Quote(study.topic.question, STUDY), quoted=True)
     report.heading("Answer")
     assert state.decided is not None
-    report.paragraph(Quote(study.decide[state.decided.branch].conclude, _STUDY), quoted=True)
+    report.paragraph(Quote(study.decide[state.decided.branch].conclude, STUDY), quoted=True)
     report.items(_sentence(state, numbers, one) for one in study.compare)
 
 
-def _sentence(state: StudyState, numbers: _Numbers, one: Compare) -> list[Span]:
+def _sentence(state: StudyState, numbers: DefinedNumbers, one: Compare) -> list[Span]:
     """Return what the verdict of a comparison means, in a fixed phrase."""
     study = state.registered
     finding = state.verdicts.get(one.id)
-    arm, against = Quote(arm_name(one.arm), _STUDY), Quote(arm_name(one.against), _STUDY)
+    arm, against = Quote(arm_name(one.arm), STUDY), Quote(arm_name(one.against), STUDY)
     smallest = numbers("smallest", study.outcome.smallest, "outcome.smallest of the study")
     start: list[Span] = [Reference(one.id, f"finding-{one.id}"), Text(": ")]
-    metric = Quote(study.outcome.metric, _STUDY)
+    metric = Quote(study.outcome.metric, STUDY)
     if finding is None:
         return [*start, Text("undecided. No look was taken: the budget ended before.")]
     verdict = final_verdicts(state)[one.id]
-    difference = [Text(" The difference is "), *_interval(numbers, one.id, finding), Text(".")]
+    difference = [Text(" The difference is "), *interval_of(numbers, one.id, finding), Text(".")]
     match verdict:
         case "better" | "worse":
             words: list[Span] = [
@@ -164,124 +132,6 @@ def _sentence(state: StudyState, numbers: _Numbers, one: Compare) -> list[Span]:
     return [*start, *words, *(difference if finding.gain is not None else []), *why]
 
 
-def _interval(numbers: _Numbers, id_: str, finding: LookFinding) -> list[Span]:
-    of = (Reference("pairs", f"finding-{id_}"),)
-    gain = numbers(
-        f"{id_}.gain",
-        finding.gain,
-        "mean over pairs of the outcome of the arm minus that of the other with the same seed; "
-        "positive if the arm is better",
-        of=of,
-    )
-    level = numbers(
-        f"{id_}.confidence",
-        1 - finding.alpha,
-        "1 - alpha of the look / number of comparisons",
-    )
-    low = numbers(
-        f"{id_}.low", finding.low, "lower end of the interval that inverts the test", of=of
-    )
-    high = numbers(
-        f"{id_}.high", finding.high, "upper end of the interval that inverts the test", of=of
-    )
-    return [
-        *(gain, Text(" (from "), low, Text(" to "), high),
-        *(Text(" with confidence "), level, Text(")")),
-    ]
-
-
-def _results(report: Document, state: StudyState, numbers: _Numbers) -> None:
-    study = state.registered
-    report.heading("Results")
-    figure, _ = _figure(state)
-    report.figure(
-        figure, "Difference of each comparison, with its seeds", f"{_FIGURE}.svg", f"{_FIGURE}.csv"
-    )
-    rows = []
-    for one in study.compare:
-        finding = state.verdicts.get(one.id)
-        if finding is None:
-            rows.append(
-                TableRow(
-                    [(Quote(one.id, _STUDY),), (Text("undecided"),), *[(Text(""),)] * 7],
-                    f"finding-{one.id}",
-                )
-            )
-            continue
-        by_seed = _trials_by_seed(state, one)
-        pairs: list[Span] = []
-        for seed in finding.seeds:
-            for id_ in by_seed.get(seed, ()):
-                pairs += [Reference(id_, f"trial-{id_}"), Text(" ")]
-        of: Cell = (Reference("pairs", f"finding-{one.id}"),)
-        p = numbers(
-            f"{one.id}.p",
-            finding.p,
-            "share of the assignments of signs that are at least as extreme (exact sign-flip test)",
-            of=of,
-            digits=3,
-        )
-        wins = numbers(
-            f"{one.id}.wins",
-            finding.wins,
-            "share of pairs in which the arm has the better outcome; a tie counts as 1/2",
-            of=of,
-        )
-        means = [
-            numbers(f"{one.id}.{side}_mean", value, f"mean outcome of '{side}' over pairs", of=of)
-            for side, value in (("arm", finding.arm_mean), ("against", finding.against_mean))
-        ]
-        missing = numbers(f"{one.id}.missing", len(finding.missing), "pairs without outcomes")
-        shown = _interval(numbers, one.id, finding) if finding.gain is not None else [Text("")]
-        rows.append(
-            TableRow(
-                [
-                    (Quote(one.id, _STUDY),),
-                    (Text(final_verdicts(state)[one.id]),),
-                    (means[0],),
-                    (means[1],),
-                    shown,
-                    (p,),
-                    (wins,),
-                    (missing,),
-                    pairs,
-                ],
-                f"finding-{one.id}",
-            )
-        )
-    header = ["comparison", "verdict", "arm", "against", "difference", "p", "wins", "missing"]
-    report.table([*header, "pairs"], rows)
-    if study.outcome.guardrails:
-        report.paragraph(
-            Text("Guardrails: an arm is not called better or equivalent unless all of them hold.")
-        )
-        report.table(
-            ["comparison", "metric", "difference", "lower end", "margin", "state"],
-            _guardrail_rows(state, numbers),
-        )
-
-
-def _guardrail_rows(state: StudyState, numbers: _Numbers) -> Iterable[TableRow]:
-    for id_, finding in state.verdicts.items():
-        for guard in state.registered.outcome.guardrails:
-            its = finding.guardrails.get(guard.metric)
-            if its is None:
-                continue
-            name = f"{id_}.{guard.metric}"
-            of: Cell = (Reference("pairs", f"finding-{id_}"),)
-            gain = numbers(f"{name}.gain", its.gain, "mean difference of the guardrail", of=of)
-            low = numbers(f"{name}.low", its.low, "lower end of its interval", of=of)
-            margin = numbers(f"{guard.metric}.margin", guard.margin, "margin of the guardrail")
-            word = "holds" if its.holds else "not shown to hold"
-            yield TableRow(
-                [
-                    (Reference(id_, f"finding-{id_}"),),
-                    (Quote(guard.metric, _STUDY),),
-                    *((gain,), (low,), (margin,), (Text(word),)),
-                ]
-            )
-
-
 def _expectations(report: Document, state: StudyState) -> None:
     report.heading("Expected and observed")
     verdicts = final_verdicts(state)
@@ -293,7 +143,7 @@ def _expectations(report: Document, state: StudyState) -> None:
     report.items(items)
 
 
-def _path(report: Document, state: StudyState, numbers: _Numbers) -> None:
+def _path(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
     report.heading("Path to the decision")
     study = state.registered
     items: list[Cell] = []
@@ -315,7 +165,7 @@ def _path(report: Document, state: StudyState, numbers: _Numbers) -> None:
     report.items(items)
 
 
-def _plan(report: Document, state: StudyState, numbers: _Numbers) -> None:
+def _plan(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
     study = state.registered
     report.heading("What was registered")
     alpha = numbers("alpha", study.inference.alpha, "inference.alpha of the study")
@@ -326,11 +176,11 @@ def _plan(report: Document, state: StudyState, numbers: _Numbers) -> None:
         [
             (
                 Text("Before the first result, with the digest "),
-                Reference(state.digest, _STUDY),
+                Reference(state.digest, STUDY),
                 Text("."),
             ),
             (
-                *(Text("Outcome: "), Quote(study.outcome.metric, _STUDY)),
+                *(Text("Outcome: "), Quote(study.outcome.metric, STUDY)),
                 Text(f"; {better} is better. Unit of inference: the seed; arms are paired by it."),
             ),
             (Text("Arms: "), arms, Text(". Probability of any false verdict: "), alpha, Text(".")),
@@ -339,7 +189,7 @@ def _plan(report: Document, state: StudyState, numbers: _Numbers) -> None:
     )
 
 
-def _failures(report: Document, state: StudyState, numbers: _Numbers) -> None:
+def _failures(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
     report.heading("Failures and exclusions")
     of_status = {
         "failed": [
@@ -386,7 +236,7 @@ def _listed(trials: Sequence[tuple[str, TrialState]]) -> list[Span]:
     return spans
 
 
-def _limits(report: Document, state: StudyState, numbers: _Numbers) -> None:
+def _limits(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
     report.heading("Limits")
     study = state.registered
     items: list[Cell] = [
@@ -469,124 +319,6 @@ def _trials(report: Document, state: StudyState) -> None:
     # A metric's name may have digits, which a header may not.
     names = ["outcome", *("guardrail" for _ in metrics[1:])]
     report.table(["trial", "arm", "seed", "status", *names], rows)
-
-
-def _figure(state: StudyState) -> tuple[str, str]:
-    """Return the picture, and its data as CSV."""
-    study = state.registered
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["comparison", "seed", "difference"])
-    bars = []
-    for one in study.compare:
-        finding = state.verdicts.get(one.id)
-        if finding is None or finding.gain is None:
-            continue
-        metric = study.outcome.metric
-        points = paired(
-            outcomes(state, arm_name(one.arm), metric),
-            outcomes(state, arm_name(one.against), metric),
-            sign=sign(state, metric),
-        )
-        chosen = {seed: points[seed] for seed in finding.seeds if seed in points}
-        for seed, value in chosen.items():
-            writer.writerow([one.id, seed, repr(value)])
-        labels = [
-            ("" if value is None else _shown(value, 3), f"number-{one.id}.{name}")
-            for name, value in (
-                ("gain", finding.gain),
-                ("low", finding.low),
-                ("high", finding.high),
-            )
-        ]
-        bars.append(
-            Bar(one.id, finding.gain, finding.low, finding.high, list(chosen.values()), labels)
-        )
-    svg = intervals(bars, study.outcome.smallest, "number-smallest")
-    return svg, text.getvalue()
-
-
-def _trials_by_seed(state: StudyState, one: Compare) -> dict[int, list[str]]:
-    """Return by seed the trials of both arms of a comparison."""
-    names = (arm_name(one.arm), arm_name(one.against))
-    its: dict[int, list[str]] = {}
-    for id_, trial in state.trials.items():
-        if trial.arm in names and not trial.blueprint.repeat:
-            its.setdefault(trial.blueprint.seed, []).append(id_)
-    return its
-
-
-def _record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
-    record = Document("Record of a study")
-    numbers = _Numbers()
-    record.heading("Leaders and clocks")
-    items: list[Cell] = []
-    failed: list[Cell] = []
-    for row in rows:
-        place = f"row-{row.seq}"
-        match row.event:
-            case LeaderStarted():
-                items.append((Reference(f"{row.time}: a leader started", place),))
-            case ClockJumped():
-                items.append(
-                    (Reference(f"the clock moved by {row.event.seconds} s before this row", place),)
-                )
-            case Exhausted():
-                text = f"{row.event.resource} was exhausted: {row.event.used} of {row.event.limit}"
-                items.append((Reference(text, place),))
-            case AttemptFailed():
-                text = f"trial {row.event.trial}, attempt {row.event.attempt}: {row.event.cause}"
-                failed.append((Reference(text, place),))
-            case _:
-                pass
-    record.items(items)
-    record.heading("Attempts that the machine let fail")
-    record.items(failed or [(Text("none"),)])
-    record.heading("Cost")
-    attempts = sum(trial.attempts for trial in state.trials.values())
-    record.items(
-        [
-            (Text("Attempts: "), numbers("attempts", attempts, "attempts that were reserved")),
-            (
-                Text("Seconds of attempts: "),
-                numbers("seconds", round(state.settled, 3), "wall time of all attempts that ended"),
-            ),
-            (
-                Text("Seconds of leaders: "),
-                numbers("wall", round(state.wall, 3), "time in which a leader was at work"),
-            ),
-        ]
-    )
-    record.heading("Versions")
-    first = rows[0].event
-    assert isinstance(first, Registered)
-    record.items(
-        (Text(f"{name}: "), Reference(version, "row-1")) for name, version in first.versions.items()
-    )
-    if first.warnings:
-        record.heading("Warnings at registration")
-        record.items((Quote(text, "row-1"),) for text in first.warnings)
-    record.heading("Numbers")
-    record.table(["name", "value", "formula", "from"], numbers.rows.values())
-    record.heading("Ledger")
-    record.table(
-        ["row", "time", "kind", "hash"],
-        (
-            TableRow(
-                [
-                    (Exact(str(row.seq)),),
-                    (Exact(row.time),),
-                    (Text(row.event.kind),),
-                    (Exact(row.hash),),
-                ],
-                f"row-{row.seq}",
-            )
-            for row in rows
-        ),
-    )
-    # What formulas link to.
-    record.source(_STUDY, state.digest)
-    return record
 
 
 def _json(state: StudyState) -> str:

@@ -26,6 +26,7 @@ _LEAD = (
     "import sys; from pathlib import Path; from ajet_research.leader import run_study; "
     "run_study(Path(sys.argv[1]), Path(sys.argv[2]), parallel=2)"
 )
+_TURN = 0.02
 _RESULTS = ("report.md", "report.html", "report.json", "intervals.csv", "intervals.svg")
 
 
@@ -47,11 +48,14 @@ def run_faults(*, seed: int, size: int = 20) -> dict[str, Any]:
             )
             try:
                 # Starting takes a part of it, which also should be interrupted.
-                leader.wait(timeout=rng.uniform(0.2, 4.0))
+                leader.wait(timeout=rng.uniform(0.2, 5.0))
                 killed["ended before"] += 1
             except subprocess.TimeoutExpired:
-                if index % 3 == 2 and _kill_worker(killed_often, rng):
-                    killed["worker"] += 1
+                while index % 3 == 2 and leader.poll() is None:
+                    if _kill_worker(killed_often, rng):
+                        killed["worker"] += 1
+                        break
+                    time.sleep(_TURN)
                 leader.kill()
                 leader.wait()
                 killed["leader"] += 1
@@ -84,7 +88,7 @@ def run_faults(*, seed: int, size: int = 20) -> dict[str, Any]:
 
 def _slow_study() -> Study:
     study = planted_study("medium", looks=((6, 0.04), (8, 0.01)), repeats=1)
-    settings = {**study.base.set, "steps": 5, "step_seconds": 0.05}
+    settings = {**study.base.set, "steps": 5, "step_seconds": 0.2}
     budget = study.budget.model_copy(update={"attempts": 10})
     base = study.base.model_copy(update={"set": settings})
     return study.model_copy(update={"base": base, "budget": budget})

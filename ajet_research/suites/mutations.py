@@ -45,7 +45,7 @@ def finished_study(directory: Path, *, world: str = "clear", repeats: int = 1) -
     return directory
 
 
-def run_mutations(*, seed: int, size: int = 40) -> dict[str, Any]:
+def run_mutations(*, seed: int, size: int = 48) -> dict[str, Any]:
     """Apply forgeries in turn, each with its own random place, and count those that are caught."""
     began = time.monotonic()
     missed = []

@@ -83,6 +83,20 @@ def test_a_forged_report_ends_with_one(tmp_path: Path) -> None:
     assert output.startswith("report.md is not what follows from the ledger.")
 
 
+def test_the_study_file_in_its_directory_is_the_same_study(tmp_path: Path) -> None:
+    finished_study(tmp_path)
+    assert ajet("run", tmp_path / "study.json") == ajet("run", tmp_path)
+    assert not (tmp_path / "study.study").exists()
+
+
+def test_a_replica_does_not_overwrite_another_study(tmp_path: Path) -> None:
+    first, second = finished_study(tmp_path / "1"), finished_study(tmp_path / "2", world="null")
+    before = (second / "study.json").read_bytes()
+    code, output = ajet("replicate", first, "--dir", second)
+    assert (code, "has another study" in output) == (2, True)
+    assert (second / "study.json").read_bytes() == before
+
+
 def test_a_refused_study_is_an_error_without_a_traceback(tmp_path: Path) -> None:
     source = written(tmp_path, TEXT.replace("trials = 20", "trials = 2"))
     code, output = ajet("run", source)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_core.errors import BusyError, ConfigError
+from ajet_core.errors import BusyError, ConfigError, StoreError
 from ajet_research.actions import Await, Proceed, Reserve, Stop, actions, needed_now
 from ajet_research.analysis import final_verdicts
 from ajet_research.arenas import TrialBlueprint
@@ -297,6 +297,12 @@ def test_a_refused_study_leaves_no_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"budget\.trials is 2"):
         run_study(source, tmp_path / "study")
     assert not (tmp_path / "study").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"Cannot write in .*: Not a directory"):
+        run_study(written(tmp_path), tmp_path / "file" / "study")
 
 
 def test_a_disk_budget_that_is_used_up_ends_in_a_report(tmp_path: Path) -> None:

@@ -37,6 +37,18 @@ def test_what_was_not_forged_verifies(tmp_path: Path, world: str) -> None:
     assert result.numerals > 200
 
 
+def test_a_raw_store_of_another_form_is_a_problem_and_no_traceback(
+    finished: Path, tmp_path: Path
+) -> None:
+    forged = tmp_path / "forged"
+    shutil.copytree(finished, forged)
+    raw = next(forged.glob("trials/*/store/raw.jsonl"))
+    raw.write_text(raw.read_text().replace("task-3", "task-33"))
+    problems = verify_study(forged).problems
+    assert problems[0].endswith("its raw store has changed.")
+    assert "cannot be read: KeyError: 'task-3'" in problems[1]
+
+
 def test_verification_changes_nothing(finished: Path) -> None:
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     assert verify_study(finished).problems == []
