@@ -36,6 +36,10 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         "ajet_cli.commands.run.mixture:mixture",
         "Show or change the task mixture.",
     ),
+    "monitor": (
+        "ajet_cli.commands.run.monitor:monitor",
+        "Show runs in a terminal, down to the tokens of an episode.",
+    ),
     "pause": ("ajet_cli.commands.run.pause:pause", "Pause a run."),
     "plugins": (
         "ajet_cli.commands.plugins:plugins",

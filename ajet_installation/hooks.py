@@ -154,6 +154,12 @@ def ajet_register_judges() -> Sequence[JudgeSpec]:
     """Judges that compare a result with the task's answer, test it, or ask a model."""
     return (
         JudgeSpec(
+            name="autoevals",
+            target="agentjet.judges.scorers:AutoevalsJudge",
+            settings="agentjet.judges.scorers:AutoevalsJudgeSettings",
+            summary="The score of a scorer of the library autoevals",
+        ),
+        JudgeSpec(
             name="exact",
             target="agentjet.judges.answers:ExactJudge",
             settings="agentjet.judges.answers:ExactJudgeSettings",
@@ -266,6 +272,11 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             summary="Let a model write tasks from documents or examples, as rows to train on.",
         ),
         CommandSpec(
+            name="report",
+            target="ajet_cli.commands.run.report:report",
+            summary="Write a run, or a comparison of runs, as one HTML file to hand on.",
+        ),
+        CommandSpec(
             name="difficulty",
             target="ajet_cli.commands.sources.difficulty:difficulty",
             summary="Show how difficult the tasks of a run were over its steps.",
@@ -281,6 +292,11 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             summary="Roll out episodes of any program, each in a sandbox.",
         ),
         CommandSpec(
+            name="research",
+            target="ajet_cli.commands.research:research",
+            summary="Run studies: a registered question goes in, a verified report comes out.",
+        ),
+        CommandSpec(
             name="export",
             target="ajet_cli.commands.export:export",
             summary="Write a run's samples as JSON lines or Parquet.",
@@ -294,6 +310,16 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
             name="gpu-check",
             target="ajet_cli.commands.gpu_check:gpu_check",
             summary="Check that this machine's GPUs serve and train a model.",
+        ),
+        CommandSpec(
+            name="mcp",
+            target="ajet_cli.commands.assistants.mcp:mcp",
+            summary="Offer the tools of a swarm server to coding assistants, over MCP.",
+        ),
+        CommandSpec(
+            name="assist",
+            target="ajet_cli.commands.assistants.assist:assist",
+            summary="Set up coding assistants to train agents with agentjet.",
         ),
         CommandSpec(
             name="plugin",

@@ -50,6 +50,7 @@ __all__ = [
     "SettingOrigin",
     "Settings",
     "StoreSettings",
+    "TelemetrySettings",
     "TokenPrice",
     "WeightSettings",
     "WorkerSettings",
@@ -255,6 +256,25 @@ class GatewaySettings(_Section):
     server: Annotated[str, Field(pattern=HOST_PORT)] | None = None
     tls: bool = False
     url: Annotated[str, Field(pattern=r"^https?://[^/]+$")] | None = None
+
+
+class TelemetrySettings(_Section):
+    """What a server or gateway sends to a collector of OpenTelemetry (docs/telemetry.md).
+
+    Headers, such as a key of the collector, are read from ``OTEL_EXPORTER_OTLP_HEADERS`` only.
+
+    :param enabled: send traces, metrics and logs. Requires the extra ``otel``.
+    :param endpoint: base URL of the collector, for OTLP over HTTP; by default that of
+        ``OTEL_EXPORTER_OTLP_ENDPOINT``, or ``http://localhost:4318``.
+    :param sample_ratio: share of the episodes whose traces are sent; by default that of
+        ``OTEL_TRACES_SAMPLER_ARG``, or all.
+    :param content: also send the messages of calls, which may hold secrets and personal data.
+    """
+
+    enabled: bool = False
+    endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    content: bool = False
 
 
 class StoreSettings(_Section):
@@ -473,6 +493,7 @@ class Settings(BaseSettings):
     server: ServerSettings = Field(default_factory=ServerSettings)
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     workers: WorkerSettings = Field(default_factory=WorkerSettings)
     weights: WeightSettings = Field(default_factory=WeightSettings)
     costs: CostSettings = Field(default_factory=CostSettings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import WorkerContext
@@ -32,6 +33,9 @@ from ajet_server.spending.meter import SpendingMeter
 from ajet_server.state import StateBoard
 from ajet_server.store.chosen_store import run_store
 
+if TYPE_CHECKING:
+    from ajet_server.telemetry.telemetry import Telemetry
+
 
 def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     """Build the service and all its components.
@@ -50,6 +54,10 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
     store = run_store(settings.store, plugins, run_dir)
     loggers = _loggers(settings, plugins, context)
     watch = LoopWatch(plugins, time.monotonic)
+    telemetry = telemetry_of(settings, "server")
+    listeners = [lambda episode: watch.notify("ajet_episode_finished", episode=episode)]
+    if telemetry is not None:
+        listeners.append(telemetry.episode_finished)
     events = EventLog(time.time)
     board = StateBoard(events, time.monotonic)
     board.listen(lambda state: watch.notify("ajet_state_changed", state=state))
@@ -86,7 +94,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         answers_calls=not server.divided,
         clock=time.monotonic,
         wall_clock=time.time,
-        listeners=[lambda episode: watch.notify("ajet_episode_finished", episode=episode)],
+        listeners=listeners,
     )
     joint = JointDesk(store, episodes, wall_clock=time.time)
     spending = SpendingMeter(
@@ -111,6 +119,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         spending=spending,
         clock=time.monotonic,
         wall_clock=time.time,
+        telemetry=telemetry,
     )
     coordinator = Coordinator(settings, parts)
     return SwarmService(
@@ -130,10 +139,31 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         evaluations=evaluations,
         tokens=tokens,
         tenants=tenants,
+        telemetry=telemetry,
         joint=joint,
         peers=JointPeers(joint, episodes.prepared, server.peers),
         alerts=Alerts(settings.alerts, run_dir, Redactor(settings), clock=time.monotonic),
     )
+
+
+def telemetry_of(settings: Settings, process: str) -> Telemetry | None:
+    """Return what exports the telemetry of a process, None if that is off.
+
+    :param process: ``server`` or ``gateway``.
+    :raises ConfigError: the extra ``otel`` is not installed, or a variable of the environment has a
+        value that cannot be used.
+    """
+    if not settings.telemetry.enabled:
+        return None
+    try:
+        from ajet_server.telemetry.telemetry import Telemetry
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"telemetry.enabled is on, but {error.name} is not installed: "
+            "pip install 'agentjet[otel]'",
+            param="telemetry.enabled",
+        ) from error
+    return Telemetry.of(settings.telemetry, process)
 
 
 def _loggers(settings: Settings, plugins: PluginManager, context: WorkerContext) -> MetricsLoggers:

@@ -31,9 +31,10 @@ from ajet_core.plugin import PluginManager
 from ajet_installation.event_loop import loop_factory
 from ajet_installation.interpreters import plugin_manager
 from ajet_installation.settings import ServerSettings, Settings
-from ajet_server.build import build_service
+from ajet_server.build import build_service, telemetry_of
 from ajet_server.http.app import create_app, create_calls_app
 from ajet_server.http.connection import ConnectionLimits, guarded_protocol
+from ajet_server.observe.provenance import note_provenance
 from ajet_server.processes.desk import GatewayDesk
 from ajet_server.processes.forwarding import Forwarding
 from ajet_server.processes.gateway import GatewayProcess
@@ -137,7 +138,7 @@ def _work(
         service = build_service(settings, plugins)
         _run(settings, _serve(settings, service, listener, tokens, place))
     else:
-        _run(settings, _serve_calls(settings.server, listener, place))
+        _run(settings, _serve_calls(settings, listener, place))
 
 
 def set_up_collector(fast_paths: Collection[str]) -> None:
@@ -219,6 +220,7 @@ async def _serve(
         _publish_tokens(port, tokens)
         pid = os.getpid() if place is None else os.getppid()
         write_whole(note, json.dumps({"url": url, "pid": pid}).encode())
+        note_provenance(settings)
         _log.info("listening on %s, run directory %s", url, server.run_dir.resolve())
 
         def interrupt() -> asyncio.Task[None]:
@@ -248,14 +250,14 @@ async def _accepting_gateways(server: ServerSettings, desk: GatewayDesk) -> Asyn
         yield
 
 
-async def _serve_calls(
-    server: ServerSettings, listener: socket.socket, place: ProcessPlace
-) -> None:
+async def _serve_calls(settings: Settings, listener: socket.socket, place: ProcessPlace) -> None:
     """Answer agents' calls in a gateway process."""
+    server = settings.server
     _allow_connections(server.max_connections)
     mailboxes = Mailboxes(place.mailbox, place.mailboxes)
     reach = SameMachine(lambda link: mailboxes.send_link(SERVER, link))
-    gateway = GatewayProcess(server, reach, place.number)
+    telemetry = telemetry_of(settings, "gateway")
+    gateway = GatewayProcess(server, reach, place.number, telemetry=telemetry)
     app = create_calls_app(gateway.model_service(), gateway.unreported)
     gateway.open()
     try:
@@ -290,7 +292,8 @@ async def _serve_gateway(settings: Settings, reach: OtherMachine, listener: sock
     with contextlib.suppress(OSError):
         _, writer = await reach.server()
         writer.close()
-    gateway = GatewayProcess(server, reach, url=url)
+    telemetry = telemetry_of(settings, "gateway")
+    gateway = GatewayProcess(server, reach, url=url, telemetry=telemetry)
     app = create_calls_app(
         gateway.model_service(),
         gateway.unreported,

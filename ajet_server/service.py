@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ajet_core.errors import (
     AjetError,
@@ -65,6 +66,9 @@ from ajet_server.state import StateBoard
 from ajet_server.store.chosen_store import note_store, require_noted_store
 from ajet_server.store.run_store import RunStore
 
+if TYPE_CHECKING:
+    from ajet_server.telemetry.telemetry import Telemetry
+
 _log = logging.getLogger("ajet.server")
 
 _SHOWN = 8
@@ -85,6 +89,7 @@ _MISSING_SECONDS = 5.0
 class SwarmService:
     """The server without HTTP. Create it with `ajet_server.build.build_service`.
 
+    :param telemetry: exports traces, metrics and logs; None if that is off.
     :param gateways: returns the number of gateways that are connected.
     :param missing_gateways: returns a sentence about each gateway that is not connected, with the
         seconds since then.
@@ -109,6 +114,7 @@ class SwarmService:
     joint: JointDesk
     peers: JointPeers
     alerts: Alerts
+    telemetry: Telemetry | None = None
     throttled: ThrottleMeter = field(default_factory=lambda: ThrottleMeter(time.monotonic))
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
@@ -139,6 +145,8 @@ class SwarmService:
             await self.loggers.open()
             opened.pop_all()
         self.watch.open()
+        if self.telemetry is not None:
+            self.telemetry.open()
         await self._note_store()
         await self.episodes.restore()
         await self.coordinator.restore()
@@ -157,6 +165,16 @@ class SwarmService:
             ),
             asyncio.create_task(self._again_and_again("counting the time", self._count_time)),
         ]
+
+        if (telemetry := self.telemetry) is not None:
+            numbers = partial(self._export_status, telemetry)
+            self._tasks.append(
+                asyncio.create_task(self._again_and_again("exporting metrics", numbers))
+            )
+
+    async def _export_status(self, telemetry: Telemetry) -> float:
+        telemetry.status(await self.status(), await self.engine_metrics())
+        return telemetry.metrics_every
 
     async def _note_store(self) -> None:
         try:
@@ -190,6 +208,8 @@ class SwarmService:
             self.tokens.close()
         except StoreError as error:
             _log.error("cannot save when tokens were last used: %s", error.message)
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
 
     async def interrupt(self) -> None:
         """End all waiting and streaming requests, so that connections can close."""

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TaskSource
 from ajet_core.plugin import PluginManager
-from ajet_core.plugin.targets import did_you_mean
+from ajet_core.plugin.targets import did_you_mean, extras_with
 from ajet_installation.component_settings import component_settings
 from ajet_installation.interpreters import local_manager
 from ajet_sources.isolation import IsolatedSource
@@ -64,6 +64,12 @@ def parse_source(text: str, known: Collection[str]) -> SourceName:
     if Path(path).exists() or (Path(path).suffix and not looks_like_name):
         return SourceName(ROWS, path, settings)
     name = match[1] if match else head
+    extras = extras_with(f"agentjet-sources-{name}") if match else []
+    if extras:
+        raise ConfigError(
+            f"the source {name!r} is not installed: pip install 'agentjet[{extras[0]}]'",
+            param="source",
+        )
     raise ConfigError(
         f"there is no source {name!r} and no file {path!r}; installed sources: "
         f"{', '.join(sorted(known)) or 'none'}{did_you_mean(name, sorted(known))}. Write {FORM}, "

@@ -33,7 +33,7 @@ from ajet_engines.probe import ProbeWatch
 from ajet_engines.request_checks import check_request
 from ajet_engines.seal import check_seal
 from ajet_testing.faults import Count, Faults, FaultSettings
-from ajet_testing.planted import Planted
+from ajet_testing.weights.planted import Planted
 
 __all__ = [
     "ASLEEP",
@@ -80,7 +80,8 @@ class ScriptedEngineSettings(FaultSettings):
     :param reply_length: number of tokens of a derived answer, without the stop token.
     :param chunk_tokens: number of tokens per chunk.
     :param stale_at: load the weights of this policy version wrongly, as `planted` says.
-    :param planted: as for `ajet_testing.planted.planted`; by default the old weights are kept.
+    :param planted: as for `ajet_testing.weights.planted.planted`; by default the old weights are
+        kept.
     :param sways: nats by which weights change the logprobs of a probe.
     :param checks_grammar: refuse a request if its grammar forbids the scripted answer. Needs numpy
         and llguidance.

@@ -159,11 +159,13 @@ class ServerFactory:
     async def running(self, **server: Any) -> AsyncIterator[Running]:
         """Run a server until the context ends, which stops it like a signal.
 
-        :param server: settings of the server, and in ``store``, ``alerts`` and ``costs`` those of
-            these sections; by default, a loss of power would lose the last writes to the store.
+        :param server: settings of the server, and in ``store``, ``alerts``, ``costs`` and
+            ``telemetry`` those of these sections; by default, a loss of power would lose the last
+            writes to the store.
         """
         store = server.pop("store", STORE)
-        others = {name: server.pop(name) for name in ("alerts", "costs") if name in server}
+        sections = ("alerts", "costs", "telemetry")
+        others = {name: server.pop(name) for name in sections if name in server}
         settings = Settings(
             server={
                 "run_dir": self.run_dir,

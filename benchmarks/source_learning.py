@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     learned = []
     for seed in range(args.seeds):
         name = f"{args.source} {seed} {args.steps}"
-        make = partial(train, args.source, seed, args.steps, args.python)
+        make = partial(train, args.source, seed, args.steps, str(Path(args.python).absolute()))
         result = kept.of(name, lambda make=make: asdict(make()))
         learned.append(Learned(**{**result, "curve": tuple(result["curve"])}))
         shares = " ".join(f"{share:.2f}" for share in learned[-1].curve)

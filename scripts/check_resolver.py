@@ -89,7 +89,8 @@ def lines(extras: Sequence[str]) -> tuple[str, ...]:
 CLIENT = (
     line(),
     *map(line, ADAPTERS),
-    *map(line, ("export", "mcp", "judges", "inspect", "openenv", "gymnasium", "textarena")),
+    *map(line, ("export", "mcp", "judges", "otel", "research", "monitor")),
+    *map(line, ("inspect", "openenv", "gymnasium", "textarena")),
 )
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "cuda": (

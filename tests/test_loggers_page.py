@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.interfaces import ComponentSettings
-from ajet_core.tracking import evaluation_metrics
+from ajet_loggers.tracking import evaluation_metrics
 from ajet_server.observe.system_metrics import SystemMeter
 from ajet_testing.suites.logger_suite import EVALUATION
 

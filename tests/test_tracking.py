@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ajet_core.interfaces import LoggedRun
 from ajet_core.protocol import RunConfig
-from ajet_core.tracking import evaluation_metrics, flat_config, tracker_id
+from ajet_loggers.tracking import evaluation_metrics, flat_config, tracker_id
 from ajet_testing.suites.logger_suite import EVALUATION
 
 

@@ -25,7 +25,9 @@ from agentjet.agents.rerouting import (
     reroute,
 )
 from agentjet.agents.route import Route, current_route
+from agentjet.client._tracing import trace_headers
 from ajet_core.errors import RoutingError
+from ajet_core.protocol import TRACE_HEADER
 
 _LIBRARIES = ("httpx", "httpx2")
 _MARK = "__ajet_instrumented__"
@@ -154,7 +156,7 @@ def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
     changed = reroute(
         call,
         content,
-        request.headers.multi_items(),
+        _with_trace(request.headers.multi_items()),
         route.endpoint(agent, call.model),
         agent=agent,
         sampling=route.sampling,
@@ -171,6 +173,13 @@ def rerouted(request: Any, timeout: Any = None) -> ReroutedRequest | None:
         extensions=extensions,
     )
     return ReroutedRequest(route, replaced, not call.is_count)
+
+
+def _with_trace(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Add the program's current span to headers that name none."""
+    if any(name.lower() == TRACE_HEADER for name, _ in headers):
+        return headers
+    return [*headers, *trace_headers().items()]
 
 
 class RoutedTransports(NamedTuple):

@@ -38,6 +38,7 @@ from agentjet.client._joint import SwarmEpisode, SwarmOutcome
 from agentjet.client._swarm_async import AsyncScopedSwarmEpisode, AsyncSwarm
 from agentjet.client._swarm_sync import ScopedSwarmEpisode, Swarm
 from agentjet.client._sync import ScopedEpisode, SwarmClient
+from agentjet.client._view import AsyncViewClient
 from ajet_core.interfaces import EpisodeOutcome, Task
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "AsyncScopedSwarmEpisode",
     "AsyncSwarm",
     "AsyncSwarmClient",
+    "AsyncViewClient",
     "Episode",
     "EpisodeFailure",
     "EpisodeOutcome",

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentjet.client._pools import Pool, timeouts, transport_failures
 from agentjet.client._sse import SseParser
+from agentjet.client._tracing import trace_headers
 from agentjet.client._wire import (
     ApiRequest,
     Backoff,
@@ -270,7 +271,7 @@ class Connection:
             )
 
     def _headers(self, *, accept: str = "application/json") -> dict[str, str]:
-        headers = {"accept": accept}
+        headers = {"accept": accept, **trace_headers()}
         if self.version is not None:
             headers[PROTOCOL_HEADER] = self.version
         if self.endpoint.token is not None:

@@ -32,6 +32,7 @@ from agentjet.client._runner import (
     episodes_at_once,
     heartbeat_seconds,
 )
+from agentjet.client._tracing import rollout_span
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
 from ajet_core.interfaces import Task
 from ajet_core.protocol import AgentCause, Pace
@@ -232,13 +233,14 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     async def _roll_out(self, job: Job, episode: EpisodeT) -> bool:
         try:
-            rolling = self._agent(job.task, episode)
-            if not isinstance(rolling, Awaitable):
-                raise TypeError(
-                    "the agent is not async; declare it with `async def`, or use SwarmClient, "
-                    "which runs agents in threads"
-                )
-            result = await self._in_time(rolling)
+            with rollout_span(episode.episode_id, job.task.id):
+                rolling = self._agent(job.task, episode)
+                if not isinstance(rolling, Awaitable):
+                    raise TypeError(
+                        "the agent is not async; declare it with `async def`, or use SwarmClient, "
+                        "which runs agents in threads"
+                    )
+                result = await self._in_time(rolling)
             if self._group_reward is not None:
                 result = await self._rewarded(job, result)
             outcome = self._outcome_of(result)

@@ -36,6 +36,7 @@ from agentjet.client._runner import (
     episodes_at_once,
     heartbeat_seconds,
 )
+from agentjet.client._tracing import rollout_span, trace_context, use_trace_context
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
 from ajet_core.interfaces import Task
 from ajet_core.protocol import AgentCause, Pace
@@ -210,6 +211,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._stopping = False
         self._concurrency = concurrency
         self._pace: Pace | None = None
+        self._trace = trace_context()
         self._at_once = 0
         self._workers = 0
         # Those that have not ended.
@@ -285,6 +287,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
         :param attempt: the one that comes before.
         """
+        use_trace_context(self._trace)
         while (job := self._job_after(attempt)) is not None and not self._stopping:
             try:
                 attempt = self._attempt(job)
@@ -343,7 +346,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     def _roll_out(self, job: Job, episode: EpisodeT) -> _Attempt[EpisodeT, OutcomeT] | None:
         try:
-            result = self._agent(job.task, episode)
+            with rollout_span(episode.episode_id, job.task.id):
+                result = self._agent(job.task, episode)
             if self._group_reward is not None and self._waits(episode):
                 result = self._rewarded(job, result)
             outcome = self._outcome_of(result)

@@ -41,7 +41,14 @@ from agentjet.client._runner import (
     make_jobs,
 )
 from agentjet.client._runner_sync import SyncAgent, run_episodes
-from agentjet.client._wire import DEFAULT_RETRIES, READ_TIMEOUT, ApiRequest, build, episode_path
+from agentjet.client._wire import (
+    DEFAULT_RETRIES,
+    READ_TIMEOUT,
+    A,
+    ApiRequest,
+    build,
+    episode_path,
+)
 from ajet_core.errors import (
     AjetError,
     AuthError,
@@ -886,6 +893,14 @@ class SwarmClient:
     def status(self) -> ServerStatus:
         """Return the status of the server."""
         return self._connection.perform(ApiRequest("GET", "/v1/status", ServerStatus))
+
+    def read(self, path: str, answer: type[A]) -> A:
+        """Return the answer of a GET route that has no method here; docs/openapi.json lists them.
+
+        :param path: with its query, such as ``/v1/episodes?limit=5``.
+        :param answer: the model that the answer is parsed as; fields that it lacks are ignored.
+        """
+        return self._connection.perform(ApiRequest("GET", path, answer))
 
     def wait_for_step(self, step: int, *, timeout: float | None = None) -> ServerStatus:
         """Wait until the served weights have been trained for `step` steps.

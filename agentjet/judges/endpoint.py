@@ -97,6 +97,20 @@ class ChatEndpoint:
         :param body: of the request. ``response_format`` is left out where the endpoint refuses it.
         :raises EndpointFailedError: there is none.
         """
+        answer = self.request("chat/completions", body)
+        try:
+            text = answer["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise self._unreadable(json.dumps(answer)) from error
+        return ChatCompletion(text=str(text or ""), tokens=_tokens(answer))
+
+    def request(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request, and return the object that the endpoint answers.
+
+        :param path: such as ``chat/completions``, relative to the base URL.
+        :param body: as for `complete`.
+        :raises EndpointFailedError: there is no answer.
+        """
         limits, sent, failures = self._limits, dict(body), 0
         while True:
             with self._lock:
@@ -110,7 +124,7 @@ class ChatEndpoint:
                 )
             try:
                 with self._places, passthrough():
-                    response = self._client().post("chat/completions", json=sent)
+                    response = self._client().post(path, json=sent)
             except httpx.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
             else:
@@ -141,23 +155,23 @@ class ChatEndpoint:
                 self._http.close()
                 self._http = None
 
-    def _read(self, response: httpx.Response, model: str) -> ChatCompletion:
+    def _read(self, response: httpx.Response, model: str) -> dict[str, Any]:
         try:
             answer = response.json()
-            usage = answer.get("usage") or {}
-            tokens = int(usage.get("total_tokens") or 0)
-            written = max(0, int(usage.get("completion_tokens") or 0))
-            # An answer without a usable text costs as much.
-            PAID_TOKENS.note(self._name, model, max(0, tokens - written), written)
-            text = answer["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EndpointFailedError(
-                f"the {self._name} at {self._base_url} answered with no completion: "
-                f"{self._shown(response.text)!r}"
-            ) from error
+            tokens, written = _tokens(answer, "total_tokens"), _tokens(answer, "completion_tokens")
+        except (ValueError, TypeError, AttributeError) as error:
+            raise self._unreadable(response.text) from error
+        # An answer without a usable text costs as much.
+        PAID_TOKENS.note(self._name, model, max(0, tokens - written), written)
         with self._lock:
             self.spent_tokens += tokens
-        return ChatCompletion(text=str(text or ""), tokens=tokens)
+        return answer  # type: ignore[no-any-return]
+
+    def _unreadable(self, answer: str) -> EndpointFailedError:
+        return EndpointFailedError(
+            f"the {self._name} at {self._base_url} answered with no completion: "
+            f"{self._shown(answer)!r}"
+        )
 
     def _shown(self, text: str) -> str:
         return text.replace(self._secret or "\0", "***")[:SHOWN]
@@ -173,6 +187,10 @@ class ChatEndpoint:
                     limits=httpx.Limits(max_connections=self._limits.at_once),
                 )
             return self._http
+
+
+def _tokens(answer: Mapping[str, Any], name: str = "total_tokens") -> int:
+    return max(0, int((answer.get("usage") or {}).get(name) or 0))
 
 
 def json_objects(text: str) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
+from agentjet.agents.rerouting import episode_key
 from agentjet.judges.endpoint import (
     SHOWN,
     ChatEndpoint,
@@ -67,6 +68,13 @@ class ModelJudgeSettings(ComponentSettings):
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     cache: Path | None = None
 
+    @property
+    def vote_temperature(self) -> float:
+        """The temperature of each vote."""
+        if self.temperature is None:
+            return 0.0 if self.votes == 1 else 1.0
+        return self.temperature
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
@@ -92,21 +100,8 @@ class JudgingModel:
         self, settings: ModelJudgeSettings, sleep: Callable[[float], object] = time.sleep
     ) -> None:
         self._settings = settings
-        self._lock = threading.Lock()
-        self._endpoint = ChatEndpoint(
-            settings.base_url,
-            self._key,
-            name="judge",
-            limits=EndpointLimits(
-                timeout_seconds=settings.timeout_seconds,
-                retries=settings.retries,
-                waits=settings.on_failure == "wait",
-                at_once=settings.at_once,
-                budget_tokens=settings.budget_tokens,
-            ),
-            sleep=sleep,
-        )
-        self._kept: dict[str, Any] = {}
+        self._endpoint = judge_endpoint(settings, sleep)
+        self._verdicts = KeptVerdicts(settings.cache)
 
     @property
     def spent_tokens(self) -> int:
@@ -120,8 +115,7 @@ class JudgingModel:
         :raises JudgeFailedError: there is no verdict.
         """
         body = self._body(query)
-        key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        kept = self._recall(key)
+        kept = self._verdicts.recall(body)
         if kept is not None:
             try:
                 return read(kept)
@@ -138,15 +132,12 @@ class JudgingModel:
                 problem = f"{error or type(error).__name__}: {answer[:SHOWN]!r}"
                 _log.warning("the judge %s gave no verdict: %s", self._settings.model, problem)
                 continue
-            self._keep(key, value)
+            self._verdicts.keep(body, value)
             return verdict
         raise JudgeFailedError(f"the judge {self._settings.model} gave no verdict: {problem}")
 
     def _body(self, query: Query) -> dict[str, Any]:
         settings = self._settings
-        temperature = settings.temperature
-        if temperature is None:
-            temperature = 0.0 if settings.votes == 1 else 1.0
         content = "\n".join(
             f"{name}: {json.dumps(value, ensure_ascii=False, default=str)}"
             for name, value in query.material.items()
@@ -162,7 +153,7 @@ class JudgingModel:
                 },
                 {"role": "user", "content": content},
             ],
-            "temperature": temperature,
+            "temperature": settings.vote_temperature,
             "max_tokens": settings.max_tokens,
             "seed": query.vote,
             "response_format": {
@@ -183,9 +174,50 @@ class JudgingModel:
         except EndpointFailedError as error:
             raise JudgeFailedError(str(error)) from error
 
-    def _key(self) -> str | None:
-        """:raises ConfigError: the variable with the key is not set."""
-        settings = self._settings
+
+class KeptVerdicts:
+    """Verdicts by their question. Any number of threads may use them.
+
+    :param directory: in which they are kept, for other processes as well; without it they are kept
+        in memory.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._kept: dict[str, Any] = {}
+
+    def recall(self, question: Any) -> Any:
+        """Return the verdict that was kept, None without one."""
+        key = _digest(question)
+        if self._directory is None:
+            with self._lock:
+                return self._kept.get(key)
+        try:
+            return read_json(self._directory / f"{key}.json")
+        except (OSError, UnreadableFileError):
+            return None
+
+    def keep(self, question: Any, verdict: Any) -> None:
+        """Keep a verdict, both as JSON."""
+        key = _digest(question)
+        if self._directory is None:
+            with self._lock:
+                self._kept[key] = verdict
+            return
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            write_whole(self._directory / f"{key}.json", json.dumps(verdict).encode())
+        except OSError as error:
+            _log.warning("a verdict could not be kept in %s: %s", self._directory, error)
+
+
+def judge_endpoint(
+    settings: ModelJudgeSettings, sleep: Callable[[float], object] = time.sleep
+) -> ChatEndpoint:
+    """Return the endpoint of a judge, with the limits of its settings."""
+
+    def key() -> str | None:
         key = os.environ.get(settings.api_key_env) if settings.api_key_env else None
         if settings.api_key_env and not key:
             raise ConfigError(
@@ -194,28 +226,34 @@ class JudgingModel:
                 '"" if the endpoint needs none',
                 param="api_key_env",
             )
+        # In a program of `ajet exec`, the usual variables have those of the episode.
+        if episode_key(settings.base_url, {"authorization": key or ""}):
+            raise ConfigError(
+                "the judge has the URL or the key of an episode, which its requests would become a "
+                "part of: set base_url to the judge's endpoint, and api_key_env to the variable "
+                "with its key",
+                param="api_key_env",
+            )
         return key
 
-    def _recall(self, key: str) -> Any:
-        with self._lock:
-            if key in self._kept or self._settings.cache is None:
-                return self._kept.get(key)
-        try:
-            return read_json(self._settings.cache / f"{key}.json")
-        except (OSError, UnreadableFileError):
-            return None
+    return ChatEndpoint(
+        settings.base_url,
+        key,
+        name="judge",
+        limits=EndpointLimits(
+            timeout_seconds=settings.timeout_seconds,
+            retries=settings.retries,
+            waits=settings.on_failure == "wait",
+            at_once=settings.at_once,
+            budget_tokens=settings.budget_tokens,
+        ),
+        sleep=sleep,
+    )
 
-    def _keep(self, key: str, value: Any) -> None:
-        directory = self._settings.cache
-        if directory is None:
-            with self._lock:
-                self._kept[key] = value
-            return
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_whole(directory / f"{key}.json", json.dumps(value).encode())
-        except OSError as error:
-            _log.warning("a verdict could not be kept in %s: %s", directory, error)
+
+def _digest(question: Any) -> str:
+    text = json.dumps(question, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _last_object(text: str) -> Any:

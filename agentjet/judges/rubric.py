@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from agentjet.judges.model import JudgingModel, ModelJudgeSettings, Query
 from ajet_core.interfaces import EpisodeOutcome, Judge
 
-_LONGEST_REASON = 500
+LONGEST_REASON = 500
 
 
 class ChoiceCriterion(BaseModel):
@@ -96,7 +96,7 @@ class RubricJudge(Judge[RubricJudgeSettings]):
                 choice = str(verdict[name]["choice"])
                 if choice not in criterion.choices:
                     raise ValueError(f"{choice!r} is not a choice of the criterion {name!r}")
-                read[name] = (str(verdict[name].get("reason", ""))[:_LONGEST_REASON], choice)
+                read[name] = (str(verdict[name].get("reason", ""))[:LONGEST_REASON], choice)
             return read
 
         query = Query(

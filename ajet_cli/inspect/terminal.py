@@ -13,7 +13,8 @@ from rich.tree import Tree
 from ajet_core.protocol import EpisodeTimelines, TimelineCall, TimelineFork, TimelineNode
 from ajet_server.page.summary import EpisodeSummary
 from ajet_server.page.text_diff import text_diff
-from ajet_server.page.token_texts import TokenTexts, shorten, visible
+from ajet_server.page.token_texts import TokenTexts
+from ajet_server.page.visible_text import shorten, visible
 
 _COLUMNS = (
     *("episode", "task", "group", "state", "step", "reward", "calls", "timelines"),

@@ -27,6 +27,7 @@ from ajet_core.errors import ConfigError
 from ajet_core.plugin import spec
 from ajet_core.plugin.compat import format_hook_api, hook_api_problem, parse_hook_api
 from ajet_core.plugin.kinds import BY_NAME, KindName
+from ajet_core.plugin.loading import OBSERVERS
 from ajet_installation.check_plugin import HEAVY
 
 SUITES: dict[KindName, tuple[str, ...]] = {
@@ -217,6 +218,8 @@ class PluginProject:
             suites = SUITES.get(kind, ())
             if suites and not bases & {*suites}:
                 yield _error(f"no test subclasses {suites[0]}, the suite for kind {kind}")
+        if {*probed.hooks} & {*OBSERVERS} and "ObserverSuite" not in bases:
+            yield _error("no test subclasses ObserverSuite, the suite for observers")
 
     def _check_wheel(self) -> Iterator[Lack]:
         if self.wheel is None:

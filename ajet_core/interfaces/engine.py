@@ -73,6 +73,7 @@ class GenerateRequest:
     :param sampled: 0 <= S < P: the number of tokens at the end of the prompt that belong to the
         same completion, sampled by an engine that could not finish it. Penalties count them, a
         grammar and a seed continue after them, and ``max_tokens`` counts those that remain.
+    :param traceparent: header of that name for model servers, "" for none.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class GenerateRequest:
     sampling: SamplingParams
     stream: bool = False
     sampled: int = 0
+    traceparent: str = ""
 
     def continued(self, token_ids: list[int]) -> GenerateRequest:
         """Return the rest of the request after these tokens [T], with T <= ``max_tokens``."""

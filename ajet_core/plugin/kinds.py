@@ -53,8 +53,8 @@ KindName = Literal[
 ]
 
 RESERVED_COMMANDS = frozenset(
-    {"alert", "budget", "config", "doctor", "engine", "env", "gateway", "mixture", "pause"}
-    | {"plugins", "preflight", "resume", "serve", "status", "token", "ui", "version"}
+    {"alert", "budget", "config", "doctor", "engine", "env", "gateway", "mixture", "monitor"}
+    | {"pause", "plugins", "preflight", "resume", "serve", "status", "token", "ui", "version"}
 )
 """Names of the built-in subcommands of ``ajet``."""
 

@@ -95,6 +95,7 @@ from ajet_core.protocol.timelines import (
     TimelineRole,
     TimelineSampling,
 )
+from ajet_core.protocol.traces import TRACE_HEADER, TraceParent
 from ajet_core.protocol.version import (
     DEPRECATED,
     DEPRECATED_HEADER,
@@ -107,7 +108,7 @@ from ajet_core.protocol.version import (
 # fmt: off
 __all__ = [
     "ABORT_CAUSES", "DEPRECATED", "DEPRECATED_HEADER", "PROTOCOL_HEADER", "PROTOCOL_VERSION",
-    "SUPPORTED_VERSIONS", "AbortCause", "AbortRequest", "AgentCause", "AgentRule",
+    "SUPPORTED_VERSIONS", "TRACE_HEADER", "AbortCause", "AbortRequest", "AgentCause", "AgentRule",
     "AlgorithmConfig", "BatchConfig", "BatchProgress", "BudgetConfig", "CallRules", "CallSampling",
     "ClaimRequest", "ComponentChoice", "EndRequest", "EngineServer", "EngineServers",
     "EpisodeGrant", "EpisodeStatus", "EpisodeTimelines", "ErrorBody", "ErrorDetail", "Evaluation",
@@ -121,6 +122,6 @@ __all__ = [
     "SpendingReceipt", "SpendingReport", "StartRequest", "StepSummary", "TagProgress", "TimeLeft",
     "TimelineCall", "TimelineConfig", "TimelineFork", "TimelineNode", "TimelineRole",
     "TimelineSampling", "TokenGrant", "TokenInfo", "TokenList", "TokenQuotas", "TokenRequest",
-    "TokenScope", "negotiate",
+    "TokenScope", "TraceParent", "negotiate",
 ]
 # fmt: on

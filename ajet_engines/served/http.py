@@ -105,13 +105,16 @@ class HttpClient:
         except ServerGoneError:
             return False
 
-    async def events(self, path: str, body: object) -> AsyncIterator[dict[str, Any]]:
+    async def events(
+        self, path: str, body: object, traceparent: str = ""
+    ) -> AsyncIterator[dict[str, Any]]:
         """Send JSON and yield the data of the answer's server-sent events.
 
         Closing the generator closes the connection. ``[DONE]`` ends the stream.
         """
         with self._reached():
-            async with self._http.stream("POST", path, json=body) as answer:
+            headers = {"traceparent": traceparent} if traceparent else None
+            async with self._http.stream("POST", path, json=body, headers=headers) as answer:
                 if not answer.is_success:
                     _check(answer.status_code, await answer.aread())
                 buffer = b""

@@ -12,7 +12,7 @@ from ajet_core.pass_at import mean_pass_at
 from ajet_core.protocol import Evaluation, EvaluationConfig
 from ajet_core.timeline import Call
 from ajet_server.averages import term
-from ajet_server.store.run_store import EvaluationCount
+from ajet_server.store.evaluation_counts import EvaluationCount
 
 # Limits on the memory that one client can use by inventing tasks and task sets.
 _KEPT_TASKS = 100_000

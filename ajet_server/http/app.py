@@ -107,6 +107,7 @@ def model_service(service: SwarmService) -> ModelService:
         started_at=service.started_at,
         # It may be replaced later.
         silence=lambda seconds: service.silence(seconds),  # noqa: PLW0108
+        telemetry=service.telemetry,
     )
 
 
@@ -181,7 +182,13 @@ def _add_episode_routes(router: APIRouter, service: SwarmService, public_url: st
     )
     async def claim(request: Request, body: ClaimRequest, who: Client) -> EpisodeGrant:
         base = (public_url or str(request.base_url)).rstrip("/")
-        return await until_disconnect(request, service.claim(body, who.token_id, f"{base}/v1"))
+        claiming = service.claim(body, who.token_id, f"{base}/v1")
+        if service.telemetry is None:
+            return await until_disconnect(request, claiming)
+        with service.telemetry.claim(request.headers) as granted:
+            grant = await until_disconnect(request, claiming)
+            granted.append(grant.episode_id)
+        return grant
 
     @router.post(
         "/v1/heartbeats", summary="Renew the leases of several episodes", tags=["episodes"]

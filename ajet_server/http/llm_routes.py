@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from starlette.convertors import Convertor, register_url_convertor
@@ -17,6 +17,7 @@ from ajet_core.errors import (
     NotFoundError,
     UnsupportedError,
 )
+from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import overridden, speaker
 from ajet_server.gateway.formats.dialect import Dialect
 from ajet_server.gateway.formats.retries import SameRequest
@@ -37,6 +38,9 @@ from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.model_calls import ModelCall, completion_service
 from ajet_server.http.model_service import ModelService
 from ajet_server.security.api_keys import bearer
+
+if TYPE_CHECKING:
+    from ajet_server.telemetry.calls import CallSpan
 
 MODELS_PATH = "/v1/models"
 COUNT_PATH = "/v1/messages/count_tokens"
@@ -191,30 +195,40 @@ class CallRoute:
         service = self._service
         episode = await service.episodes.authenticate(episode_key(request))
         async with service.episodes.counted(episode):
-            dialect = self._dialect.chosen(request.query_params)
-            body = await request.body()
-            if len(body) > _LARGE_BODY:
-                async with self._reading:
-                    asked = dialect.read(body, episode.session)
-                    # The next large body is read in a later iteration of the event loop.
-                    await asyncio.sleep(0)
-            else:
+            if service.telemetry is None:
+                await self._answer(request, episode, send)
+                return
+            with service.telemetry.call(episode.record.episode_id, request.headers) as span:
+                await self._answer(request, episode, send, span)
+
+    async def _answer(
+        self, request: Request, episode: OpenEpisode, send: Send, span: CallSpan | None = None
+    ) -> None:
+        service, scope = self._service, request.scope
+        dialect = self._dialect.chosen(request.query_params)
+        body = await request.body()
+        if len(body) > _LARGE_BODY:
+            async with self._reading:
                 asked = dialect.read(body, episode.session)
-            model_request = asked.request
-            if (named := request.path_params.get("model")) is not None:
-                model_request = replace(model_request, model=named)
-            agent = _agent_name(request) or speaker(
-                model_request, episode.rules.agents, service.run.agents
-            )
-            if episode.record.kind == "eval":
-                model_request = replace(model_request, is_evaluation=True)
-                model_request = overridden(model_request, service.run.evaluation_sampling)
-            model_request = overridden(model_request, episode.rules.sampling)
-            asked = replace(asked, request=model_request)
-            same = SameRequest.read(request.headers, scope["path"], agent, body)
-            call = ModelCall(service, episode, request, dialect, asked, agent, same)
-            response = await call.answer()
-            await response(scope, receive, send)
+                # The next large body is read in a later iteration of the event loop.
+                await asyncio.sleep(0)
+        else:
+            asked = dialect.read(body, episode.session)
+        model_request = asked.request
+        if (named := request.path_params.get("model")) is not None:
+            model_request = replace(model_request, model=named)
+        agent = _agent_name(request) or speaker(
+            model_request, episode.rules.agents, service.run.agents
+        )
+        if episode.record.kind == "eval":
+            model_request = replace(model_request, is_evaluation=True)
+            model_request = overridden(model_request, service.run.evaluation_sampling)
+        model_request = overridden(model_request, episode.rules.sampling)
+        asked = replace(asked, request=model_request)
+        same = SameRequest.read(request.headers, scope["path"], agent, body)
+        call = ModelCall(service, episode, request, dialect, asked, agent, same, span)
+        response = await call.answer()
+        await response(scope, request.receive, send)
 
 
 _MODEL_PARAMETER = {

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -27,6 +27,9 @@ from ajet_server.gateway.formats.retries import SameRequest, SharedAnswer
 from ajet_server.http.disconnect import until_disconnect, when_unread
 from ajet_server.http.http_errors import internal_error
 from ajet_server.http.model_service import ModelService
+
+if TYPE_CHECKING:
+    from ajet_server.telemetry.calls import CallSpan
 
 _log = logging.getLogger("ajet.server")
 
@@ -58,6 +61,7 @@ class ModelCall:
         asked: DialectRequest,
         agent: str,
         same: SameRequest,
+        span: CallSpan | None = None,
     ) -> None:
         self._service = service
         self._episode = episode
@@ -66,6 +70,9 @@ class ModelCall:
         self._asked = asked
         self._agent = agent
         self._same = same
+        self._span = span
+        if span is not None:
+            span.request, span.agent, span.model = asked.request, agent, self._model_name
         self._shared: SharedAnswer | None = None
         self._exchange: Exchange | None = None
 
@@ -82,6 +89,8 @@ class ModelCall:
         # Await the first chunk before the status is sent, so that an error gets its own status.
         try:
             first = await until_disconnect(self._request, _first(chunks))
+            if self._span is not None:
+                self._span.answering()
         except ContextLengthError as error:
             body = self._asked.too_long(error, self._model_name, time.time())
             if body is None:
@@ -156,6 +165,8 @@ class ModelCall:
         async def record(call: Call) -> None:
             # The call took its index a moment ago, and nothing was awaited since.
             reserved.taken()
+            if self._span is not None:
+                self._span.calls.append(call)
             await self._service.add_call(call)
 
         exchange = await completions.begin(
@@ -164,6 +175,7 @@ class ModelCall:
             record,
             self._agent,
             is_retry=self._same.is_retry,
+            traceparent="" if self._span is None else str(self._span.context),
         )
         self._exchange = exchange
         return completions, exchange
@@ -227,12 +239,18 @@ class ModelCall:
                 position += int(chunk != self._dialect.heartbeat)
                 yield chunk
         except AjetError as error:
+            self._failed(error)
             yield self._dialect.error_event(error, position)
-        except Exception:  # noqa: BLE001 - a defect; the connection need not break for it
+        except Exception as error:  # noqa: BLE001 - a defect; the connection need not break for it
+            self._failed(error)
             _log.exception("a stream of episode %s failed", self._episode.record.episode_id)
             yield self._dialect.error_event(internal_error(), position)
         finally:
             await rest.aclose()
+
+    def _failed(self, error: Exception) -> None:
+        if self._span is not None:
+            self._span.failed(error)
 
     async def _as_call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work()`, which the episode's end and the deadline cancel.

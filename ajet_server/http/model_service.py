@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ajet_core.protocol import AgentRule, CallSampling
 from ajet_installation.settings import ServerSettings
@@ -15,6 +15,9 @@ from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.gateway.rendering.conversation import Record
 from ajet_server.gateway.silence import Silence
 from ajet_server.state import StateBoard
+
+if TYPE_CHECKING:
+    from ajet_server.telemetry.telemetry import Telemetry
 
 T = TypeVar("T")
 
@@ -65,6 +68,7 @@ class ModelService:
     :param add_call: writes a call to the store.
     :param started_at: Unix time in seconds.
     :param silence: makes the watch that breaks the silence of a stream, after so many seconds.
+    :param telemetry: exports the spans of calls; None if that is off.
     """
 
     settings: ServerSettings
@@ -74,3 +78,4 @@ class ModelService:
     add_call: Record
     started_at: float
     silence: Callable[[float], Silence] = Silence
+    telemetry: Telemetry | None = None

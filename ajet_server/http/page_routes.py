@@ -34,10 +34,13 @@ from ajet_server.page.models import (
     Overview,
     StepCurves,
     StepsQuery,
+    TaskRows,
+    TasksQuery,
 )
 from ajet_server.page.overview import PollPace, clients, sentence
 from ajet_server.page.page_data import PageData
 from ajet_server.page.summary import EpisodeSummary
+from ajet_server.page.task_rows import task_rows
 from ajet_server.page.token_texts import TokenTexts
 from ajet_server.security.secrets import without_secrets
 from ajet_server.service import SwarmService
@@ -82,6 +85,12 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         model = RunFacts.of(await store.get_run()).model
         async with reading if query.outputs else contextlib.nullcontext():
             rows = await episode_rows(store, history, query, lambda: _texts(model))
+        return _json(rows.model_dump_json().encode())
+
+    @router.get("/v1/tasks", summary="List tasks", tags=["page"], response_model=TaskRows)
+    async def tasks(_: Inspector, query: Annotated[TasksQuery, Query()]) -> Response:
+        async with reading:
+            rows = await task_rows(store, history, query)
         return _json(rows.model_dump_json().encode())
 
     @router.get(

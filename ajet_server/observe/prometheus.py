@@ -43,17 +43,22 @@ class _OneStatus(Collector):
     status: ServerStatus
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metric families of one status."""
-        yield from _server(self.status)
-        yield from _totals(self.status)
-        yield from _steps(self.status)
-        yield from _mixture(self.status)
-        yield from _spending(self.status)
-        yield from _evaluations(self.status)
+        """Return the metric families of the status."""
+        return families(self.status)
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: the families depend on the status."""
         return ()
+
+
+def families(status: ServerStatus) -> Iterator[Metric]:
+    """Yield the metric families of a status."""
+    yield from _server(status)
+    yield from _totals(status)
+    yield from _steps(status)
+    yield from _mixture(status)
+    yield from _spending(status)
+    yield from _evaluations(status)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -126,6 +126,11 @@ def _counts() -> dict[str, float]:
     return counts
 
 
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that the machine has."""
+    return [gpu.name for gpu in _gpus()]
+
+
 def _gpus() -> Iterator[Gpu]:
     """Yield the GPUs of NVIDIA that the machine has, if the package nvidia-ml-py is installed."""
     try:
@@ -151,6 +156,15 @@ class Gpu:
         self._nvml = nvml
         self._index = index
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    @property
+    def name(self) -> str:
+        """The name of its model, "" if the driver does not tell it."""
+        try:
+            name = self._nvml.nvmlDeviceGetName(self._handle)
+        except self._nvml.NVMLError:
+            return ""
+        return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
     def read(self) -> dict[str, float]:
         """Return the measurements that the GPU supports, by name."""

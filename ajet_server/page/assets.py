@@ -49,6 +49,11 @@ def response(name: str, known: str | None = None) -> Response:
     return Response(content, headers=headers, media_type=media_type)
 
 
+def text(name: str) -> str:
+    """Return a file of the page as text."""
+    return _files()[name][0].decode()
+
+
 def as_json(data: Any) -> bytes:
     """Return compact JSON."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()

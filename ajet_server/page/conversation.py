@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, MessageText
 from ajet_server.page.episode_rows import episode_row
 from ajet_server.page.models import Conversation, SaidCall, SaidMessage
 
-MAX_CALLS = 200
-MAX_CHARS = 20_000
-MAX_TOTAL_CHARS = 2_000_000
+
+@dataclass(frozen=True, slots=True)
+class ConversationLimits:
+    """How much of a conversation is shown.
+
+    :param calls: the last ones.
+    :param chars: of each content, reasoning and tool call: half of it are the first, half the last.
+    :param total_chars: of all calls but the last, which is always shown.
+    """
+
+    calls: int = 200
+    chars: int = 20_000
+    total_chars: int = 2_000_000
 
 
-def conversation(record: EpisodeRecord, calls: Sequence[Call]) -> Conversation:
+_OF_THE_PAGE = ConversationLimits()
+
+
+def conversation(
+    record: EpisodeRecord, calls: Sequence[Call], limits: ConversationLimits = _OF_THE_PAGE
+) -> Conversation:
     """Return what was said in the last calls of an episode, as many as a page can show."""
     shown: list[SaidCall] = []
     size = 0
-    for call in reversed(calls[-MAX_CALLS:]):
-        said = _call(call)
+    for call in reversed(calls[-limits.calls :]):
+        said = _call(call, limits.chars)
         size += sum(map(_size, said.messages)) + (_size(said.answer) if said.answer else 0)
-        if shown and size > MAX_TOTAL_CHARS:
+        if shown and size > limits.total_chars:
             break
         shown.append(said)
     return Conversation(
@@ -33,20 +49,20 @@ def _size(message: SaidMessage) -> int:
     return len(message.content) + len(message.reasoning) + len(message.tool_calls)
 
 
-def _call(call: Call) -> SaidCall:
+def _call(call: Call, chars: int) -> SaidCall:
     return SaidCall(
         call_id=call.call_id,
         agent=call.agent,
-        messages=[_message(placed.text) for placed in call.messages],
-        answer=None if call.answer is None else _message(call.answer),
+        messages=[_message(placed.text, chars) for placed in call.messages],
+        answer=None if call.answer is None else _message(call.answer, chars),
         finish_reason=call.finish_reason,
         tokens=len(call.sampled_ids),
         at=call.created_at,
     )
 
 
-def _message(text: MessageText) -> SaidMessage:
-    parts = [_cut(part) for part in (text.content, text.reasoning, text.tool_calls)]
+def _message(text: MessageText, chars: int) -> SaidMessage:
+    parts = [_cut(part, chars) for part in (text.content, text.reasoning, text.tool_calls)]
     (content, _), (reasoning, _), (tool_calls, _) = parts
     return SaidMessage(
         role=text.role,
@@ -58,11 +74,11 @@ def _message(text: MessageText) -> SaidMessage:
     )
 
 
-def _cut(text: str) -> tuple[str, int]:
+def _cut(text: str, chars: int) -> tuple[str, int]:
     # JSON has no place for half of a surrogate pair, which agents may send.
     text = text.encode("utf-8", "replace").decode()
-    cut = len(text) - MAX_CHARS
+    cut = len(text) - chars
     if cut <= 0:
         return text, 0
-    half = MAX_CHARS // 2
+    half = chars // 2
     return f"{text[:half]}\n[{cut} characters are left out]\n{text[-half:]}", cut

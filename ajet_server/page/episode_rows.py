@@ -38,12 +38,12 @@ async def episode_rows(
     """
     chosen: list[EpisodeRecord] = []
     if query.order == "newest":
-        async for record in _selected(store, history, query):
+        async for record in selected_episodes(store, history, query):
             chosen.append(record)
             if len(chosen) > query.limit:
                 break
     else:
-        everything = [record async for record in _selected(store, history, query)]
+        everything = [record async for record in selected_episodes(store, history, query)]
         sign = -1.0 if query.order == "highest" else 1.0
         chosen = heapq.nsmallest(query.limit + 1, everything, key=lambda one: _place(one, sign))
     more = len(chosen) > query.limit
@@ -56,7 +56,7 @@ async def episode_rows(
         # Others read in between, and only a few histories are in memory.
         calls = await store.calls([record.episode_id for record in some])
         rows += await asyncio.to_thread(_described, some, calls, texts)
-    return EpisodeRows(episodes=rows, endings=_endings(rows), more=more)
+    return EpisodeRows(episodes=rows, endings=shared_endings(rows), more=more)
 
 
 def _described(
@@ -65,12 +65,13 @@ def _described(
     texts: Callable[[], TokenTexts],
 ) -> list[EpisodeRow]:
     loaded = texts()
-    return [episode_row(one, _output(calls[one.episode_id], loaded)) for one in records]
+    return [episode_row(one, episode_output(calls[one.episode_id], loaded)) for one in records]
 
 
-async def _selected(
+async def selected_episodes(
     store: RunStore, history: StepHistory, query: EpisodesQuery
 ) -> AsyncIterator[EpisodeRecord]:
+    """Yield the episodes that a query selects, of the newest 20,000 or of its step."""
     if query.step is not None:
         for episode_id in await history.episodes_of(query.step):
             with contextlib.suppress(DamagedRecordError):
@@ -128,7 +129,8 @@ def episode_row(record: EpisodeRecord, output: EpisodeOutput | None = None) -> E
     )
 
 
-def _output(calls: Sequence[Call], texts: TokenTexts) -> EpisodeOutput:
+def episode_output(calls: Sequence[Call], texts: TokenTexts) -> EpisodeOutput:
+    """Return what the model wrote in an episode."""
     ending = texts.text(calls[-1].sampled_ids[-_ENDING_TOKENS:]) if calls else ""
     return EpisodeOutput(
         calls=len(calls),
@@ -146,7 +148,8 @@ def _repeats(tokens: Sequence[int]) -> float:
     return round(1 - len(set(sequences)) / len(sequences), 4) if sequences else 0.0
 
 
-def _endings(rows: Sequence[EpisodeRow]) -> list[Ending]:
+def shared_endings(rows: Sequence[EpisodeRow]) -> list[Ending]:
+    """Return what at least two of the episodes end with, the most frequent first."""
     rewards: dict[str, list[float | None]] = defaultdict(list)
     for row in rows:
         if row.output is not None and row.output.ending.strip():

@@ -6,7 +6,7 @@ import asyncio
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ajet_core.interfaces import BatchRecord, StepRecord
@@ -137,6 +137,18 @@ class StepHistory:
                 ),
                 None,
             )
+
+    async def steps_of(self, batch_ids: Iterable[str]) -> dict[str, int]:
+        """Return the steps that train batches, without those of refused ones."""
+        async with self._loading:
+            await self._update()
+            new = await self._new_batches()
+            known = {batch.batch_id: step for step, its in new.items() for batch in its}
+            return {
+                batch_id: step
+                for batch_id in batch_ids
+                if (step := known.get(batch_id, self._step_of.get(batch_id))) is not None
+            }
 
     async def _new_batches(self) -> dict[int, list[BatchRecord]]:
         """Read the batches after those that are known; those of steps that have ended are kept."""

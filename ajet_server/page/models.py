@@ -148,6 +148,47 @@ class EpisodeRows(Message):
     more: bool = False
 
 
+class TasksQuery(Message):
+    """Query of ``GET /v1/tasks``.
+
+    :param find: only tasks with this in their id.
+    :param order: ``newest``: by the last step that trained them; ``lowest``: by their last reward;
+        ``improved`` and ``worsened``: by how their reward changed.
+    """
+
+    find: Annotated[str, Field(max_length=256)] = ""
+    order: Literal["newest", "lowest", "improved", "worsened"] = "newest"
+    limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 200
+
+
+class TaskRow(Message):
+    """A task that was trained.
+
+    :param episodes: its trained episodes.
+    :param steps: number of steps that have trained it.
+    :param first_reward: mean reward of its episodes in the first of these steps.
+    :param last_reward: likewise, in the last one.
+    """
+
+    task_id: str
+    episodes: int
+    steps: int
+    first_step: int
+    last_step: int
+    first_reward: float
+    last_reward: float
+
+
+class TaskRows(Message):
+    """Answer of ``GET /v1/tasks``, of the newest 20,000 training episodes.
+
+    :param more: whether there are further tasks.
+    """
+
+    tasks: list[TaskRow]
+    more: bool = False
+
+
 class SaidMessage(Message):
     """A message of a conversation, cut to its first and last characters if it is long.
 

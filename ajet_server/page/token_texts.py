@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -65,24 +64,3 @@ class TokenTexts:
             # SentencePiece decoders omit the space before the first word of their input.
             text = spelling.replace(_WORD_START, " ")
         return token_bytes(self._tokenizer, token_id, text)
-
-
-def visible(text: str) -> str:
-    """Return `text` on one line, with control and invisible characters escaped."""
-    return "".join(_visible(char) for char in text)
-
-
-def _visible(char: str) -> str:
-    if char in "\n\r\t":
-        return {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5"}[char]
-    if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}:
-        return f"\\u{ord(char):04x}"
-    return char
-
-
-def shorten(text: str, width: int) -> str:
-    """Shorten `text` to at most `width` characters by omitting its middle."""
-    if len(text) <= width:
-        return text
-    head = (width - 3) * 2 // 3
-    return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"

@@ -52,13 +52,14 @@ def embedded_json(data: object) -> str:
 
 def _policy(script: str, style: str) -> str:
     return (
-        f"default-src 'none'; script-src 'sha256-{_hash(script)}'; style-src "
-        f"'sha256-{_hash(style)}'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {policy_hash(script)}; style-src {policy_hash(style)}; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def policy_hash(text: str) -> str:
+    """Return the source by which a security policy allows a script or style sheet of a page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _asset(name: str) -> str:

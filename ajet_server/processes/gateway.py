@@ -10,7 +10,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -58,6 +58,9 @@ from ajet_server.state import StateBoard
 from ajet_server.workers.connection import WorkerConnection
 from ajet_server.workers.remote import RemoteEngine
 
+if TYPE_CHECKING:
+    from ajet_server.telemetry.telemetry import Telemetry
+
 _log = logging.getLogger("ajet.server")
 
 _REPORT_SECONDS = 0.25
@@ -70,15 +73,22 @@ class GatewayProcess:
 
     :param place: which of the server's processes it is; 0 on another machine.
     :param url: as `Hello.url`.
+    :param telemetry: exports the spans of calls; None if that is off.
     :ivar episodes: those it has opened.
     :ivar board: as the server's.
     :ivar unreported: what the next report says.
     """
 
     def __init__(
-        self, settings: ServerSettings, reach: Reach, place: int = 0, url: str = ""
+        self,
+        settings: ServerSettings,
+        reach: Reach,
+        place: int = 0,
+        url: str = "",
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._settings = settings
+        self._telemetry = telemetry
         self._place, self._url = place, url
         self._reach = reach
         self._server = ServerLink(reach)
@@ -146,6 +156,8 @@ class GatewayProcess:
 
     def open(self) -> None:
         """Connect to the server, and stay connected."""
+        if self._telemetry is not None:
+            self._telemetry.open()
         handlers = dict(
             [
                 answering(SET_STATE, self._set_state),
@@ -165,6 +177,8 @@ class GatewayProcess:
         for task in (*self._tasks, *self._spawned):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._spawned, return_exceptions=True)
+        if self._telemetry is not None:
+            await asyncio.to_thread(self._telemetry.close)
 
     def end(self) -> None:
         """Answer the calls in progress; if the server is gone, refuse them."""
@@ -183,6 +197,7 @@ class GatewayProcess:
             run=self,
             add_call=self.add_call,
             started_at=time.time(),
+            telemetry=self._telemetry,
         )
 
     async def protocol(self, _: Request) -> Response:

@@ -36,7 +36,7 @@ from ajet_server.run.run_setup import ResolvedRun, check_same_run, resolve_run, 
 from ajet_server.run.run_workers import RunWorkers
 from ajet_server.spending.meter import PAUSED
 from ajet_server.store.checkpoints import CheckpointFolder
-from ajet_server.store.run_store import EvaluationCount
+from ajet_server.store.evaluation_counts import EvaluationCount
 
 _log = logging.getLogger("ajet.server")
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -451,8 +452,13 @@ class RunLoop:
             rolls_on=rolls_on,
             judge=self.health.judge,
         )
+        telemetry = self._parts.telemetry
         try:
-            return await self.supervisor.watched(work, f"training step {record.step}")
+            with nullcontext() if telemetry is None else telemetry.step(record) as span:
+                stepped = await self.supervisor.watched(work, f"training step {record.step}")
+                if span is not None:
+                    span.summary = stepped.summary
+            return stepped
         except StepRefusedError as error:
             culprits = await self._untrainable(record)
             # If no rehearsal identifies the episodes, refuse the whole batch.

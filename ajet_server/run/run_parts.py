@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ajet_core.interfaces import EndReason
 from ajet_core.plugin import PluginManager
@@ -18,6 +19,9 @@ from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.spending.meter import SpendingMeter
 from ajet_server.state import StateBoard
 from ajet_server.store.run_store import RunStore
+
+if TYPE_CHECKING:
+    from ajet_server.telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class RunParts:
     spending: SpendingMeter
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+    telemetry: Telemetry | None = None
 
     def report_evaluations(self) -> None:
         """Report evaluations whose episodes are over to event readers and loggers."""

@@ -26,7 +26,7 @@ from ajet_core.interfaces import (
 )
 from ajet_core.protocol import ABORT_CAUSES
 from ajet_core.timeline import Call
-from ajet_server.averages import term
+from ajet_server.store.evaluation_counts import EvaluationCount, EvaluationCounter
 from ajet_server.store.patient_store import RETRY_SECONDS, PatientStore, StoreTrouble
 
 T = TypeVar("T")
@@ -94,25 +94,6 @@ class GroupCount:
 _NO_EPISODES = GroupCount()
 # The sum of the squares of larger rewards could overflow.
 _LARGEST_REWARD = 1e120
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationCount:
-    """The finished evaluation episodes of one task that a client claimed at one version.
-
-    :param ended: the number with a reward; `passed`, `mixed` and `reward_sum` are over these.
-    :param passed: the number with at least the requested reward.
-    """
-
-    client_id: str
-    tag: str
-    claim_version: int
-    task_id: str
-    ended: int
-    passed: int
-    mixed: int
-    reward_sum: float
-    aborted: int
 
 
 class RunStore:
@@ -444,9 +425,11 @@ class RunStore:
         :param pass_reward: the least reward of an episode that passes.
         :return: in order of policy version.
         """
-        evaluated = [e async for e in self._store.episodes(EpisodeQuery(kind="eval"))]
+        counter = EvaluationCounter(pass_reward)
         try:
-            return count_evaluations(evaluated, pass_reward)
+            async for episode in self._store.episodes(EpisodeQuery(kind="eval")):
+                counter.add(episode)
+            return counter.counts()
         except TypeError as error:
             raise DamagedRecordError(
                 f"cannot count an evaluation episode of the store ({error}): restore the "
@@ -650,32 +633,3 @@ class RunStore:
     def _batched(self, batch: BatchRecord) -> None:
         for episode_id in (*batch.episode_ids, *batch.aborted_ids):
             self._loose.pop(episode_id, None)
-
-
-def count_evaluations(
-    episodes: Iterable[EpisodeRecord], pass_reward: float
-) -> list[EvaluationCount]:
-    """Count finished evaluation episodes by client, tag, policy version and task.
-
-    :return: in order of policy version.
-    """
-    # The values are: ended, passed, mixed, the sum of rewards, aborted.
-    counts: dict[tuple[int, str, str, str], tuple[int, int, int, float, int]] = {}
-    for episode in episodes:
-        if episode.state in ("open", "prepared"):
-            continue
-        key = (episode.claim_version, episode.client_id, episode.tag, episode.task_id)
-        ended, passed, mixed, reward_sum, aborted = counts.get(key, (0, 0, 0, 0.0, 0))
-        if episode.state == "ended":
-            ended += 1
-            mixed += episode.mixed
-            if episode.reward is not None:
-                passed += episode.reward >= pass_reward
-                # The store may hold rewards whose sum would overflow.
-                reward_sum += term(episode.reward)
-        aborted += episode.state == "aborted"
-        counts[key] = (ended, passed, mixed, reward_sum, aborted)
-    return [
-        EvaluationCount(client_id, tag, version, task_id, *count)
-        for (version, client_id, tag, task_id), count in sorted(counts.items())
-    ]

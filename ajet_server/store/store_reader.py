@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,6 +17,7 @@ from ajet_core.interfaces import (
     EpisodeState,
     RunRecord,
     SampleStore,
+    StepRecord,
 )
 from ajet_core.timeline import Call
 
@@ -77,6 +78,25 @@ class StoreReader:
         """Return the run, None if none was started."""
         return await self._store.get_run()
 
+    async def steps(self) -> list[StepRecord]:
+        """Return all steps that have ended, in order."""
+        return await self._store.steps()
+
+    async def batches(self) -> list[BatchRecord]:
+        """Return the batches that the trainer did not refuse, in the order of their steps."""
+        return await self._store.batches(after_step=0)
+
+    async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
+        """Return calls by episode, as `SampleStore.calls` does."""
+        return await self._store.calls(episode_ids)
+
+    async def get_episode(self, episode_id: str) -> EpisodeRecord | None:
+        """Return an episode, None if it is unknown.
+
+        :raises DamagedRecordError: its record cannot be read.
+        """
+        return await self._store.get_episode(episode_id)
+
     async def refused(self) -> list[BatchRecord]:
         """Return the batches that the trainer refused, in the order of their intended steps."""
         return await self._store.batches(after_step=0, refused=True)
@@ -86,23 +106,23 @@ class StoreReader:
     ) -> list[str]:
         """Return ids of episodes in the order of their claims, or of their batches if chosen so."""
         ids: list[str] = []
-        async for episode in self._episodes(choice, newest_first=newest_first):
+        async for episode in self.episodes(choice, newest_first=newest_first):
             if limit is not None and len(ids) == limit:
                 break
             ids.append(episode.episode_id)
         return ids
 
     async def records(self, choice: EpisodeChoice) -> list[EpisodeRecord]:
-        """Return the records of the chosen episodes, in the order of `episode_ids`."""
-        return [episode async for episode in self._episodes(choice)]
+        """Return the same as `episodes` in a list."""
+        return [episode async for episode in self.episodes(choice)]
 
     async def count(self, choice: EpisodeChoice) -> int:
         """Return the number of chosen episodes."""
-        return sum([1 async for _ in self._episodes(choice)])
+        return sum([1 async for _ in self.episodes(choice)])
 
     async def trained_rewards(self) -> AsyncIterator[tuple[int, str, float]]:
         """Yield step, task id and reward of each training episode that a step consumed."""
-        async for record in self._episodes(EpisodeChoice(state="ended", kind="train")):
+        async for record in self.episodes(EpisodeChoice(state="ended", kind="train")):
             step = await self._step(record)
             if step is not None and record.reward is not None:
                 yield step, record.task_id, record.reward
@@ -143,9 +163,10 @@ class StoreReader:
             await self._store.scores(episode_id),
         )
 
-    async def _episodes(
+    async def episodes(
         self, choice: EpisodeChoice, *, newest_first: bool = False
     ) -> AsyncIterator[EpisodeRecord]:
+        """Yield the records of the chosen episodes, in the order of `episode_ids`."""
         query = EpisodeQuery(choice.state, choice.kind, choice.task_id, newest_first=newest_first)
         if choice.step is None and not choice.refused:
             async for episode in self._store.episodes(query):

@@ -55,6 +55,8 @@ class BootPlan:
         network.
     :param weights: where the weights of the channel ``delta`` are.
     :param version: of the server's code.
+    :param collector: base URL to which the worker sends its spans, "" for that of the environment;
+        None if it sends none.
     """
 
     run_dir: str
@@ -71,6 +73,7 @@ class BootPlan:
     collective_host: str = LOOPBACK
     weights: WeightPlaces = field(default_factory=WeightPlaces)
     version: str = __version__
+    collector: str | None = None
 
     @property
     def components(self) -> BootPlan:
@@ -130,19 +133,26 @@ def pack_request(request: GenerateRequest) -> list[Any]:
     sampling = _sampling_values(request.sampling)
     ids = request.prompt_ids
     prompt = (ids if isinstance(ids, array) else array("I", ids)).tobytes()
-    return [request.request_id, prompt, sampling, request.stream, request.sampled]
+    return [
+        request.request_id,
+        prompt,
+        sampling,
+        request.stream,
+        request.sampled,
+        request.traceparent,
+    ]
 
 
 def unpack_request(plain: list[Any]) -> GenerateRequest:
     """Undo `pack_request`."""
-    request_id, prompt, values, stream, sampled = plain
+    request_id, prompt, values, stream, sampled, traceparent = plain
     prompt_ids = array("I")
     prompt_ids.frombytes(prompt)
     sampling = dict(zip(_SAMPLING_NAMES, values, strict=True))
     sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
     sampling["logit_bias"] = tuple(tuple(pair) for pair in sampling["logit_bias"])
     return GenerateRequest(
-        request_id, prompt_ids.tolist(), SamplingParams(**sampling), stream, sampled
+        request_id, prompt_ids.tolist(), SamplingParams(**sampling), stream, sampled, traceparent
     )
 
 

@@ -18,10 +18,10 @@ from ajet_core.errors import (
 )
 from ajet_core.interfaces import Engine, Probe, WeightUpdate
 from ajet_engines.probe import probe_ids
-from ajet_testing.planted import PLANTED, Planted, planted, sealed
 from ajet_testing.suites.asking import ask, begin, make_request, until
 from ajet_testing.suites.engine_case import versions
 from ajet_testing.suites.shaping_suite import TRIES, ShapingSuite
+from ajet_testing.weights.planted import PLANTED, Planted, planted, sealed
 
 __all__ = ["MANY", "EngineSuite"]
 

@@ -22,7 +22,7 @@ from ajet_core.timeline import (
     TrainTree,
 )
 from ajet_testing.conformance import ConformanceSuite
-from ajet_testing.suites.broadcast import receive_once
+from ajet_testing.weights.broadcast import receive_once
 
 __all__ = ["EPISODES", "NOT_FINITE", "TrainerSuite"]
 

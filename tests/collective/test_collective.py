@@ -22,7 +22,7 @@ from ajet_engines.collective import (
 )
 from ajet_engines.collective.wire import Send, encoded
 from ajet_engines.served import check_update
-from ajet_testing.suites.broadcast import ThreadedMember
+from ajet_testing.weights.broadcast import ThreadedMember
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]

@@ -30,7 +30,8 @@ from ajet_core.interfaces import (
 from ajet_core.protocol import ABORT_CAUSES
 from ajet_server.averages import LARGEST_TERM
 from ajet_server.embedded.settings import SqliteStoreSettings
-from ajet_server.store.run_store import _LARGEST_REWARD, EvaluationCount, GroupCount, RunStore
+from ajet_server.store.evaluation_counts import EvaluationCount
+from ajet_server.store.run_store import _LARGEST_REWARD, GroupCount, RunStore
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_testing.suites.samples import conversation, make_episode, make_joint
 from tests.embedded.jsonl_store import JsonlStore, JsonlStoreSettings

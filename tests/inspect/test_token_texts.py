@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from ajet_server.page.token_texts import TokenTexts, shorten, visible
+from ajet_server.page.token_texts import TokenTexts
+from ajet_server.page.visible_text import shorten, visible
 from tests.inspect.recorded import Recording
 
 

@@ -71,6 +71,10 @@ class JudgingEndpoint:
             self._open += 1
             self.most = max(self.most, self._open)
         try:
+            if "input" in body:
+                # A text has a direction for each of its letters.
+                vector = [float(body["input"].count(letter)) for letter in "abcdefgh"]
+                return 200, {"data": [{"embedding": vector}], "usage": {"total_tokens": 10}}
             if not self.structured and "response_format" in body:
                 return 400, {"error": {"message": "response_format is not supported"}}
             lines = body["messages"][1]["content"].splitlines()

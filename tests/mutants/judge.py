@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+from agentjet.judges import (
+    JudgeFailedError,
+    RankingJudge,
+    RubricJudge,
+    endpoint,
+    model,
+    rubric,
+    scorers,
+)
 from agentjet.judges import answers as judges
 from agentjet.judges.answers import ExactJudge, NumberJudge
+from ajet_core.interfaces import EpisodeOutcome
 from tests.agents import outside
-from tests.mutants.planting import Mutants, around
+from tests.mutants.planting import Mutants, around, put
 
 FILE = "tests/agents/test_registered.py"
 exact = Mutants("judge", f"{FILE}::TestExact")
 number = Mutants("judge", f"{FILE}::TestNumber")
 share = Mutants("judge", f"{FILE}::TestShare")
-ALL = (exact, number, share)
+asking = Mutants("judge", "tests/judges/test_model_judges.py")
+scoring = Mutants("judge", "tests/judges/test_scorers.py")
+apart = Mutants("judge", "tests/judges/test_own_endpoint.py")
+ALL = (exact, number, share, asking, scoring, apart)
 QUICK = ("a_long_result_is_good", "the_task_is_kept_in_the_judge")
 
 
@@ -178,3 +194,148 @@ def one_lock_for_all_event_loops() -> None:
         return await original(self, task, result)
 
     around(outside.ShareJudge, "__call__", call)
+
+
+def asked_once_for_all(*parts: str) -> None:
+    """Leave parts of a question out of what its verdict is kept under."""
+
+    def without(question: Any) -> Any:
+        return {key: value for key, value in question.items() if key not in parts}
+
+    around(model.KeptVerdicts, "recall", lambda original, self, q: original(self, without(q)))
+    around(model.KeptVerdicts, "keep", lambda original, self, q, v: original(self, without(q), v))
+
+
+def limited(**limits: Any) -> None:
+    """Replace limits of all endpoints."""
+
+    def created(original: Any, self: Any, *given: Any, **named: Any) -> None:
+        original(self, *given, **{**named, "limits": replace(named["limits"], **limits)})
+
+    around(endpoint.ChatEndpoint, "__init__", created)
+
+
+@asking
+def all_votes_are_the_same_request() -> None:
+    around(model.JudgingModel, "_body", lambda original, self, q: {**original(self, q), "seed": 0})
+
+
+@asking
+def the_best_vote_counts() -> None:
+    put(rubric, "statistics", SimpleNamespace(fmean=lambda values, weights=None: max(values)))
+
+
+@asking
+def votes_have_no_temperature() -> None:
+    put(model.ModelJudgeSettings, "vote_temperature", 0.0)
+
+
+@asking
+def results_are_shown_in_one_order() -> None:
+    around(
+        RankingJudge,
+        "_order",
+        lambda original, self, task, shown, vote: original(self, task, sorted(shown), vote),
+    )
+
+
+@asking
+def a_failure_is_the_least_reward() -> None:
+    def judge(original: Any, self: Any, task: Any, result: Any) -> Any:
+        try:
+            return original(self, task, result)
+        except JudgeFailedError:
+            return EpisodeOutcome(reward=0.0)
+
+    around(RubricJudge, "judge", judge)
+
+
+@asking
+def a_busy_endpoint_is_not_waited_for() -> None:
+    limited(waits=False)
+
+
+@asking
+def a_busy_endpoint_is_always_waited_for() -> None:
+    limited(waits=True)
+
+
+@asking
+def a_busy_endpoint_is_asked_once() -> None:
+    put(endpoint, "_TEMPORARY", frozenset())
+
+
+@asking
+def a_refusal_is_repeated() -> None:
+    put(endpoint, "_TEMPORARY", frozenset(range(401, 600)))
+
+
+@asking
+def other_models_share_verdicts() -> None:
+    asked_once_for_all("model")
+
+
+@asking
+def votes_share_a_verdict() -> None:
+    asked_once_for_all("seed")
+
+
+@asking
+def results_share_verdicts() -> None:
+    asked_once_for_all("messages")
+
+
+@asking
+def nothing_is_kept() -> None:
+    put(model.KeptVerdicts, "keep", lambda *_: None)
+
+
+@asking
+def the_budget_has_no_end() -> None:
+    limited(budget_tokens=None)
+
+
+@asking
+def the_budget_counts_requests() -> None:
+    around(endpoint, "_tokens", lambda original, answer: min(1, original(answer)))
+
+
+@asking
+def requests_have_no_limit() -> None:
+    limited(at_once=99)
+
+
+@scoring
+def what_was_skipped_is_the_least_score() -> None:
+    def read(original: Any, score: Any) -> Any:
+        return original(score) if score.score is not None else {"score": 0.0, "metadata": {}}
+
+    around(scorers, "_read", read)
+
+
+@scoring
+def other_scorers_share_scores() -> None:
+    asked_once_for_all("scorer")
+
+
+@scoring
+def votes_of_a_scorer_are_the_same_request() -> None:
+    around(scorers.AutoevalsJudge, "_vote", lambda original, self, g, _: original(self, g, 0))
+
+
+@scoring
+def the_library_chooses_its_endpoint() -> None:
+    def score(original: Any, self: Any, client: Any, given: Any) -> Any:
+        return original(self, None, given)
+
+    around(scorers.AutoevalsJudge, "_scored_with", score)
+
+
+@apart
+def calls_are_rerouted() -> None:
+    put(endpoint, "passthrough", contextlib.nullcontext)
+
+
+@apart
+def the_key_of_an_episode_is_a_key() -> None:
+    put(model, "episode_key", lambda *_: None)

@@ -23,6 +23,7 @@ from tests.mutants import (
     judge,
     logger,
     merger,
+    observer,
     reader,
     sandbox,
     source,
@@ -36,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 KINDS = (
     store,
     logger,
+    observer,
     merger,
     advantage,
     reader,
@@ -64,6 +66,7 @@ def run(mutants: Mutants, mutation: str) -> tuple[int, str]:
                 "-x",
                 "-q",
                 "--tb=line",
+                "--show-capture=no",
                 "-o",
                 f"timeout={limit}",
             ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ajet_core.timeline import Call, MessageText, PlacedMessage
-from ajet_server.page.conversation import MAX_CALLS, MAX_CHARS, conversation
+from ajet_server.page.conversation import ConversationLimits, conversation
 from ajet_testing.suites.samples import make_episode
 
 
@@ -26,7 +26,7 @@ def test_long_messages_keep_their_beginning_and_end() -> None:
     text = "a" * 5_000_000 + "b" * 5_000_000
     (call,) = conversation(make_episode("ep"), [_call(0, text)]).calls
     (message,) = call.messages
-    assert message.cut == len(text) - MAX_CHARS
+    assert message.cut == len(text) - ConversationLimits().chars
     assert message.content.startswith("a" * 10_000 + "\n[9980000 characters are left out]\n")
     assert message.content.endswith("b" * 10_000)
 
@@ -38,6 +38,7 @@ def test_half_a_surrogate_pair_is_replaced() -> None:
 
 
 def test_only_the_last_calls_are_listed() -> None:
-    found = conversation(make_episode("ep"), [_call(i, "hi") for i in range(MAX_CALLS + 3)])
-    assert (len(found.calls), found.omitted) == (MAX_CALLS, 3)
-    assert found.calls[-1].call_id == f"call-{MAX_CALLS + 2}"
+    most = ConversationLimits().calls
+    found = conversation(make_episode("ep"), [_call(i, "hi") for i in range(most + 3)])
+    assert (len(found.calls), found.omitted) == (most, 3)
+    assert found.calls[-1].call_id == f"call-{most + 2}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet_server.page.models import Conversation, EpisodeRows, Overview, StepCurves
+from ajet_server.page.models import Conversation, EpisodeRows, Overview, StepCurves, TaskRows
 from ajet_testing.servers import CONTROL, Running, new_token
 
 HOSTILE = '<img src=x onerror="alert(1)"> \u202e \x1b[2J'
@@ -44,7 +44,7 @@ async def test_the_page_needs_no_token_and_runs_only_its_own_files(server: Runni
 
 async def test_a_view_token_opens_everything_but_the_tokens(server: Running) -> None:
     _, viewer = await new_token(server, "viewer", scope="view")
-    for path in ("/v1/overview", "/v1/steps", "/v1/episodes"):
+    for path in ("/v1/overview", "/v1/steps", "/v1/episodes", "/v1/tasks"):
         assert (await server.http.get(path, headers=viewer)).status_code == 200
     assert (await server.http.get("/v1/tokens", headers=viewer)).status_code == 403
     assert (await server.http.post("/v1/run/pause", headers=viewer)).status_code == 403
@@ -149,3 +149,40 @@ async def test_an_unknown_episode_is_not_there(server: Running) -> None:
     for part in ("messages", "page"):
         answer = await server.http.get(f"/v1/timelines/nothing/{part}", headers=CONTROL)
         assert answer.status_code == 404
+
+
+async def test_tasks_have_the_steps_and_rewards_between_which_they_changed(server: Running) -> None:
+    await server.roll()
+    assert (await get(server, "/v1/tasks"))["tasks"] == []
+    await server.batch()
+    await server.batch()
+    await server.episode("untrained", 1.0)
+    found = TaskRows.model_validate(await get(server, "/v1/tasks"))
+    assert [row.task_id for row in found.tasks] == ["a", "b"]
+    row = found.tasks[0]
+    assert (row.episodes, row.steps, row.first_step, row.last_step) == (4, 2, 1, 2)
+    assert (row.first_reward, row.last_reward) == (0.5, 0.5)
+    some = TaskRows.model_validate(await get(server, "/v1/tasks", find="b", limit=1))
+    assert ([row.task_id for row in some.tasks], some.more) == (["b"], False)
+    first = TaskRows.model_validate(await get(server, "/v1/tasks", limit=1))
+    assert first.more
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("improved", ["up", "down"]), ("worsened", ["down", "up"]), ("lowest", ["down", "up"])],
+)
+async def test_tasks_are_ordered_by_how_they_changed(
+    server: Running, order: str, expected: list[str]
+) -> None:
+    await server.roll()
+    for rewards in ({"up": 0.0, "down": 1.0}, {"up": 0.75, "down": 0.25}):
+        step = server.service.coordinator.step
+        for task, reward in rewards.items():
+            for noise in (0.0, 0.125):
+                await server.episode(task, reward + noise)
+        await server.service.board.wait_until(
+            lambda step=step: server.service.coordinator.step > step
+        )
+    found = TaskRows.model_validate(await get(server, "/v1/tasks", order=order))
+    assert [row.task_id for row in found.tasks] == expected

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from agentjet.client import AsyncSwarmClient
-from ajet_testing.servers import TOKENS, Running, ServerFactory, new_token
+from ajet_cli.report.markup import Html, document
+from ajet_testing.servers import CONTROL, TOKENS, Running, ServerFactory, new_token
 from tests.page.test_page_routes import HOSTILE
 from tests.support.browser import headless_browser
 
@@ -141,7 +143,7 @@ async def test_only_control_pauses_and_it_asks_first(open_page: Open, listening:
 
 async def test_every_view_fits_on_a_phone_and_is_reached_by_keyboard(open_page: Open) -> None:
     page = await open_page(width=360)
-    for name in ("Curves", "Episodes", "Server", "Overview"):
+    for name in ("Curves", "Episodes", "Tasks", "Compare", "Server", "Overview"):
         link = page.get_by_role("link", name=name, exact=True)
         await link.focus()
         await page.keyboard.press("Enter")
@@ -184,3 +186,105 @@ async def test_a_filter_keeps_the_keyboard(open_page: Open) -> None:
 async def test_a_step_has_its_metrics(open_page: Open) -> None:
     page = await open_page("step/1")
     await page.locator("table", has_text="reward_mean").wait_for()
+
+
+async def test_a_step_is_reached_by_keyboard_from_every_view(open_page: Open) -> None:
+    page = await open_page("server")
+    await page.locator(".view.server table").first.wait_for()
+    await page.keyboard.press("Alt+g")
+    assert await page.evaluate("document.activeElement.id") == "goto-step"
+    await page.keyboard.type("1")
+    await page.keyboard.press("Enter")
+    await page.locator("h2", has_text="Step 1").wait_for()
+    assert await page.evaluate("document.activeElement.id") == "content"
+
+
+async def test_a_task_of_two_steps_is_found_and_its_best_messages_are_compared(
+    open_page: Open, listening: Running
+) -> None:
+    await listening.batch()
+    page = await open_page("tasks")
+    await page.fill("#find", "a")
+    await page.keyboard.press("Enter")
+    await page.locator("caption", has_text="1 task").wait_for()
+    await page.get_by_role("link", name="compare then and now").click()
+    await page.locator("h3", has_text="Step 1: reward 1").wait_for()
+    assert await page.locator("h3", has_text="Step 2: reward 1").count() == 1
+    assert await page.locator(".message.assistant").count() == 2
+    assert await page.locator("h2", has_text="Task a").count() == 1
+    assert await page.locator("h2", has_text="Task b").count() == 0
+    await page.fill("#with", "2")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/step/2?with=2&task=a")
+
+
+async def test_only_control_changes_the_mixture_and_it_asks_first(
+    open_page: Open, listening: Running
+) -> None:
+    ratios = {"maths": 0.5, HOSTILE: 0.5}
+    answer = await listening.http.put("/v1/mixture", headers=CONTROL, json={"ratios": ratios})
+    assert answer.status_code == 200
+    viewer = await open_page()
+    await viewer.wait_for_selector("figure canvas")
+    assert await viewer.locator("#ratio-0").count() == 0
+    page = await open_page(scope="control")
+    await page.fill("#ratio-0", "0.9")
+    assert await page.inner_text("output") == "sum 1.4"
+    await page.click("text=Change the mixture")
+    await page.locator("[role=status]", has_text="must sum to 1").wait_for()
+    await page.fill("#ratio-1", "0.1")
+    questions = []
+
+    async def refuse(dialog: Any) -> None:
+        questions.append(dialog.message)
+        await dialog.dismiss()
+
+    page.once("dialog", refuse)
+    await page.click("text=Change the mixture")
+    assert "maths 0.9" in questions[0]
+    assert (await mixture_of(listening))["maths"] == 0.5
+    page.once("dialog", lambda dialog: dialog.accept())
+    async with page.expect_response("**/v1/mixture"):
+        await page.click("text=Change the mixture")
+    assert (await mixture_of(listening))["maths"] == 0.9
+
+
+async def mixture_of(server: Running) -> dict[str, float]:
+    """The ratios of a server."""
+    answer = await server.http.get("/v1/mixture", headers=CONTROL)
+    ratios: dict[str, float] = answer.json()["config"]["ratios"]
+    return ratios
+
+
+async def test_this_run_is_compared_with_a_report(
+    open_page: Open, listening: Running, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.html"
+    run = {
+        "name": HOSTILE,
+        "curves": {"steps": [1, 2], "curves": {"reward_mean": {"mean": [0.25, 0.75]}}},
+        "config": {"algorithm.learning_rate": "0.125", "checkpoint_every": "2.0"},
+        "final": {"reward_mean": [0.5, [0.4, 0.6], 2]},
+        "evaluations": [
+            {"tag": "held-out", "step": 2, "pass_at": {"1": [0.5, [0.25, 0.75]]}},
+        ],
+    }
+    report.write_text(document("title", "", Html("<p></p>"), [run]), encoding="utf-8")
+    page = await open_page("compare")
+    await page.set_input_files("#reports", report)
+    await page.locator("td", has_text="0.5 (0.4 to 0.6)").wait_for()
+    assert await page.locator("img").count() == 0
+    chart = page.locator("figure[data-metrics*='A this run']").first
+    label = await chart.locator(".plot").get_attribute("aria-label")
+    assert "A this run" in label
+    assert "B <img src=x" in label
+    assert await page.locator("tr", has_text="algorithm.learning_rate").count() == 1
+    # The same in another spelling.
+    assert await page.locator("tr", has_text="checkpoint_every").count() == 0
+    assert await page.locator("tr", has_text="pass@1 0.5 (0.25 to 0.75)").count() == 1
+    other = tmp_path / "other.html"
+    other.write_text("<p>not a report</p>", encoding="utf-8")
+    await page.set_input_files("#reports", other)
+    await page.locator("[role=alert]", has_text="is not a report").wait_for()
+    await page.click("text=Remove all")
+    assert await page.locator("td", has_text="0.5 (0.4 to 0.6)").count() == 0

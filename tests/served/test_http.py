@@ -37,9 +37,13 @@ def parts(*bodies: bytes) -> Answer:
 
 
 @asynccontextmanager
-async def client(directory: Path, answer: Answer) -> AsyncIterator[HttpClient]:
+async def client(
+    directory: Path, answer: Answer, heads: list[bytes] | None = None
+) -> AsyncIterator[HttpClient]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
+        if heads is not None:
+            heads.append(head)
         for line in head.split(b"\r\n"):
             if line.lower().startswith(b"content-length:"):
                 await reader.readexactly(int(line.split(b":")[1]))
@@ -65,6 +69,17 @@ async def test_events_are_read_however_they_are_cut(tmp_path: Path) -> None:
         cut = [whole[i : i + size] for i in range(0, len(whole), size)]
         async with client(tmp_path, parts(*cut)) as http:
             assert await collect(http) == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("traceparent", ["00-1-2-01", ""])
+async def test_a_model_server_gets_the_span_of_its_request(
+    tmp_path: Path, traceparent: str
+) -> None:
+    heads: list[bytes] = []
+    async with client(tmp_path, parts(b"data: [DONE]\n\n"), heads) as http:
+        assert [event async for event in http.events("/stream", {}, traceparent)] == []
+    assert (b"traceparent: 00-1-2-01" in heads[0]) == bool(traceparent)
+    assert (b"traceparent" in heads[0]) == bool(traceparent)
 
 
 async def test_a_stream_without_its_end_is_one_that_broke_off(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from ajet_core.errors import EngineError, SealError
 from ajet_core.interfaces import Probe, WeightUpdate
-from ajet_testing.planted import PLANTED, Planted
 from ajet_testing.suites.asking import ask
+from ajet_testing.weights.planted import PLANTED, Planted
 from tests.served.fake_server import FakeEngine, said_of_probe, started
 
 

@@ -13,7 +13,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.pass_at import pass_at_k
 from ajet_core.protocol import Evaluation, EvaluationConfig
 from ajet_server.episodes.evaluations import Evaluations, is_mixed
-from ajet_server.store.run_store import EvaluationCount
+from ajet_server.store.evaluation_counts import EvaluationCount
 from ajet_testing.suites.samples import conversation, make_episode
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ajet_core.protocol import ServerState
-from ajet_testing.planted import PLANTED
 from ajet_testing.servers import CONTROL, Running, ServerFactory
+from ajet_testing.weights.planted import PLANTED
 from tests.support.runs import events, finish_batch, status, until_state
 
 

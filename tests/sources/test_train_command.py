@@ -76,6 +76,7 @@ def solve(row):
     [
         ("", "does not name a source"),
         ("nothing:x", "there is no source 'nothing'"),
+        ("inspect:x.py", "is not installed: pip install 'agentjet[inspect]'"),
         ("row:x", "did you mean 'rows'"),
         ("missing.jsonl", "missing.jsonl"),
         ("rows", "needs a file"),

@@ -96,7 +96,7 @@ def render(status: ServerStatus, url: str, *, checks: bool = False) -> Table:
         *_last_step(status),
         *spending_rows(status),
         *(_checks(status) if checks else ()),
-        *(("evaluation", _evaluation(evaluation), "") for evaluation in status.evaluations),
+        *(("evaluation", evaluation_text(evaluation), "") for evaluation in status.evaluations),
         *_totals(status),
         ("up", _duration(status.uptime_seconds), ""),
     ]
@@ -157,7 +157,7 @@ def _batch(status: ServerStatus) -> Iterator[_Row]:
     if status.rollout is not None:
         yield "rollout", _rollout(status.rollout), ""
     for tag, progress in (status.mixture or {}).items():
-        yield f"tag {tag}", _tag(progress), "yellow" if progress.blocked else ""
+        yield f"tag {tag}", tag_text(progress), "yellow" if progress.blocked else ""
 
 
 def _last_step(status: ServerStatus) -> Iterator[_Row]:
@@ -237,14 +237,15 @@ def _rollout(rollout: RolloutStatus) -> str:
     return text
 
 
-def _tag(progress: TagProgress) -> str:
+def tag_text(progress: TagProgress) -> str:
+    """Return how far a tag of the mixture is in the batch that is being filled."""
     text = f"{progress.ready} of {progress.slots} slots ready, {progress.under_way} started"
     text += f" (ratio {progress.ratio:g})"
     return text + (", no client is working on it" if progress.blocked else "")
 
 
-def _evaluation(evaluation: Evaluation) -> str:
-    """Format the results of a task set at its last step."""
+def evaluation_text(evaluation: Evaluation) -> str:
+    """Return the results of a task set at its last step."""
     name = f"{evaluation.tag}, " if evaluation.tag else ""
     scores = [f"pass@{k} {value:.3f}" for k, value in evaluation.pass_at.items()]
     if evaluation.reward_mean is not None:

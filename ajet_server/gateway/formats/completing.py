@@ -141,11 +141,13 @@ class CompletionService:
         agent: str = "",
         *,
         is_retry: bool = False,
+        traceparent: str = "",
     ) -> Exchange:
         """Make the prompt of a request.
 
         :param agent: name of the calling agent.
         :param is_retry: whether the client marked the request as a retry.
+        :param traceparent: as `GenerateRequest.traceparent`.
         :raises ContextLengthError: the prompt leaves no room for an answer in the model's context.
         :raises UnsupportedError: the engine does not support a feature of the request.
         :raises RequestError: the model's template cannot express the messages.
@@ -177,6 +179,7 @@ class CompletionService:
             completion_id=completion_id,
             created_at=created_at,
             seeds=seeds,
+            traceparent=traceparent,
         )
 
     async def count(self, session: Session, request: ModelRequest) -> int:
@@ -358,6 +361,7 @@ class CompletionService:
             prompt_ids=exchange.prompt.ids,
             sampling=sampling,
             stream=request.stream or bool(request.stop),
+            traceparent=exchange.traceparent,
         )
         scanner = StopScanner(self._renderer, request.stop) if request.stop else None
         return Generation(generate, self._renderer, scanner)

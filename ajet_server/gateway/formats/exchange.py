@@ -59,6 +59,7 @@ class Exchange:
     :param completion_id: id of the answer, unique in the run.
     :param created_at: unix seconds.
     :param seeds: of the choices in an exact run; None in others.
+    :param traceparent: as `GenerateRequest.traceparent`.
     """
 
     session: Session
@@ -72,6 +73,7 @@ class Exchange:
     completion_id: str
     created_at: float
     seeds: CallSeeds | None = None
+    traceparent: str = ""
 
     @property
     def lowered_max_tokens(self) -> int | None:

@@ -43,6 +43,11 @@ export async function post(path, body = undefined) {
   return request("POST", path, {}, body);
 }
 
+/** Returns the JSON of `PUT path`. */
+export async function put(path, body) {
+  return request("PUT", path, {}, body);
+}
+
 async function request(method, path, query, body) {
   const filled = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const headers = { authorization: `Bearer ${sessionStorage.getItem(KEY)}` };

@@ -3,6 +3,8 @@
 import { clock, make, number, visible } from "./dom.js";
 
 const COLOURS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6"];
+// Lines are told apart by dashes as well; ui.css has them for the legend.
+const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [12, 4], [4, 2]];
 
 // uPlot keeps a plot until it is destroyed.
 const plots = new Map();
@@ -92,7 +94,8 @@ function lastOf(values) {
 }
 
 function say(place, data, names, at) {
-  const when = at === null ? "latest" : `step ${data.steps[at]} (${clock(data.times[at])})`;
+  const time = data.times[at] ? ` (${clock(data.times[at])})` : "";
+  const when = at === null ? "latest" : `step ${data.steps[at]}${time}`;
   const value = (name) => number(at === null ? lastOf(data.curves[name].mean) : data.curves[name].mean[at]);
   const texts = names.map((name, i) => make("span", { class: `key c${(i % COLOURS.length) + 1}` }, `${name} ${value(name)}`));
   place.replaceChildren(...(names.length ? [make("span", {}, when), ...texts] : ["no values yet"]));
@@ -105,7 +108,7 @@ function bandColumns(curve) {
 function bandSeries(name, curve, i) {
   const stroke = paint(i);
   const points = { show: curve.mean.length < 40, size: 4 };
-  const line = { label: name, stroke, width: 1.6, points, spanGaps: true };
+  const line = { label: name, stroke, dash: DASHES[i % DASHES.length], width: 1.6, points, spanGaps: true };
   const edge = { stroke: "transparent", points: { show: false } };
   return curve.low.length ? [line, edge, edge] : [line];
 }

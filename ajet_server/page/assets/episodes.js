@@ -120,18 +120,23 @@ export async function episodeView(place, app, { id }) {
     if (said.calls.length + said.omitted === calls) return;
     again.hidden = calls < 0 || !frame.src;
     calls = said.calls.length + said.omitted;
-    spoken.replaceChildren(
-      ...(said.omitted ? [make("li", { class: "dim" }, `${said.omitted} earlier calls are left out.`)] : []),
-      ...said.calls.flatMap((call) => [
-        ...call.messages.map((message) => messageItem(message, "")),
-        call.answer
-          ? messageItem(call.answer, `${call.agent ? `${call.agent}, ` : ""}${call.tokens} tokens, ${call.finish_reason}, ${clock(call.at)}`)
-          : make("li", { class: "dim" }, "The client disconnected before the answer was sent."),
-      ]),
-    );
+    spoken.replaceChildren(...conversation(said));
   };
   await update();
   return update;
+}
+
+/** The messages of an episode as items of a list. */
+export function conversation(said) {
+  return [
+    ...(said.omitted ? [make("li", { class: "dim" }, `${said.omitted} earlier calls are left out.`)] : []),
+    ...said.calls.flatMap((call) => [
+      ...call.messages.map((message) => messageItem(message, "")),
+      call.answer
+        ? messageItem(call.answer, `${call.agent ? `${call.agent}, ` : ""}${call.tokens} tokens, ${call.finish_reason}, ${clock(call.at)}`)
+        : make("li", { class: "dim" }, "The client disconnected before the answer was sent."),
+    ]),
+  ];
 }
 
 function head(row) {

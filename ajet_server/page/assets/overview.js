@@ -1,8 +1,11 @@
 // Is it learning, and if not, why?
 
-import { get, post } from "./api.js";
+import { get, post, put } from "./api.js";
 import { chart, clearCharts } from "./charts.js";
 import { clock, duration, make, number, section, table, visible } from "./dom.js";
+
+// As `MixtureConfig` has it.
+const RATIO_ERROR = 1e-6;
 
 const PHASES = ["rollout_seconds", "merge_seconds", "update_seconds", "sync_seconds"];
 
@@ -20,9 +23,9 @@ const CHARTS = [
 ];
 
 export async function overviewView(place, app) {
-  const [action, news, progress, rest, measured, failed, spent, working] = Array.from({ length: 8 }, () => make("div"));
+  const [action, news, progress, rest, shares, measured, failed, spent, working] = Array.from({ length: 9 }, () => make("div"));
   const curves = make("section", { class: "charts", "aria-label": "Curves" });
-  place.append(action, news, progress, rest, curves, measured, failed, spent, working);
+  place.append(action, news, progress, rest, shares, curves, measured, failed, spent, working);
   let drawn = "";
   let wanted = "";
   const update = async () => {
@@ -34,6 +37,7 @@ export async function overviewView(place, app) {
     renew(progress, [filling, mixture, trained, overview.seconds_per_step, Math.floor(overview.status.uptime_seconds / 60)], () => batch(overview));
     renew(rest, overview.status.spending, () => left(overview));
     renew(spent, overview.status.spending, () => costs(overview));
+    renew(shares, [overview.config?.mixture, overview.scope, state === "OFFLINE"], () => mixtureForm(app));
     const { evaluations: evaluated, counters, quarantined } = overview.status;
     renew(measured, evaluated, () => evaluations(overview));
     renew(failed, [Object.entries(counters).filter(([name]) => name.startsWith("aborted_")), quarantined], () => failures(overview));
@@ -94,6 +98,53 @@ function controls(app) {
     running && status.paused !== null && action("Resume", "Resume the run?", "/v1/run/resume", {}),
     running && action("Stop", "Stop the run? Its engine and trainer end. It can be started again from its last checkpoint.", "/v1/run/stop", undefined),
     said,
+  );
+}
+
+/** Changes the ratios of the tags, for tokens of the scope control. */
+function mixtureForm(app) {
+  const { config, scope, status } = app.overview;
+  const mixture = config?.mixture;
+  if (!mixture || scope !== "control" || status.state === "OFFLINE") return make("div");
+  const stages = mixture.schedule.filter((stage) => stage.from_step <= status.step + 1);
+  const now = stages.length ? stages[stages.length - 1].ratios : mixture.ratios;
+  const said = make("span", { role: "status", class: "bad" });
+  const total = make("output", { class: "dim" });
+  const fields = Object.entries(now).map(([tag, ratio], i) => [
+    tag,
+    make("input", { id: `ratio-${i}`, type: "number", min: 0, max: 1, step: "any", value: ratio, required: true, oninput: () => sum() }),
+  ]);
+  const all = () => fields.reduce((sum, [, field]) => sum + Number(field.value), 0);
+  const sum = () => (total.textContent = `sum ${number(all())}`);
+  sum();
+  const change = async (event) => {
+    event.preventDefault();
+    const ratios = Object.fromEntries(fields.map(([tag, field]) => [tag, Number(field.value)]));
+    if (Math.abs(all() - 1) > RATIO_ERROR) {
+      said.textContent = `The ratios must sum to 1; they sum to ${number(all())}.`;
+      return;
+    }
+    const text = Object.entries(ratios).map(([tag, ratio]) => `${tag} ${ratio}`).join(", ");
+    const later = mixture.schedule.length ? ` The schedule with ${mixture.schedule.length} stages is removed.` : "";
+    if (!confirm(visible(`Change the mixture from the next batch on? ${text}.${later}`))) return;
+    try {
+      await put("/v1/mixture", { ratios, grace_seconds: mixture.grace_seconds });
+      said.textContent = "";
+      app.refresh();
+    } catch (error) {
+      said.textContent = visible(error.message);
+    }
+  };
+  return section(
+    "Mixture",
+    make(
+      "form",
+      { class: "filters", onsubmit: change },
+      fields.map(([tag, field]) => make("label", { for: field.id }, `${tag} `, field)),
+      total,
+      make("button", {}, "Change the mixture"),
+      said,
+    ),
   );
 }
 

@@ -2,16 +2,17 @@
 
 import { get } from "./api.js";
 import { make, number, section, table, visible } from "./dom.js";
-import { endings, episodeTable } from "./episodes.js";
+import { conversation, endings, episodeTable } from "./episodes.js";
 
 const MANY = 100;
 
 export async function stepView(place, app, { id, query }) {
   const step = Number(id);
   const other = query.get("with");
+  const task = query.get("task");
   const [batch, compared] = await Promise.all([
-    get("/v1/episodes", { step, limit: MANY, order: "highest", outputs: true }),
-    other ? get("/v1/episodes", { step: other, limit: MANY, order: "highest", outputs: true }) : null,
+    get("/v1/episodes", { step, task, limit: MANY, order: "highest", outputs: true }),
+    other ? get("/v1/episodes", { step: other, task, limit: MANY, order: "highest", outputs: true }) : null,
   ]);
   place.append(
     make("h2", {}, `Step ${step}`),
@@ -22,11 +23,13 @@ export async function stepView(place, app, { id, query }) {
       " ",
       make("a", { href: `#/step/${step + 1}` }, `step ${step + 1}`),
       " ",
-      compare(app, step, other),
+      compare(app, step, other, task),
     ),
   );
-  if (compared) place.append(...side(step, batch.episodes, Number(other), compared.episodes));
-  else place.append(rewards(batch.episodes), endings(batch.endings), section("Episodes", episodeTable(batch.more ? `The ${MANY} with the highest reward first` : "Those with the highest reward first", batch.episodes)));
+  if (compared) {
+    place.append(...side(step, batch.episodes, Number(other), compared.episodes));
+    if (task) place.append(await spoken([Number(other), compared.episodes], [step, batch.episodes]));
+  } else place.append(rewards(batch.episodes), endings(batch.endings), section("Episodes", episodeTable(batch.more ? `The ${MANY} with the highest reward first` : "Those with the highest reward first", batch.episodes)));
   const at = await metricsOf(step);
   if (!compared && at) {
     place.append(
@@ -45,7 +48,19 @@ async function metricsOf(step) {
   return data.steps.length === 0 ? null : values.filter(([, value]) => value !== null);
 }
 
-function compare(app, step, other) {
+/** The messages of the episode with the highest reward of each step, side by side. */
+async function spoken(...steps) {
+  const columns = await Promise.all(
+    steps.map(async ([step, [best]]) => {
+      if (!best) return make("div");
+      const said = await get(`/v1/timelines/${encodeURIComponent(best.episode_id)}/messages`);
+      return make("div", {}, make("h3", {}, `Step ${step}: reward ${number(best.reward)}`), make("ol", { class: "conversation" }, conversation(said)));
+    }),
+  );
+  return section("What was said in the best episode of each step", make("div", { class: "side" }, columns));
+}
+
+function compare(app, step, other, task) {
   const field = make("input", { id: "with", size: 6, value: other ?? "", inputmode: "numeric" });
   return make(
     "form",
@@ -53,7 +68,8 @@ function compare(app, step, other) {
       class: "inline",
       onsubmit: (event) => {
         event.preventDefault();
-        app.go(field.value ? `step/${step}?with=${encodeURIComponent(field.value)}` : `step/${step}`);
+        const chosen = Object.entries({ with: field.value, task }).filter(([, value]) => value);
+        app.go(`step/${step}${chosen.length ? `?${new URLSearchParams(chosen)}` : ""}`);
       },
     },
     make("label", { for: "with" }, "compare with step "),

@@ -2,12 +2,14 @@
 
 import { ServerError, forgetToken, get, hasToken, setToken, takeToken } from "./api.js";
 import { clearCharts } from "./charts.js";
+import { compareView } from "./compare.js";
 import { make, number, section, visible } from "./dom.js";
 import { curvesView } from "./curves.js";
 import { episodeView, episodesView } from "./episodes.js";
 import { overviewView } from "./overview.js";
 import { serverView } from "./server.js";
 import { stepView } from "./steps.js";
+import { tasksView } from "./tasks.js";
 
 const FIRST_SECONDS = 5;
 
@@ -15,6 +17,8 @@ const VIEWS = [
   ["", "Overview", overviewView],
   ["curves", "Curves", curvesView],
   ["episodes", "Episodes", episodesView],
+  ["tasks", "Tasks", tasksView],
+  ["compare", "Compare", compareView],
   ["server", "Server", serverView],
 ];
 const OTHERS = { episode: episodeView, step: stepView };
@@ -136,6 +140,17 @@ function logIn(message) {
   field.focus();
 }
 
+$("goto").addEventListener("submit", (event) => {
+  event.preventDefault();
+  go(`step/${Number($("goto-step").value)}`);
+  $("goto-step").value = "";
+});
+addEventListener("keydown", (event) => {
+  // Not the key's character: with Alt, it is another one on some keyboards.
+  if (!event.altKey || event.ctrlKey || event.metaKey || event.code !== "KeyG") return;
+  event.preventDefault();
+  $("goto-step").focus();
+});
 addEventListener("hashchange", async () => {
   const inForm = document.activeElement?.closest("form.filters, form.inline");
   await draw();

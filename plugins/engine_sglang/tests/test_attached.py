@@ -25,10 +25,10 @@ from ajet_core.interfaces import ModelServers, Probe, WeightUpdate
 from ajet_core.protocol import ModelConfig
 from ajet_engines.probe import probe_ids
 from ajet_engines.served import Address, HttpClient, ServerProcess
-from ajet_testing.planted import PLANTED, Planted, planted
 from ajet_testing.served_models import VOCAB, Models
 from ajet_testing.served_ports import address_of, at_port
 from ajet_testing.suites.asking import ask, until
+from ajet_testing.weights.planted import PLANTED, Planted, planted
 
 pytestmark = [
     pytest.mark.sglang,

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ajet_core.interfaces import LoggedRun, MetricsLogger, WorkerContext
 from ajet_core.protocol import Finding, RunConfig
-from ajet_core.tracking import evaluation_metrics
+from ajet_loggers.tracking import evaluation_metrics
 from ajet_testing.suites.logger_suite import EVALUATION, STEPS, SYSTEM, LoggerSuite
 
 EVERYTHING = {"scalars": 0, "tensors": 0}

@@ -17,7 +17,7 @@ from trackio.sqlite_storage import SQLiteStorage
 from ajet_core.errors import PluginError
 from ajet_core.interfaces import LoggedRun, MetricsLogger, WorkerContext
 from ajet_core.protocol import Finding, RunConfig
-from ajet_core.tracking import evaluation_metrics
+from ajet_loggers.tracking import evaluation_metrics
 from ajet_testing.suites.logger_suite import EVALUATION, SYSTEM, LoggerSuite
 
 RUN = "0123456789ab"

@@ -14,7 +14,7 @@ from ajet_loggers_wandb.settings import WandbSettings
 
 from ajet_core.interfaces import LoggedRun, MetricsLogger, WorkerContext
 from ajet_core.protocol import Finding, RunConfig
-from ajet_core.tracking import evaluation_metrics
+from ajet_loggers.tracking import evaluation_metrics
 from ajet_testing.suites.logger_suite import EVALUATION, SYSTEM, LoggerSuite
 
 RUN = "0123456789ab"

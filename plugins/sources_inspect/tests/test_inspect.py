@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,7 @@ from ajet_core.errors import ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
 from ajet_sources import load_source
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.sources.interrupting import assert_evaluations_continue
 from ajet_testing.suites.source_suite import SourceSuite
 
 TASKS = Path(__file__).parent / "inspect_tasks.py"
@@ -273,3 +275,14 @@ async def test_when_inspect_dies_its_episodes_fail_and_nothing_is_left(tmp_path:
         group = vars(source)["_source"]._process.pid
     with pytest.raises(ProcessLookupError):
         os.killpg(group, 0)
+
+
+@pytest.mark.timeout(1800)
+def test_evaluations_continue_after_ctrl_c_and_kills(tmp_path: Path) -> None:
+    """With the real commands: nothing is lost or done twice, and no process is left."""
+    shutil.copy(Path(__file__).parent / "inspect_tasks.py", tmp_path)
+    assert_evaluations_continue(
+        "inspect:inspect_tasks.py@numbered",
+        tmp_path,
+        lambda call: f"word{call.text.rstrip('?').split()[-1]}",
+    )

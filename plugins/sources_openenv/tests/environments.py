@@ -22,7 +22,10 @@ from openenv.core.env_server.http_server import HTTPEnvServer
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.types import Action, Observation, State
-from pydantic import Field
+from pydantic import BaseModel, Field
+
+from ajet_testing.sources.learning import walk_names
+from ajet_worlds.gridwalk import GridWalk
 
 
 class Said(Action):
@@ -56,6 +59,8 @@ class Words(Environment):
             time.sleep(3600)
         if self.seed == 903:
             return Asked(done=True)
+        if self.seed == 905:
+            return Asked(question=len(action.word), done=True)  # type: ignore[arg-type] - its bug
         if self.seed == 904:
             return Asked(done=True, reward=float("nan"))
         right = action.word == f"word{self.seed}"
@@ -66,9 +71,14 @@ class Words(Environment):
         return State()
 
 
+class Via(BaseModel):
+    place: int
+
+
 class Move(Action):
     direction: Literal["left", "right"]
     steps: int = Field(ge=1, le=3)
+    via: tuple[Via | Literal["air"], ...] = ()
 
 
 class Where(Observation):
@@ -170,12 +180,68 @@ class Sums(MCPEnvironment):
         return State()
 
 
+class Walks(MCPEnvironment):
+    """The walks of GridWalk that a model learns."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    names = tuple(walk_names(seed=0))
+
+    def __init__(self) -> None:
+        server = FastMCP("walks")
+        self.walk = GridWalk(self.names[0])
+
+        @server.tool()
+        def move(direction: Literal["up", "down", "left", "right"]) -> str:
+            """Move one cell."""
+            return self.walk.move(direction)
+
+        super().__init__(server)
+
+    def list_splits(self) -> list[str]:
+        return ["train"]
+
+    def list_tasks(self, split: str) -> list[Any]:
+        return [{"id": name} for name in self.names]
+
+    def num_tasks(self, split: str) -> int:
+        return len(self.names)
+
+    def get_task(self, split: str, index: int) -> Any:
+        return self.list_tasks(split)[index]
+
+    def get_task_range(self, split: str, start: int | None, stop: int | None) -> list[Any]:
+        return self.list_tasks(split)[start:stop]
+
+    def reset(  # type: ignore[override]
+        self, index: int = 0, episode_id: str | None = None, **_: Any
+    ) -> Asked:
+        self.walk = GridWalk(self.names[index])
+        return Asked(question=self.walk.observation())
+
+    async def step_async(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
+        observation = await super().step_async(action, timeout_s)
+        if getattr(observation, "error", None):
+            self.walk.reject()
+        observation.done = self.walk.done
+        if observation.done:
+            observation.reward = self.walk.outcome().reward
+        return observation
+
+    def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Observation:
+        raise NotImplementedError
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
 KINDS: dict[str, tuple[type[Environment], type[Action], type[Observation], int]] = {
     "words": (Words, Said, Asked, 16),
     "single": (Words, Said, Asked, 1),
     "line": (Line, Move, Where, 8),
     "listed": (Listed, Said, Asked, 8),
     "sums": (Sums, Action, Observation, 8),
+    "walks": (Walks, Action, Observation, 128),
 }
 
 

@@ -117,6 +117,30 @@ async def test_json_actions_are_steps_until_the_environment_ends(server: str) ->
     assert "not a JSON object" in said[3]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{}",
+        '{"direction": "left"}',
+        '{"direction": "left", "steps": NaN}',
+        '{"direction": "left", "steps": 1e999}',
+        '{"direction": "left", "steps": 1, "more": [1]}',
+        '{"direction": "left", "steps": 1, "via": [{"place": 1}, {"place": "far"}, "sea"]}',
+        '{"direction": "left", "steps": 1, "via": {"0": null}}',
+        '{"direction": "\\ud800", "steps": 1}',
+        "[" * 100_000,
+    ],
+    ids=["empty", "missing", "nan", "infinite", "more", "union", "table", "surrogate", "deep"],
+)
+async def test_whatever_is_wrong_with_an_action_is_the_models(server: str, answer: str) -> None:
+    """It is an invalid action, never a failure of the environment, which would cost nothing."""
+    async with opened(f"{server}/line", max_steps=2, invalid_reward=-0.5) as source:
+        with PlainEndpoint(lambda _: answer) as endpoint:
+            outcome = await source.roll_out(source.tasks("train")[0], at(endpoint))
+    assert outcome.components == {"steps": 2.0, "invalid_actions": 2.0}
+    assert outcome.reward == -1.0
+
+
 async def test_an_invalid_action_can_end_the_episode(server: str) -> None:
     async with opened(f"{server}/line", invalid_action="end", invalid_reward=-1) as source:
         with PlainEndpoint(lambda _: "left") as endpoint:
@@ -248,6 +272,8 @@ async def test_sessions_of_others_are_waited_for_up_to_a_limit(server: str) -> N
         (902, {"step_seconds": 0.5}, r"took more than 0\.5 s for a step"),
         (903, {}, "ended the episode of seed-903 and gave no reward"),
         (904, {}, "."),
+        # Its own model of pydantic is refused with the code of an action that is none.
+        (905, {}, "the environment failed at a valid action: question: Input should be"),
     ],
 )
 async def test_failures_of_the_environment_abort(

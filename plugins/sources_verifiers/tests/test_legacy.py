@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from agentjet import AsyncSwarmClient
 from ajet_core.errors import ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import ModelEndpoint
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.sources.interrupting import assert_evaluations_continue
 
 if not version("verifiers").startswith("0.1."):
     pytest.skip("these environments are those of verifiers 0.1", allow_module_level=True)
@@ -88,3 +90,10 @@ async def test_ids_do_not_depend_on_the_position() -> None:
 async def test_an_environment_that_does_not_exist_is_named() -> None:
     with pytest.raises(ConfigError, match="no_such_environment"):
         await VerifiersSource(VerifiersSettings(), "no_such_environment").open()
+
+
+@pytest.mark.timeout(1800)
+def test_evaluations_continue_after_ctrl_c_and_kills(tmp_path: Path) -> None:
+    """With the real commands: nothing is lost or done twice, and no process is left."""
+    shutil.copy(Path(__file__).parent / "legacy_sums.py", tmp_path)
+    assert_evaluations_continue("verifiers:legacy_sums", tmp_path, lambda _: "It is 42.")

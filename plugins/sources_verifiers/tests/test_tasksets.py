@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rolling import rolled_out, says
 from ajet_core.errors import ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import ModelEndpoint
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.sources.interrupting import assert_evaluations_continue
 
 if not version("verifiers").startswith("0.4."):
     pytest.skip("tasksets are those of verifiers 0.4", allow_module_level=True)
@@ -60,3 +62,10 @@ async def test_other_generations_are_refused_in_one_line(monkeypatch: pytest.Mon
         await VerifiersSource(VerifiersSettings(), "sum_tasks").open()
     assert "verifiers 0.5.1 is installed" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.timeout(1800)
+def test_evaluations_continue_after_ctrl_c_and_kills(tmp_path: Path) -> None:
+    """With the real commands: nothing is lost or done twice, and no process is left."""
+    shutil.copy(Path(__file__).parent / "sum_tasks.py", tmp_path)
+    assert_evaluations_continue("verifiers:sum_tasks", tmp_path, lambda _: "It is 42.")

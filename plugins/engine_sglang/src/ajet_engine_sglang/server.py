@@ -175,7 +175,7 @@ class SglangServer(HttpModelServer):
 
     async def _sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         answer = _Answer(request)
-        events = self.http.events("/generate", _body(request))
+        events = self.http.events("/generate", _body(request), request.traceparent)
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             async with aclosing(events):  # type: ignore[type-var]

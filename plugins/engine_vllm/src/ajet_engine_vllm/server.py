@@ -163,7 +163,7 @@ class VllmServer(HttpModelServer):
         return self._sample(request)
 
     async def _sample(self, request: GenerateRequest) -> AsyncIterator[Piece]:
-        events = self.http.events("/v1/completions", self._body(request))
+        events = self.http.events("/v1/completions", self._body(request), request.traceparent)
         last: Piece | None = None
         try:
             async with aclosing(events):  # type: ignore[type-var]

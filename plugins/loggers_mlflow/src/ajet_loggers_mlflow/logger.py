@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ajet_core.interfaces import EndReason, LoggedRun, MetricsLogger, WorkerContext
 from ajet_core.protocol import Evaluation, Finding
-from ajet_core.tracking import evaluation_metrics, flat_config, tracker_id
+from ajet_loggers.tracking import evaluation_metrics, flat_config, tracker_id
 from ajet_loggers_mlflow.names import mlflow_name
 from ajet_loggers_mlflow.settings import MlflowSettings
 

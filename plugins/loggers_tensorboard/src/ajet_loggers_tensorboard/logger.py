@@ -19,7 +19,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ajet_core.interfaces import LoggedRun, MetricsLogger, WorkerContext
 from ajet_core.protocol import Evaluation, Finding
-from ajet_core.tracking import evaluation_metrics, flat_config
+from ajet_loggers.tracking import evaluation_metrics, flat_config
 from ajet_loggers_tensorboard.settings import TensorBoardSettings
 
 # TensorBoard reads the files of a folder in the order of their names.

@@ -11,7 +11,7 @@ from typing import Any
 from ajet_core.errors import PluginError
 from ajet_core.interfaces import EndReason, LoggedRun, MetricsLogger, WorkerContext
 from ajet_core.protocol import Evaluation, Finding
-from ajet_core.tracking import evaluation_metrics, tracker_id
+from ajet_loggers.tracking import evaluation_metrics, tracker_id
 from ajet_loggers_trackio.settings import TrackioSettings
 
 

@@ -8,7 +8,7 @@ import wandb
 
 from ajet_core.interfaces import EndReason, LoggedRun, MetricsLogger, WorkerContext
 from ajet_core.protocol import Evaluation, Finding
-from ajet_core.tracking import evaluation_metrics, tracker_id
+from ajet_loggers.tracking import evaluation_metrics, tracker_id
 from ajet_loggers_wandb.settings import WandbSettings
 
 # W&B numbers rows, and refuses a row that is not after the last one. The rows of a step begin at a

@@ -76,7 +76,7 @@ class JsonForm(ActionForm):
             given = given.partition("\n")[2].rpartition(_FENCE)[0]
         try:
             action = json.loads(given)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NoActionError(f"it is not JSON: {error}") from error
         if not isinstance(action, dict):
             raise NoActionError("it is not a JSON object")

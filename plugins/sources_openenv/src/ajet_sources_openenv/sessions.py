@@ -73,10 +73,19 @@ class EnvironmentSession:
         :raises EnvironmentFailedError: it failed, or did not answer in time.
         """
         try:
+            json.dumps(action, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            # The server would fail to say what is wrong with it.
+            raise InvalidMessageError("it has characters that are not Unicode") from error
+        try:
             return await self._ask("step", action)
         except _RefusedError as error:
-            if error.code == "VALIDATION_ERROR":
+            if error.code == "VALIDATION_ERROR" and _is_about(action, error.data):
                 raise InvalidMessageError(_why_invalid(error.data)) from error
+            if error.code == "VALIDATION_ERROR":
+                raise EnvironmentFailedError(
+                    f"the environment failed at a valid action: {_why_invalid(error.data)}"
+                ) from error
             raise EnvironmentFailedError(f"the environment failed: {error}") from error
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,6 +264,29 @@ def _is_loopback(host: str | None) -> bool:
         return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
     except ValueError:
         return False
+
+
+def _is_about(action: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
+    """Return whether the errors of a refused step are those of the action.
+
+    The server has the same code for a model of pydantic that the environment itself fails to
+    create. Each error has its place and the value there, which an error of the action has from it.
+    """
+    errors = data.get("errors")
+    if not isinstance(errors, list):
+        return True
+    # As the server repeats it.
+    sent = json.loads(json.dumps(action), parse_constant=lambda _: None)
+    return all(_is_of(sent, error) for error in errors if isinstance(error, dict))
+
+
+def _is_of(action: Any, error: Mapping[str, Any]) -> bool:
+    values = [action]
+    for key in error.get("loc", ()):
+        with contextlib.suppress(LookupError, TypeError):
+            # Names of the alternatives of a union are no keys.
+            values.append(values[-1][key])
+    return "input" not in error or error["input"] in values
 
 
 def _why_invalid(data: Mapping[str, Any]) -> str:

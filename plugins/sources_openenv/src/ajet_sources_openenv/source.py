@@ -258,7 +258,7 @@ class _WithTools(Play):
         """:raises NoActionError: the arguments are not a JSON object."""
         try:
             arguments = json.loads(function.get("arguments") or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NoActionError(f"the arguments are not JSON: {error}") from error
         if not isinstance(arguments, dict):
             raise NoActionError("the arguments are not a JSON object")

@@ -1,0 +1,123 @@
+"""What each coding assistant needs in its configuration to start `ajet mcp`.
+
+Each entry avoids what is known to go wrong with its assistant. Assistants start servers with almost
+no PATH, so the interpreter has an absolute path. ``-P`` keeps modules of the project from being
+imported instead of those of agentjet.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ajet_core.errors import ConfigError
+
+NAME = "agentjet"
+"""The name of the server in every configuration."""
+_MODULE = "ajet_cli.main"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """How an assistant starts `ajet mcp`.
+
+    :param read_only: offer only tools that change nothing.
+    :param environ: variables that the assistant might not pass; no secrets.
+    """
+
+    read_only: bool
+    environ: Mapping[str, str]
+
+    @property
+    def program(self) -> list[str]:
+        """The command line."""
+        options = ["--read-only"] if self.read_only else []
+        return [sys.executable, "-P", "-m", _MODULE, "mcp", *options]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A coding assistant.
+
+    :param files: where its configuration may be; the first is for a new one.
+    :param section: the key of the object that has its MCP servers.
+    :param skills: the folder from which it reads skills.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    format: Literal["json", "toml"]
+    section: str
+    skills: str
+
+    def file(self, root: Path) -> str:
+        """Return the file of its configuration in a project."""
+        return next((file for file in self.files if (root / file).exists()), self.files[0])
+
+    def changes(self, command: ServerCommand, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is merged into its configuration.
+
+        :param before: the present configuration.
+        :raises ConfigError: it has a server of this name that is not ours.
+        """
+        present = before.get(self.section, {})
+        entry = present.get(NAME) if isinstance(present, dict) else None
+        if entry is not None and not _is_ours(entry):
+            raise ConfigError(
+                f"{self.section}.{NAME} is another program: rename or remove it, and install again"
+            )
+        program = command.program
+        environ = {"env": dict(command.environ)} if command.environ else {}
+        split: dict[str, Any] = {"command": program[0], "args": program[1:]}
+        if self.name == "claude":
+            return {self.section: {NAME: {"type": "stdio", **split, **environ}}}
+        if self.name == "cursor":
+            return {self.section: {NAME: {**split, **environ}}}
+        if self.name == "codex":
+            # `codex exec` cancels calls of tools that need an approval.
+            limits = {"startup_timeout_sec": 60, "tool_timeout_sec": 60}
+            approval = {"default_tools_approval_mode": "approve", "env_vars": ["AJET_TOKEN"]}
+            return {self.section: {NAME: {**split, **limits, **approval, **environ}}}
+        entry = {"type": "local", "command": program, "enabled": True, "timeout": 60_000}
+        if command.environ:
+            entry["environment"] = dict(command.environ)
+        return {self.section: {NAME: entry}, **_opencode_permission(before)}
+
+
+def _opencode_permission(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Allow our tools, also when one is called again with the same arguments.
+
+    `opencode run` waits forever where it would have to ask. A permission for everything stays as
+    it is.
+    """
+    permission = before.get("permission", {})
+    if not isinstance(permission, dict):
+        return {}
+    ours: dict[str, Any] = {f"{NAME}_*": "allow"}
+    if isinstance(permission.get("doom_loop", {}), dict):
+        ours["doom_loop"] = {f"{NAME}_*": "allow"}
+    return {"permission": ours}
+
+
+def _is_ours(entry: object) -> bool:
+    """Whether an entry starts `ajet mcp`."""
+    if not isinstance(entry, dict):
+        return False
+    command = entry.get("command")
+    parts: Sequence[Any] = command if isinstance(command, list) else entry.get("args") or ()
+    return _MODULE in parts and "mcp" in parts
+
+
+HOSTS: dict[str, Host] = {
+    host.name: host
+    for host in (
+        Host("claude", (".mcp.json",), "json", "mcpServers", ".claude/skills"),
+        Host("codex", (".codex/config.toml",), "toml", "mcp_servers", ".agents/skills"),
+        Host("cursor", (".cursor/mcp.json",), "json", "mcpServers", ".agents/skills"),
+        Host("opencode", ("opencode.json", "opencode.jsonc"), "json", "mcp", ".agents/skills"),
+    )
+}
+"""Assistants by name."""

@@ -1,0 +1,1 @@
+"""Commands for coding assistants: `ajet mcp` and `ajet assist`."""

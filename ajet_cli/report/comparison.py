@@ -1,0 +1,201 @@
+"""Several runs side by side as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_cli.report.curves import MOST_LINES, Line, chart
+from ajet_cli.report.evaluations import METHOD, MeasuredEvaluation
+from ajet_cli.report.markup import (
+    NAME_CHARS,
+    Html,
+    between,
+    cut,
+    document,
+    items,
+    joined,
+    number,
+    section,
+    table,
+    tag,
+)
+from ajet_cli.report.reading import RunReport
+from ajet_cli.report.run_curves import CHARTS, PHASES, WITH_ENDS, last_of_each, pass_line, passes
+from ajet_cli.report.run_page import comparable, problems, sentence, settings, style, versions
+
+MOST_RUNS = MOST_LINES
+"""How many runs can be told apart in a chart."""
+
+_LETTERS = "ABCDEF"
+_TASK_SETS = 6
+_MISSING = "(not set)"
+
+
+def comparison_page(reports: Sequence[RunReport]) -> str:
+    """Return the page of two to six runs; the same reports give the same page."""
+    title = f"Comparison of {len(reports)} runs"
+    content = joined(
+        tag("h1", {}, title),
+        items(
+            joined(tag("strong", {}, f"{name}: "), sentence(report))
+            for name, report in _named(reports)
+        ),
+        problems([f"{name}: {one}" for name, its in _named(reports) for one in its.problems]),
+        tag(
+            "main",
+            {},
+            section("Final numbers", _final(reports)),
+            section("Evaluations", _evaluations(reports)),
+            section("Curves", _charts(reports)),
+            section("Settings that differ", _settings(reports)),
+            section("Findings", _findings(reports)),
+            section(
+                "Versions and hardware",
+                *(
+                    section(name, shown)
+                    for name, report in _named(reports)
+                    if (shown := versions(report))
+                ),
+            ),
+        ),
+    )
+    return document(title, style(), content, [comparable(report) for report in reports])
+
+
+def _named(reports: Sequence[RunReport]) -> list[tuple[str, RunReport]]:
+    """Return a short name for each run: a letter and the name of its directory."""
+    return [
+        (f"{letter} {cut(report.name, NAME_CHARS)}", report)
+        for letter, report in zip(_LETTERS, reports, strict=False)
+    ]
+
+
+def _final(reports: Sequence[RunReport]) -> Html:
+    names = [name for _, metrics, _ in CHARTS for name in metrics] + list(PHASES)
+    rows = [
+        [
+            name,
+            *(
+                f"{number(one.mean)}{between(one.ends)}" if (one := its.final.get(name)) else "-"
+                for its in reports
+            ),
+        ]
+        for name in names
+        if any(name in report.final for report in reports)
+    ]
+    steps = ["steps", *(number(report.curves.total) for report in reports)]
+    return joined(
+        table(
+            "Means of the last steps",
+            ["metric", *(name for name, _ in _named(reports))],
+            [steps, *rows],
+            right="123456",
+        ),
+        tag(
+            "p",
+            {"class": "dim"},
+            "Of the last fifth of the steps, at least 5 and at most 20. Intervals are normal ones "
+            "of 95 % with the standard error between steps, as if steps were independent. They "
+            "say how much the steps of a run vary, and not how much other seeds would: for that, "
+            "compare several runs of each setting.",
+        ),
+    )
+
+
+def _evaluations(reports: Sequence[RunReport]) -> Html:
+    by_tag = [_by_tag(report) for report in reports]
+    tags = sorted({tag_ for its in by_tag for tag_ in its})
+    if not tags:
+        return Html("")
+    rows = []
+    for tag_ in tags:
+        lasts = [its[tag_][-1] if tag_ in its else None for its in by_tag]
+        rows.append([_shown(tag_), *map(_evaluation, lasts)])
+    drawn = []
+    for tag_ in tags[:_TASK_SETS]:
+        ks = {k for its in by_tag for one in its.get(tag_, ())[-1:] for k in one.evaluation.pass_at}
+        lines = [
+            pass_line(name, its[tag_], min(ks))
+            for (name, _), its in zip(_named(reports), by_tag, strict=True)
+            if ks and tag_ in its
+        ]
+        title = f"pass@{min(ks, default=1)} of {_shown(tag_)}"
+        drawn.append(chart(title, WITH_ENDS, lines, bars=True))
+    return joined(
+        table(
+            "The last evaluation of each task set",
+            ["task set", *(name for name, _ in _named(reports))],
+            rows,
+        ),
+        tag("p", {"class": "dim"}, METHOD),
+        tag("div", {"class": "charts"}, *drawn),
+    )
+
+
+def _shown(name: str) -> str:
+    return cut(name, NAME_CHARS) or "evaluations without a tag"
+
+
+def _by_tag(report: RunReport) -> dict[str, list[MeasuredEvaluation]]:
+    """Return the evaluations of each tag by step; of several clients, those of the last one."""
+    last = {one.evaluation.tag: one.task_set for one in last_of_each(report.evaluations)}
+    chosen: dict[str, list[MeasuredEvaluation]] = {}
+    for one in report.evaluations:
+        if last.get(one.evaluation.tag) == one.task_set:
+            chosen.setdefault(one.evaluation.tag, []).append(one)
+    return chosen
+
+
+def _evaluation(one: MeasuredEvaluation | None) -> str:
+    if one is None:
+        return "-"
+    its = one.evaluation
+    reward = f"reward {number(one.reward_mean)}{between(one.reward_ends)}"
+    return f"step {number(its.step)}, {number(its.tasks)} tasks: {passes(one)}; {reward}"
+
+
+def _charts(reports: Sequence[RunReport]) -> Html:
+    drawn = []
+    several = [(title, (name,), unit) for title, names, unit in CHARTS for name in names]
+    for title, (name,), unit in [*several, *((p, (p,), "s") for p in PHASES)]:
+        lines = []
+        for label, report in _named(reports):
+            curve = report.curves.curves.get(name)
+            if curve is not None:
+                # Bands of several runs would hide each other.
+                lines.append(Line(label, report.curves.steps, curve.mean))
+        heading = title if title == name else f"{title}: {name}"
+        drawn.append(chart(heading, unit, lines))
+    return tag("div", {"class": "charts"}, *drawn)
+
+
+def _settings(reports: Sequence[RunReport]) -> Html:
+    known = [dict(settings(report)) for report in reports]
+    names = sorted({name for its in known for name in its})
+    rows = [
+        [name, *(its.get(name, _MISSING) for its in known)]
+        for name in names
+        if len({its.get(name) for its in known}) > 1
+    ]
+    if not rows:
+        return tag("p", {}, "All settings are the same.")
+    return table("Settings", ["setting", *(name for name, _ in _named(reports))], rows)
+
+
+def _findings(reports: Sequence[RunReport]) -> Html:
+    codes = sorted({one.code for its in reports for one in its.findings})
+    if not codes:
+        return tag("p", {"class": "good"}, "No check found anything wrong in a step of any run.")
+    rows = []
+    for code in codes:
+        cells = []
+        for report in reports:
+            steps = [
+                f"{one.first} to {'the end' if one.last is None else one.last}"
+                for one in report.findings
+                if one.code == code
+            ]
+            more = f", {len(steps) - 5} more times" if len(steps) > 5 else ""
+            cells.append(f"steps {', '.join(steps[:5])}{more}" if steps else "-")
+        rows.append([code.replace("_", " "), *cells])
+    return table("Steps with a finding", ["finding", *(name for name, _ in _named(reports))], rows)

@@ -1,0 +1,140 @@
+"""What a study needs next: a pure function of its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ajet_research.state import StudyState, TrialState
+from ajet_research.study import arm_name
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Set aside the worst case of another attempt of a trial."""
+
+    trial: str
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """See that an attempt that was reserved runs, and take its result."""
+
+    trial: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Count a trial as lost: it has had all its attempts."""
+
+    trial: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Start nothing more: the budget is exhausted."""
+
+    resource: str
+    used: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Take the next look, decide, or compile the report."""
+
+    to: Literal["look", "decision", "report"]
+
+
+Action = Reserve | Await | GiveUp | Stop | Proceed
+
+
+def actions(state: StudyState) -> list[Action]:
+    """Return what to do now; empty if the study is finished.
+
+    `Await` and `Reserve` may be done in any order and number; each of the others is the only one in
+    the list.
+    """
+    if state.reported is not None:
+        return []
+    if state.decided is not None:
+        return [Proceed("report")]
+    waiting: list[Action] = [
+        Await(id_) for id_, trial in state.trials.items() if trial.status == "reserved"
+    ]
+    if state.exhausted is None and (needed := needed_now(state)):
+        return waiting + _starts(state, needed, idle=not waiting)
+    if waiting:
+        return waiting
+    if state.exhausted is None and _open(state) and _looks_left(state):
+        return [Proceed("look")]
+    return [Proceed("decision")]
+
+
+def needed_now(state: StudyState) -> list[str]:
+    """Return the trials that the next look needs and that have to be started."""
+    study = state.registered
+    undecided = _open(state)
+    if not undecided or not _looks_left(state):
+        return []
+    seeds = study.inference.looks[len(state.findings)].seeds
+    last = study.inference.first_seed + seeds
+    arms = {
+        arm_name(arm)
+        for one in study.compare
+        if one.id in undecided
+        for arm in (one.arm, one.against)
+    }
+    return [
+        id_
+        for id_, trial in state.trials.items()
+        if trial.status == "planned"
+        and trial.blueprint.seed < last
+        and (trial.arm in arms or trial.blueprint.repeat)
+    ]
+
+
+def _starts(state: StudyState, needed: list[str], *, idle: bool) -> list[Action]:
+    study = state.registered
+    for id_ in needed:
+        if state.trials[id_].attempts >= study.budget.attempts:
+            return [GiveUp(id_)]
+    allowed: list[Action] = []
+    begun = sum(trial.attempts > 0 for trial in state.trials.values())
+    seconds = state.settled + state.reserved
+    for id_ in needed:
+        begun += not state.trials[id_].attempts
+        seconds += state.trials[id_].blueprint.seconds
+        stop = _over(state, state.trials[id_], begun, seconds)
+        if stop is None:
+            allowed.append(Reserve(id_))
+        elif idle and not allowed:
+            # Attempts that still run may settle below their reservation.
+            return [stop]
+        else:
+            break
+    return allowed
+
+
+def _over(state: StudyState, trial: TrialState, begun: int, seconds: float) -> Stop | None:
+    budget = state.registered.budget
+    if begun > budget.trials:
+        return Stop("trials", begun - 1, budget.trials)
+    limit = budget.compute_hours * 3600
+    if seconds > limit * (1 + 1e-9):
+        return Stop("compute_hours", (seconds - trial.blueprint.seconds) / 3600, limit / 3600)
+    return None
+
+
+def _looks_left(state: StudyState) -> bool:
+    return len(state.findings) < len(state.registered.inference.looks)
+
+
+def _open(state: StudyState) -> set[str]:
+    """Return the comparisons without a final verdict."""
+    verdicts = state.verdicts
+    return {
+        one.id
+        for one in state.registered.compare
+        if one.id not in verdicts or verdicts[one.id].verdict == "undecided"
+    }

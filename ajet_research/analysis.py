@@ -1,0 +1,160 @@
+"""From outcomes to findings: what a look says about each comparison. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ajet_research.events import Guarded, LookFinding
+from ajet_research.inference import Estimate, Verdict, estimate, holds, paired, verdict_of
+from ajet_research.state import StudyState
+from ajet_research.study import Compare, arm_name
+
+
+def analyse(state: StudyState, look: int) -> dict[str, LookFinding]:
+    """Return the findings of a look (counted from 0) for comparisons without a final verdict."""
+    before = {id_: one.verdict for id_, one in state.verdicts.items()}
+    return {
+        one.id: _finding(state, one, look)
+        for one in state.registered.compare
+        if before.get(one.id, "undecided") == "undecided"
+    }
+
+
+def final_verdicts(state: StudyState) -> dict[str, Verdict]:
+    """Return the verdict of each comparison; undecided where no look was taken."""
+    latest = state.verdicts
+    return {
+        one.id: latest[one.id].verdict if one.id in latest else "undecided"
+        for one in state.registered.compare
+    }
+
+
+def decision(state: StudyState) -> int:
+    """Return the index of the branch that applies. Registration proves that there is one."""
+    verdicts = final_verdicts(state)
+    return next(
+        index
+        for index, branch in enumerate(state.registered.decide)
+        if branch.otherwise or branch.applies(verdicts)
+    )
+
+
+def outcomes(state: StudyState, arm: str, metric: str) -> dict[int, float]:
+    """Return by seed the outcomes of an arm: a failed trial has the registered one."""
+    failed = state.registered.outcome.failed
+    worst = state.metrics[metric].worst
+    its: dict[int, float] = {}
+    for trial in state.trials.values():
+        outcome = trial.outcome
+        if trial.arm != arm or trial.blueprint.repeat or outcome is None:
+            continue
+        if not outcome.failed:
+            its[trial.blueprint.seed] = outcome.metrics[metric]
+        else:
+            value = worst if failed == "worst" else failed
+            assert value is not None, "registration refuses this"
+            its[trial.blueprint.seed] = value
+    return its
+
+
+def sign(state: StudyState, metric: str) -> float:
+    """Return 1 if more of a metric is better, else -1."""
+    return 1.0 if state.metrics[metric].direction == "max" else -1.0
+
+
+def _finding(state: StudyState, one: Compare, look: int) -> LookFinding:
+    study = state.registered
+    first, count = study.inference.first_seed, study.inference.looks[look].seeds
+    alpha, metric = study.alpha_of(look), study.outcome.metric
+    arm, against = arm_name(one.arm), arm_name(one.against)
+
+    def differences(of: str) -> dict[int, float]:
+        both = paired(outcomes(state, arm, of), outcomes(state, against, of), sign=sign(state, of))
+        return {seed: value for seed, value in both.items() if seed < first + count}
+
+    pairs = differences(metric)
+    seeds = list(pairs)
+    missing = [seed for seed in range(first, first + count) if seed not in pairs]
+    if not pairs:
+        return LookFinding(
+            verdict="invalid",
+            reason="no pair of trials has outcomes",
+            seeds=[],
+            missing=missing,
+            arm_mean=None,
+            against_mean=None,
+            gain=None,
+            low=None,
+            high=None,
+            p=None,
+            alpha=alpha,
+            wins=None,
+            guardrails={},
+        )
+    its = estimate(list(pairs.values()), alpha)
+    guardrails = {}
+    for guard in study.outcome.guardrails:
+        guarded = estimate(list(differences(guard.metric).values()), alpha)
+        guardrails[guard.metric] = Guarded(
+            gain=guarded.gain,
+            low=_finite(guarded.low),
+            high=_finite(guarded.high),
+            holds=holds(guarded, guard.margin),
+        )
+    verdict, reason = _verdict(state, (arm, against), its, guardrails)
+    too_many = len(missing) / count > study.inference.most_missing
+    if too_many and verdict != "invalid":
+        last = look == len(study.inference.looks) - 1
+        verdict = "invalid" if last else "undecided"
+        reason = "more pairs are missing than the study allows"
+    return LookFinding(
+        verdict=verdict,
+        reason=reason,
+        seeds=seeds,
+        missing=missing,
+        arm_mean=_mean(outcomes(state, arm, metric), seeds),
+        against_mean=_mean(outcomes(state, against, metric), seeds),
+        gain=its.gain,
+        low=_finite(its.low),
+        high=_finite(its.high),
+        p=its.p,
+        alpha=alpha,
+        wins=its.wins,
+        guardrails=guardrails,
+    )
+
+
+def _verdict(
+    state: StudyState, arms: tuple[str, str], its: Estimate, guardrails: Mapping[str, Guarded]
+) -> tuple[Verdict, str]:
+    """Return the verdict, and why it is not the one of the interval alone."""
+    for arm in arms:
+        if same := _same_fingerprint(state, arm):
+            return "invalid", f"the seed has no effect: {same} of the arm {arm} measured the same"
+    verdict = verdict_of(its, state.registered.outcome.smallest)
+    broken = [metric for metric, guarded in guardrails.items() if not guarded.holds]
+    if verdict in ("better", "equivalent") and broken:
+        return "undecided", f"a guardrail is not shown to hold: {', '.join(broken)}"
+    return verdict, ""
+
+
+def _same_fingerprint(state: StudyState, arm: str) -> str:
+    """Return two trials of different seeds that measured the same; "" if there are none."""
+    seen: dict[str, str] = {}
+    for id_, trial in state.trials.items():
+        outcome = trial.outcome
+        if trial.arm != arm or trial.blueprint.repeat or outcome is None or outcome.failed:
+            continue
+        if outcome.fingerprint in seen:
+            return f"trials {seen[outcome.fingerprint]} and {id_}"
+        seen[outcome.fingerprint] = id_
+    return ""
+
+
+def _mean(values: Mapping[int, float], seeds: list[int]) -> float:
+    return math.fsum(values[seed] for seed in seeds) / len(seeds)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,76 @@
+"""Arenas: the worlds in which trials run.
+
+A distribution registers an arena as an entry point of the group ``agentjet.arenas``: its name, and
+a subclass of `Arena` that is called without arguments. Only the arena that a study names is
+imported.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from ajet_core.errors import ConfigError, PluginLoadError
+from ajet_research.arenas.interface import Arena, MetricSpec, Splits, TrialBlueprint, TrialEvidence
+
+__all__ = [
+    "GROUP",
+    "Arena",
+    "MetricSpec",
+    "Splits",
+    "TrialBlueprint",
+    "TrialEvidence",
+    "load_arena",
+    "read_evidence",
+]
+
+GROUP = "agentjet.arenas"
+_BUILT_IN = EntryPoint("synthetic", "ajet_research.arenas.synthetic:SyntheticArena", GROUP)
+
+
+@functools.cache
+def _registered() -> tuple[EntryPoint, ...]:
+    """The entry points of all distributions: reading them takes a tenth of a second."""
+    return tuple(entry_points(group=GROUP))
+
+
+def load_arena(name: str) -> Arena:
+    """Return a registered arena.
+
+    :raises ConfigError: there is none of this name, or two distributions have one.
+    :raises PluginLoadError: importing it failed.
+    """
+    known: dict[str, list[EntryPoint]] = {_BUILT_IN.name: [_BUILT_IN]}
+    for point in _registered():
+        known.setdefault(point.name, []).append(point)
+    if name not in known:
+        raise ConfigError(f"Unknown arena {name!r}; known: {', '.join(sorted(known))}.")
+    if len(known[name]) > 1:
+        places = ", ".join(point.value for point in known[name])
+        raise ConfigError(f"The arena {name!r} is registered more than once: {places}.")
+    (point,) = known[name]
+    try:
+        arena = point.load()()
+    except Exception as error:
+        raise PluginLoadError(
+            f"The arena {name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(arena, Arena):
+        raise PluginLoadError(f"{point.value} is not a subclass of ajet_research.arenas.Arena.")
+    return arena
+
+
+def read_evidence(arena: Arena, blueprint: TrialBlueprint, store: Path) -> TrialEvidence:
+    """Read the raw store of a trial.
+
+    :raises ConfigError: the store is damaged, however the arena notices that.
+    """
+    try:
+        return arena.evidence(blueprint, store)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"The raw store {store} cannot be read: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,185 @@
+"""The rows of a study's ledger: a closed set of events, each decoded strictly."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from ajet_research.arenas.interface import TrialBlueprint
+from ajet_research.inference import Verdict
+
+
+class LedgerEvent(BaseModel):
+    """Base of all events."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class KnownMetric(LedgerEvent):
+    """Direction and worst value of a metric, as its evaluator registers them."""
+
+    direction: Literal["max", "min"]
+    worst: float | None
+
+
+class Registered(LedgerEvent):
+    """A study, before any of its results.
+
+    :param study: the content of the study file.
+    :param digest: of that content.
+    :param blueprints: all trials that the study may need, in the order in which they start.
+    :param arms: by trial, its arm.
+    :param versions: of agentjet, Python and numpy.
+    """
+
+    kind: Literal["registered"] = "registered"
+    study: dict[str, object]
+    digest: str
+    blueprints: list[TrialBlueprint]
+    arms: dict[str, str]
+    metrics: dict[str, KnownMetric]
+    versions: dict[str, str]
+    warnings: list[str]
+
+
+class LeaderStarted(LedgerEvent):
+    """A leader took the study's directory."""
+
+    kind: Literal["leader_started"] = "leader_started"
+    host: str
+    pid: int
+
+
+class Reserved(LedgerEvent):
+    """The worst case of an attempt is set aside, before the attempt starts."""
+
+    kind: Literal["reserved"] = "reserved"
+    trial: str
+    attempt: int
+    seconds: float
+
+
+class AttemptFailed(LedgerEvent):
+    """An attempt ended without a result, by no fault of its arm."""
+
+    kind: Literal["attempt_failed"] = "attempt_failed"
+    trial: str
+    attempt: int
+    cause: str
+    seconds: float
+
+
+class Finished(LedgerEvent):
+    """A trial has its outcome.
+
+    :param metrics: empty if it failed.
+    :param failed: why its arm failed; "" if it did not.
+    :param limit: whether it failed because its time was over.
+    :param store: by path in the trial's directory, the SHA-256 of each file of the raw store.
+    """
+
+    kind: Literal["finished"] = "finished"
+    trial: str
+    attempt: int
+    metrics: dict[str, float]
+    failed: str
+    limit: bool
+    fingerprint: str
+    store: dict[str, str]
+    seconds: float
+
+
+class Lost(LedgerEvent):
+    """All attempts of a trial failed by no fault of its arm: it has no outcome."""
+
+    kind: Literal["lost"] = "lost"
+    trial: str
+
+
+class Exhausted(LedgerEvent):
+    """A part of the budget does not allow another attempt."""
+
+    kind: Literal["exhausted"] = "exhausted"
+    resource: str
+    used: float
+    limit: float
+
+
+class ClockJumped(LedgerEvent):
+    """The wall clock moved against the monotonic one; times around this row are not reliable."""
+
+    kind: Literal["clock_jumped"] = "clock_jumped"
+    seconds: float
+
+
+class Guarded(LedgerEvent):
+    """What a look says about a guardrail; None stands for an end that is out of reach."""
+
+    gain: float
+    low: float | None
+    high: float | None
+    holds: bool
+
+
+class LookFinding(LedgerEvent):
+    """What a look says about a comparison.
+
+    :param seeds: the pairs that were used.
+    :param missing: the pairs that have no outcome.
+    :param reason: why the verdict is not the one of the interval alone; "" if it is.
+    """
+
+    verdict: Verdict
+    reason: str
+    seeds: list[int]
+    missing: list[int]
+    arm_mean: float | None
+    against_mean: float | None
+    gain: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    alpha: float
+    wins: float | None
+    guardrails: dict[str, Guarded]
+
+
+class Looked(LedgerEvent):
+    """A registered look was taken."""
+
+    kind: Literal["looked"] = "looked"
+    look: int
+    findings: dict[str, LookFinding]
+
+
+class Decided(LedgerEvent):
+    """A leaf of the decision tree was reached."""
+
+    kind: Literal["decided"] = "decided"
+    branch: int
+    verdicts: dict[str, Verdict]
+
+
+class Reported(LedgerEvent):
+    """The report was compiled; by file, its SHA-256."""
+
+    kind: Literal["reported"] = "reported"
+    files: dict[str, str]
+
+
+AnyEvent = Annotated[
+    Registered
+    | LeaderStarted
+    | Reserved
+    | AttemptFailed
+    | Finished
+    | Lost
+    | Exhausted
+    | ClockJumped
+    | Looked
+    | Decided
+    | Reported,
+    Field(discriminator="kind"),
+]
+EVENTS: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)

@@ -1,0 +1,354 @@
+"""The leader: does what `actions` says until nothing is left, one row of the ledger at a time.
+
+All it knows is in the ledger and in the directories of the trials, so it may be killed at any
+moment: the next leader continues behind the last row.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import ajet_core
+from ajet_core.errors import BusyError, ConfigError, StoreError, StoreFullError
+from ajet_core.files import lock_file, write_whole
+from ajet_research.actions import Action, Await, GiveUp, Proceed, Reserve, Stop, actions
+from ajet_research.analysis import analyse, decision, final_verdicts
+from ajet_research.arenas import Arena, load_arena
+from ajet_research.events import (
+    AnyEvent,
+    AttemptFailed,
+    ClockJumped,
+    Decided,
+    Exhausted,
+    Finished,
+    KnownMetric,
+    LeaderStarted,
+    Looked,
+    Lost,
+    Registered,
+    Reported,
+    Reserved,
+)
+from ajet_research.ledger import LEDGER, StudyLedger, read_ledger
+from ajet_research.registration import Registration, register
+from ajet_research.report import compile_report
+from ajet_research.runners import LocalRunner, Settled, TrialRunner
+from ajet_research.state import StudyState, fold
+from ajet_research.study import Study, parse_study, study_text
+
+TRIALS = "trials"
+REPORT = "report"
+_LOCK = "leader.lock"
+_TURN = 0.02
+_JUMP = 60.0
+"""Seconds by which the two clocks may differ between two rows."""
+_MEASURED_EVERY = 50
+"""Turns between two measurements of the size of the directory."""
+
+
+class StudyClock(Protocol):
+    """Where time comes from."""
+
+    def now(self) -> datetime:
+        """Return the time of the wall clock."""
+
+    def monotonic(self) -> float:
+        """Return seconds that never go backwards."""
+
+    def pause(self, seconds: float) -> None:
+        """Wait."""
+
+
+class MachineClock:
+    """The clocks of this machine."""
+
+    def now(self) -> datetime:
+        """Return the time in UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Return seconds since some moment."""
+        return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+
+@dataclass(slots=True)
+class StudyLeader:
+    """Leads one study to its report.
+
+    :param ledger: its registered study, and all that happened since.
+    :param runner: runs its trials.
+    :param directory: of the study; None if there are no files, in suites.
+    :param parallel: trials at a time.
+    :param on_event: called after each row.
+    """
+
+    ledger: StudyLedger
+    runner: TrialRunner
+    directory: Path | None
+    clock: StudyClock = field(default_factory=MachineClock)
+    parallel: int = 1
+    on_event: Callable[[AnyEvent], None] | None = None
+    state: StudyState = field(init=False)
+    _began: float = field(init=False)
+    _last: tuple[datetime, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.state = fold(self.ledger.rows)
+        self._began = self.clock.monotonic()
+
+    def lead(self) -> StudyState:
+        """Bring the study to its end.
+
+        :raises StoreError: the ledger cannot be written.
+        """
+        if self.state.reported is None:
+            self._append(LeaderStarted(host=socket.gethostname(), pid=os.getpid()))
+        turn = 0
+        while todo := actions(self.state):
+            if turn % _MEASURED_EVERY == 0:
+                self._check_measured_limits()
+            turn += 1
+            if not self._advance(todo):
+                self.clock.pause(_TURN)
+        return self.state
+
+    def _advance(self, todo: list[Action]) -> bool:
+        """Do what is to be done now; return whether anything happened."""
+        running = sum(isinstance(action, Await) for action in todo)
+        happened = False
+        for action in todo:
+            match action:
+                case Reserve():
+                    if running < self.parallel:
+                        running += 1
+                        happened = True
+                        self._reserve(action.trial)
+                case Await():
+                    happened |= self._await(action.trial)
+                case GiveUp():
+                    happened = True
+                    self._append(Lost(trial=action.trial))
+                case Stop():
+                    happened = True
+                    self._append(
+                        Exhausted(resource=action.resource, used=action.used, limit=action.limit)
+                    )
+                case Proceed():
+                    happened = True
+                    self._proceed(action)
+        return happened
+
+    def _reserve(self, trial: str) -> None:
+        its = self.state.trials[trial]
+        self._append(Reserved(trial=trial, attempt=its.attempts + 1, seconds=its.blueprint.seconds))
+        self._await(trial)
+
+    def _await(self, trial: str) -> bool:
+        its = self.state.trials[trial]
+        try:
+            settled = self.runner.poll(its.blueprint, its.attempts)
+        except OSError as error:
+            settled = Settled(0.0, cause=f"the worker cannot be started: {error.strerror}")
+        if settled is None:
+            return False
+        if settled.evidence is None:
+            event: AnyEvent = AttemptFailed(
+                trial=trial, attempt=its.attempts, cause=settled.cause, seconds=settled.seconds
+            )
+        else:
+            event = Finished(
+                trial=trial,
+                attempt=its.attempts,
+                metrics=dict(settled.evidence.metrics),
+                failed=settled.evidence.failed,
+                limit=settled.limit,
+                fingerprint=settled.evidence.fingerprint,
+                store=dict(settled.store),
+                seconds=settled.seconds,
+            )
+        self._append(event)
+        return True
+
+    def _proceed(self, action: Proceed) -> None:
+        match action.to:
+            case "look":
+                look = len(self.state.findings)
+                self._append(Looked(look=look, findings=analyse(self.state, look)))
+            case "decision":
+                verdicts = final_verdicts(self.state)
+                self._append(Decided(branch=decision(self.state), verdicts=verdicts))
+            case "report":
+                self._append(Reported(files=self._write_report()))
+
+    def _write_report(self) -> dict[str, str]:
+        if self.directory is None:
+            return {}
+        report = compile_report(self.ledger.rows)
+        folder = self.directory / REPORT
+        try:
+            for name, content in report.files.items():
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, content.encode(), mode=0o644)
+        except OSError as error:
+            raise StoreFullError(
+                f"Cannot write the report to {folder}: {error}. Run the same command again: no "
+                "result is lost."
+            ) from error
+        return report.hashes
+
+    def _check_measured_limits(self) -> None:
+        """Stop if the time or the disk of the study is used up."""
+        budget = self.state.registered.budget
+        if self.state.exhausted is not None or self.state.decided is not None:
+            return
+        hours = (self.state.wall + self._elapsed() - self.ledger.rows[-1].elapsed) / 3600
+        if hours > budget.wall_hours:
+            self._append(Exhausted(resource="wall_hours", used=hours, limit=budget.wall_hours))
+        elif (used := self._mebibytes()) > budget.disk_mib:
+            self._append(Exhausted(resource="disk_mib", used=used, limit=budget.disk_mib))
+
+    def _mebibytes(self) -> float:
+        if self.directory is None:
+            return 0.0
+        total = 0
+        for path in self.directory.rglob("*"):
+            # Temporary files may be gone by now.
+            with suppress(FileNotFoundError):
+                total += path.lstat().st_size
+        return total / 2**20
+
+    def _elapsed(self) -> float:
+        return round(self.clock.monotonic() - self._began, 3)
+
+    def _append(self, event: AnyEvent) -> None:
+        now, monotonic = self.clock.now(), self.clock.monotonic()
+        if self._last is not None:
+            jump = (now - self._last[0]).total_seconds() - (monotonic - self._last[1])
+            if abs(jump) > _JUMP:
+                self._last = (now, monotonic)
+                self._append(ClockJumped(seconds=round(jump, 3)))
+        self._last = (now, monotonic)
+        row = self.ledger.append(
+            event, time=now.isoformat(timespec="seconds"), elapsed=self._elapsed()
+        )
+        self.state.apply(row)
+        if self.on_event is not None:
+            self.on_event(event)
+
+
+def registered_event(registration: Registration) -> Registered:
+    """Return the first row of a study's ledger."""
+    import numpy as np
+
+    study = registration.study
+    arena = load_arena(study.base.arena)
+    return Registered(
+        study=study.model_dump(mode="json", by_alias=True),
+        digest=study.digest(),
+        blueprints=list(registration.blueprints.values()),
+        arms=registration.arms,
+        metrics={
+            name: KnownMetric(direction=metric.direction, worst=metric.worst)
+            for name, metric in arena.metrics.items()
+        },
+        versions={
+            "agentjet": ajet_core.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        warnings=list(registration.warnings),
+    )
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Hold a study's directory against other leaders.
+
+    :raises BusyError: another leader has it.
+    """
+    try:
+        descriptor = lock_file(directory / _LOCK)
+    except BlockingIOError as error:
+        raise BusyError(
+            f"The study in {directory} is led by process {error} on this machine. Wait for it, or "
+            "end it; its trials continue with the next leader."
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def run_study(
+    source: Path,
+    directory: Path,
+    *,
+    parallel: int = 1,
+    clock: StudyClock | None = None,
+    on_event: Callable[[AnyEvent], None] | None = None,
+    runner: Callable[[Path, Arena], TrialRunner] = LocalRunner,
+) -> StudyState:
+    """Start a study, resume it, or return the state of a finished one.
+
+    :param source: the study file. It may be missing once the study is registered.
+    :param directory: all of the study's state; it is created if it does not exist.
+    :param runner: makes what runs the trials, from their directory and the arena.
+    :raises ConfigError: the study is invalid or refused, or is not the one that is registered.
+    :raises BusyError: another leader has the directory.
+    :raises DamagedRecordError: the ledger is damaged; nothing was changed.
+    :raises StoreError: the directory cannot be written.
+    """
+    path = directory / LEDGER
+    registered = fold(read_ledger(path)) if path.exists() else StudyState()
+    registration = None
+    if registered.study is None:
+        text = study_text(source)
+        registration = register(parse_study(text, str(source)), source.resolve().parent)
+    elif source.is_file():
+        _check_same(parse_study(study_text(source), str(source)), registered, source)
+    if registered.reported is not None:
+        return registered
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with held(directory), closing(StudyLedger(path)) as ledger:
+            clock = clock or MachineClock()
+            if registration is not None and not ledger.rows:
+                name = "study.json" if source.suffix == ".json" else "study.toml"
+                write_whole(directory / name, text.encode(), mode=0o644)
+                now = clock.now().isoformat(timespec="seconds")
+                ledger.append(registered_event(registration), time=now, elapsed=0.0)
+            study = fold(ledger.rows).registered
+            its = runner(directory / TRIALS, load_arena(study.base.arena))
+            return StudyLeader(ledger, its, directory, clock, parallel, on_event).lead()
+    except OSError as error:
+        raise StoreError(
+            f"Cannot write in {directory}: {error.strerror}. Run the same command again once this "
+            "is possible."
+        ) from error
+
+
+def _check_same(study: Study, registered: StudyState, source: Path) -> None:
+    if study.digest() == registered.digest:
+        return
+    old = registered.registered.model_dump(mode="json", by_alias=True)
+    new = study.model_dump(mode="json", by_alias=True)
+    changed = ", ".join(sorted(key for key in new if new[key] != old[key]))
+    raise ConfigError(
+        f"{source} is not the study that is registered there: it differs in {changed}. A "
+        "registered study does not change. Restore the file, or run it in another directory with "
+        "--dir."
+    )

@@ -1,0 +1,91 @@
+"""The record of a study: how it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_research.events import (
+    AttemptFailed,
+    ClockJumped,
+    Exhausted,
+    LeaderStarted,
+    Registered,
+)
+from ajet_research.ledger import LedgerRow
+from ajet_research.report.document import Cell, Document, Exact, Quote, Reference, TableRow, Text
+from ajet_research.report.numbers import STUDY, DefinedNumbers
+from ajet_research.state import StudyState
+
+
+def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
+    """Return what happened besides outcomes, and all rows of the ledger."""
+    record = Document("Record of a study")
+    numbers = DefinedNumbers()
+    record.heading("Leaders and clocks")
+    items: list[Cell] = []
+    failed: list[Cell] = []
+    for row in rows:
+        place = f"row-{row.seq}"
+        match row.event:
+            case LeaderStarted():
+                items.append((Reference(f"{row.time}: a leader started", place),))
+            case ClockJumped():
+                items.append(
+                    (Reference(f"the clock moved by {row.event.seconds} s before this row", place),)
+                )
+            case Exhausted():
+                text = f"{row.event.resource} was exhausted: {row.event.used} of {row.event.limit}"
+                items.append((Reference(text, place),))
+            case AttemptFailed():
+                text = f"trial {row.event.trial}, attempt {row.event.attempt}: {row.event.cause}"
+                failed.append((Reference(text, place),))
+            case _:
+                pass
+    record.items(items)
+    record.heading("Attempts that the machine let fail")
+    record.items(failed or [(Text("none"),)])
+    record.heading("Cost")
+    attempts = sum(trial.attempts for trial in state.trials.values())
+    record.items(
+        [
+            (Text("Attempts: "), numbers("attempts", attempts, "attempts that were reserved")),
+            (
+                Text("Seconds of attempts: "),
+                numbers("seconds", round(state.settled, 3), "wall time of all attempts that ended"),
+            ),
+            (
+                Text("Seconds of leaders: "),
+                numbers("wall", round(state.wall, 3), "time in which a leader was at work"),
+            ),
+        ]
+    )
+    record.heading("Versions")
+    first = rows[0].event
+    assert isinstance(first, Registered)
+    record.items(
+        (Text(f"{name}: "), Reference(version, "row-1")) for name, version in first.versions.items()
+    )
+    if first.warnings:
+        record.heading("Warnings at registration")
+        record.items((Quote(text, "row-1"),) for text in first.warnings)
+    record.heading("Numbers")
+    record.table(["name", "value", "formula", "from"], numbers.rows.values())
+    record.heading("Ledger")
+    record.table(
+        ["row", "time", "kind", "hash"],
+        (
+            TableRow(
+                [
+                    (Exact(str(row.seq)),),
+                    (Exact(row.time),),
+                    (Text(row.event.kind),),
+                    (Exact(row.hash),),
+                ],
+                f"row-{row.seq}",
+            )
+            for row in rows
+        ),
+    )
+    # What formulas link to.
+    record.source(STUDY, state.digest)
+    return record

@@ -1,0 +1,190 @@
+"""Where trials run: in processes of this machine, or, for suites, in this process."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import ValidationError as InvalidModelError
+
+from ajet_core.errors import AjetError, ConfigError
+from ajet_core.files import lock_file, write_whole
+from ajet_research.arenas import Arena, TrialBlueprint, TrialEvidence, read_evidence
+from ajet_research.study import canonical
+from ajet_research.worker import (
+    BLUEPRINT,
+    HELD,
+    LOCK,
+    STORE,
+    AttemptResult,
+    begun_path,
+    result_path,
+)
+
+_ROOM = 1024 * 1024
+"""With fewer free bytes, the disk counts as full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of an attempt.
+
+    :param evidence: None if it failed by no fault of its arm.
+    :param cause: why it failed, then.
+    :param store: by path, the SHA-256 of each file of the raw store.
+    """
+
+    seconds: float
+    evidence: TrialEvidence | None = None
+    limit: bool = False
+    cause: str = ""
+    store: Mapping[str, str] = field(default_factory=dict)
+
+
+class TrialRunner(Protocol):
+    """Runs attempts. Each method may be called any number of times, also by another leader."""
+
+    def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
+        """See that an attempt runs; return what became of it once it has ended."""
+
+
+class LocalRunner:
+    """Processes of this machine, which outlive their leader.
+
+    :param directory: of the trials.
+    """
+
+    def __init__(self, directory: Path, arena: Arena) -> None:
+        self._directory = directory
+        self._arena = arena
+        self._workers: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+
+    def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
+        """Start the attempt, unless a worker has it or has ended; return its result."""
+        trial = self._directory / blueprint.id
+        worker = self._workers.get((blueprint.id, attempt))
+        status = worker.poll() if worker is not None else None
+        if result_path(trial, attempt).exists():
+            return settled_attempt(self._arena, blueprint, trial, attempt)
+        if worker is not None and status is None:
+            return None
+        if (trial / LOCK).exists() and _is_held(trial / LOCK):
+            return None
+        if result_path(trial, attempt).exists():
+            # It was written between the two looks.
+            return settled_attempt(self._arena, blueprint, trial, attempt)
+        if begun_path(trial, attempt).exists() or status not in (None, HELD):
+            return Settled(blueprint.seconds, cause=self._cause(status))
+        self._start(blueprint, trial, attempt)
+        return None
+
+    def _start(self, blueprint: TrialBlueprint, trial: Path, attempt: int) -> None:
+        trial.mkdir(parents=True, exist_ok=True)
+        write_blueprint(trial, blueprint)
+        self._workers[blueprint.id, attempt] = subprocess.Popen(  # noqa: S603 - this program
+            [sys.executable, "-m", "ajet_research.worker", str(trial), str(attempt)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # It outlives its leader, and the leader's terminal.
+            start_new_session=True,
+        )
+
+    def _cause(self, status: int | None) -> str:
+        if shutil.disk_usage(self._directory).free < _ROOM:
+            return "the disk is full"
+        return "the worker was lost" if status in (None, 0) else f"the worker ended with {status}"
+
+
+class FileRunner:
+    """Trials in this process, with the files of `LocalRunner`: for suites.
+
+    :param directory: of the trials.
+    """
+
+    def __init__(self, directory: Path, arena: Arena) -> None:
+        self._directory = directory
+        self._arena = arena
+
+    def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled:
+        """Run a trial to its end."""
+        trial = self._directory / blueprint.id
+        (trial / STORE).mkdir(parents=True, exist_ok=True)
+        write_blueprint(trial, blueprint)
+        begun_path(trial, attempt).touch()
+        self._arena.run(blueprint, trial / STORE)
+        result = AttemptResult(attempt=attempt, status="done", cause="", seconds=0.0)
+        result_path(trial, attempt).write_text(result.model_dump_json(), encoding="utf-8")
+        return settled_attempt(self._arena, blueprint, trial, attempt)
+
+
+class InlineRunner:
+    """Trials of the arena ``synthetic`` in this process, without files: for suites."""
+
+    def __init__(self) -> None:
+        self._position = 0
+
+    def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled:  # noqa: ARG002 - its only one
+        """Run a trial to its end."""
+        from ajet_research.arenas.synthetic import evidence_of, rows
+
+        content = list(rows(blueprint, self._position))
+        self._position += 1
+        return Settled(0.0, evidence=evidence_of(content, int(blueprint.settings["steps"])))
+
+
+def write_blueprint(trial: Path, blueprint: TrialBlueprint) -> None:
+    """Write what a worker reads."""
+    write_whole(trial / BLUEPRINT, canonical(blueprint.model_dump(mode="json")).encode())
+
+
+def settled_attempt(arena: Arena, blueprint: TrialBlueprint, trial: Path, attempt: int) -> Settled:
+    """Read what became of an attempt whose result is written: the raw store decides."""
+    path = result_path(trial, attempt)
+    try:
+        result = AttemptResult.model_validate_json(path.read_bytes(), strict=True)
+    except (OSError, InvalidModelError):
+        return Settled(blueprint.seconds, cause="the result of the worker cannot be read")
+    if result.status == "failed":
+        full = f"[Errno {errno.ENOSPC}]" in result.cause
+        return Settled(result.seconds, cause="the disk is full" if full else result.cause)
+    if result.status == "limit":
+        return Settled(result.seconds, evidence=TrialEvidence(failed="time limit"), limit=True)
+    try:
+        evidence = read_evidence(arena, blueprint, trial / STORE)
+    except AjetError as error:
+        return Settled(result.seconds, cause=error.message)
+    return Settled(result.seconds, evidence=evidence, store=store_hashes(trial / STORE))
+
+
+def store_hashes(store: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file below a directory, by its path in it.
+
+    :raises ConfigError: a file cannot be read.
+    """
+    try:
+        return {
+            path.relative_to(store).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(store.rglob("*"))
+            if path.is_file()
+        }
+    except OSError as error:
+        raise ConfigError(f"The raw store {store} cannot be read: {error}") from error
+
+
+def _is_held(lock: Path) -> bool:
+    """Return whether a process has a lock. It is taken for a moment."""
+    try:
+        descriptor = lock_file(lock)
+    except BlockingIOError:
+        return True
+    os.close(descriptor)
+    return False

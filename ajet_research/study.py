@@ -1,0 +1,385 @@
+"""The study file: what is varied, what is measured, and what follows from each result.
+
+A study is registered before its first result. Its words and rules are in docs/research.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import ValidationError as InvalidModelError
+
+from ajet_core.errors import ConfigError, UnreadableFileError
+from ajet_core.files import read_bytes
+from ajet_research.inference import MOST_SEEDS, VERDICTS, Verdict
+
+SCHEMA = 1
+"""The version of the study file, of the ledger and of the trial directories."""
+
+Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class _StudyPart(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class Topic(_StudyPart):
+    """What is asked, in the user's words."""
+
+    question: Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+class Base(_StudyPart):
+    """What all arms share.
+
+    :param arena: a registered arena: its tasks, what is trained on them, and its evaluator.
+    :param set: settings of the arena; others have the arena's defaults.
+    """
+
+    arena: Name
+    set: dict[str, Scalar] = {}
+
+
+class Factor(_StudyPart):
+    """One thing that is varied: the arena's setting `path` takes each of `levels`."""
+
+    path: str
+    levels: Annotated[list[Scalar], Field(min_length=2)]
+
+
+class Guardrail(_StudyPart):
+    """A metric that must not become worse by `margin` or more, or no arm is better."""
+
+    metric: str
+    margin: Positive
+
+
+class Measure(_StudyPart):
+    """The registered outcome.
+
+    :param metric: a metric of the arena's evaluator, which also says which direction is better.
+    :param smallest: the smallest effect of interest, in the metric's unit.
+    :param failed: the outcome of a trial that fails by what its arm does. ``worst`` is the worst
+        value of the metric.
+    """
+
+    metric: str
+    smallest: Positive
+    failed: Literal["worst"] | Annotated[float, Field(allow_inf_nan=False)] = "worst"
+    guardrails: list[Guardrail] = []
+
+
+class Look(_StudyPart):
+    """A registered moment of analysis: after so many seeds, with this part of alpha."""
+
+    seeds: Annotated[int, Field(ge=1, le=MOST_SEEDS)]
+    alpha: Share
+
+
+class Inference(_StudyPart):
+    """How results become verdicts.
+
+    :param alpha: probability of any false verdict in the whole study.
+    :param first_seed: the seeds are this one and those after it.
+    :param most_missing: the share of pairs that may be lost; with more, a comparison is invalid.
+    :param repeats: number of trials that are run again with the same seed, to measure noise.
+    :param sd: standard deviation of a difference between two arms with the same seed, if known: the
+        power of the study is then shown when it is registered.
+    """
+
+    alpha: Share = 0.05
+    looks: Annotated[list[Look], Field(min_length=1, max_length=5)]
+    first_seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
+    most_missing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    repeats: Annotated[int, Field(ge=0, le=5)] = 1
+    sd: Positive | None = None
+
+
+class Compare(_StudyPart):
+    """One comparison of two arms; `expect` is what the author expects before any result."""
+
+    id: Name
+    arm: dict[str, Scalar]
+    against: dict[str, Scalar]
+    expect: Verdict | None = None
+
+
+class Decide(_StudyPart):
+    """A branch of the decision tree: the first that applies to the verdicts is the conclusion."""
+
+    when: dict[str, Verdict | list[Verdict]] = {}
+    otherwise: bool = False
+    conclude: Annotated[str, Field(min_length=1, max_length=500)]
+
+    def allowed(self, comparison: str) -> tuple[Verdict, ...]:
+        """Return the verdicts of a comparison with which this branch applies."""
+        listed = self.when.get(comparison, list(VERDICTS))
+        return tuple(listed) if isinstance(listed, list) else (listed,)
+
+    def applies(self, verdicts: Mapping[str, Verdict]) -> bool:
+        """Return whether this branch applies."""
+        return all(verdict in self.allowed(id_) for id_, verdict in verdicts.items())
+
+
+class Budget(_StudyPart):
+    """What may be spent. A trial's worst case is reserved before the trial starts.
+
+    :param trials: attempts that may be started.
+    :param trial_seconds: wall time after which an attempt is killed.
+    :param compute_hours: wall time of all attempts together.
+    :param wall_hours: time in which a leader was at work.
+    :param disk_mib: size of the study's directory.
+    :param attempts: how often a trial is tried if the machine, not its arm, lets it fail.
+    """
+
+    trials: Count
+    trial_seconds: Positive
+    compute_hours: Positive
+    wall_hours: Positive = 24.0
+    disk_mib: Positive = 1024.0
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+
+
+class Code(_StudyPart):
+    """Code of the user's that trials run: a Git repository without uncommitted changes."""
+
+    path: str
+
+
+class Study(_StudyPart):
+    """A whole study file."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    topic: Topic
+    base: Base
+    factors: Annotated[dict[Name, Factor], Field(min_length=1)]
+    outcome: Measure
+    inference: Inference
+    compare: Annotated[list[Compare], Field(min_length=1)]
+    decide: Annotated[list[Decide], Field(min_length=1)]
+    budget: Budget
+    code: Code | None = None
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of the last look."""
+        first = self.inference.first_seed
+        return range(first, first + self.inference.looks[-1].seeds)
+
+    @property
+    def arms(self) -> list[dict[str, Scalar]]:
+        """The arms that are compared, each once, in the order of the file."""
+        unique: dict[str, dict[str, Scalar]] = {}
+        for one in self.compare:
+            for arm in (one.against, one.arm):
+                unique.setdefault(arm_name(arm), arm)
+        return list(unique.values())
+
+    def settings(self, arm: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the arena's settings of an arm: those of `base`, with the arm's levels."""
+        levels = {self.factors[factor].path: level for factor, level in arm.items()}
+        return {**self.base.set, **levels}
+
+    def alpha_of(self, look: int) -> float:
+        """Return the error rate of one comparison at a look (counted from 0)."""
+        return self.inference.looks[look].alpha / len(self.compare)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the study's content, whatever the layout of its file."""
+        return digest(self.model_dump(mode="json", by_alias=True))
+
+
+def canonical(value: object) -> str:
+    """Return JSON that is the same for equal values: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(value: object) -> str:
+    """Return the SHA-256 of a value's canonical JSON."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def arm_name(arm: Mapping[str, Scalar]) -> str:
+    """Return the name of an arm: its levels, by factor."""
+    return ", ".join(f"{factor}={canonical(level)}" for factor, level in sorted(arm.items()))
+
+
+def outcomes_of_tree(study: Study) -> Iterator[dict[str, Verdict]]:
+    """Yield every combination of verdicts that the decision tree must cover."""
+    ids = [one.id for one in study.compare]
+    for verdicts in itertools.product(VERDICTS, repeat=len(ids)):
+        yield dict(zip(ids, verdicts, strict=True))
+
+
+def study_text(path: Path) -> str:
+    """Read the text of a study: TOML, JSON, or the head of a Markdown file between ``+++`` lines.
+
+    :raises ConfigError: the file cannot be read, or a Markdown file has no such head.
+    """
+    try:
+        text = read_bytes(path, limit=1024 * 1024).decode("utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"There is no study file {path}.") from None
+    except (UnreadableFileError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read the study {path}: {error}") from error
+    if path.suffix != ".md":
+        return text
+    head = re.match(r"\+\+\+\n(.*?)^\+\+\+$", text, re.DOTALL | re.MULTILINE)
+    if head is None:
+        raise ConfigError(
+            f"{path} has no study between two lines '+++' at its beginning. A topic needs its "
+            "study there: factors, outcome, inference, comparisons, decisions and budget."
+        )
+    # Keeps the line numbers of the file.
+    return "\n" + head[1]
+
+
+def parse_study(text: str, source: str) -> Study:
+    """Decode a study strictly.
+
+    :param source: the name of the file, for messages.
+    :raises ConfigError: it is invalid. Each problem has its line and, for unknown or missing keys,
+        the known ones.
+    """
+    try:
+        content = json.loads(text) if source.endswith(".json") else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source} cannot be decoded: {error}") from error
+    version = content.get("schema") if isinstance(content, dict) else None
+    if version != SCHEMA:
+        raise ConfigError(
+            f"{source}, line {line_of(text, ('schema',))}: 'schema' is {version!r}, and this "
+            f"version of agentjet reads schema {SCHEMA}. Write 'schema = {SCHEMA}' as first line."
+        )
+    try:
+        study = Study.model_validate(content)
+    except InvalidModelError as error:
+        problems = [_problem(text, source, content, dict(one)) for one in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(problems))) from error
+    problems = [
+        f"{source}, line {line_of(text, where)}: {what}" for where, what in _inconsistencies(study)
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return study
+
+
+_Place = tuple[str | int, ...]
+
+
+def _inconsistencies(study: Study) -> Iterator[tuple[_Place, str]]:
+    """Yield what types cannot express, with the place in the file."""
+    for name, factor in study.factors.items():
+        if len({canonical(level) for level in factor.levels}) != len(factor.levels):
+            yield ("factors", name, "levels"), f"the levels of {name!r} are not all different"
+    ids = [one.id for one in study.compare]
+    for index, one in enumerate(study.compare):
+        if one.id in ids[:index]:
+            yield ("compare", index, "id"), f"two comparisons have the id {one.id!r}"
+        yield from _wrong_arm(study, ("compare", index, "arm"), one.arm)
+        yield from _wrong_arm(study, ("compare", index, "against"), one.against)
+    for index, branch in enumerate(study.decide):
+        if bool(branch.when) == branch.otherwise:
+            yield ("decide", index), "a decision has either 'when' or 'otherwise = true'"
+        for id_ in branch.when.keys() - set(ids):
+            known = ", ".join(ids)
+            yield ("decide", index, "when"), f"unknown comparison {id_!r}; known: {known}"
+    seeds = [look.seeds for look in study.inference.looks]
+    if seeds != sorted(set(seeds)):
+        yield ("inference", "looks"), "each look needs more seeds than the one before it"
+
+
+def _wrong_arm(
+    study: Study, place: _Place, arm: Mapping[str, Scalar]
+) -> Iterator[tuple[_Place, str]]:
+    for name, factor in study.factors.items():
+        levels = ", ".join(map(canonical, factor.levels))
+        if name not in arm:
+            yield place, f"{place[-1]!r} lacks a level of {name!r}; its levels: {levels}"
+        elif canonical(arm[name]) not in map(canonical, factor.levels):
+            yield place, f"{canonical(arm[name])} is not a level of {name!r}: {levels}"
+    for name in sorted(arm.keys() - study.factors.keys()):
+        yield place, f"unknown factor {name!r}; known: {', '.join(study.factors)}"
+
+
+def _problem(text: str, source: str, content: object, error: Mapping[str, Any]) -> str:
+    """Return one line of a message: where, what, and the known names."""
+    where = tuple(part for part in error["loc"] if _is_in(content, part, error["loc"]))
+    keys = error["loc"]
+    at = f"{source}, line {line_of(text, where)}"
+    name = ".".join(str(key) for key in where) or "the file"
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(keys[:-1])
+        return f"{at}: unknown key {str(keys[-1])!r}; known: {known}"
+    if error["type"] == "missing":
+        inside = ".".join(str(key) for key in keys[:-1]) or "the file"
+        return f"{at}: {inside} lacks {str(keys[-1])!r}; known keys: {_known_keys(keys[:-1])}"
+    return f"{at}: {name}: {error['msg']}"
+
+
+def _is_in(content: object, part: object, keys: tuple[object, ...]) -> bool:
+    """Return whether a part of a location is a key of the file, not a branch of a type."""
+    for key in keys:
+        inside = (isinstance(content, dict) and key in content) or (
+            isinstance(content, list) and isinstance(key, int) and key < len(content)
+        )
+        if inside:
+            if key is part:
+                return True
+            content = content[key]  # type: ignore[index]  # just checked
+    return False
+
+
+def _known_keys(keys: tuple[object, ...]) -> str:
+    """Return the keys of the part of a study at a place."""
+    part: Any = Study
+    tables = {
+        "topic": Topic,
+        "base": Base,
+        "outcome": Measure,
+        "guardrails": Guardrail,
+        "inference": Inference,
+        "looks": Look,
+        "compare": Compare,
+        "decide": Decide,
+        "budget": Budget,
+        "factors": Factor,
+        "code": Code,
+    }
+    for key in keys:
+        part = tables.get(str(key), part)
+    return ", ".join(field.alias or name for name, field in part.model_fields.items())
+
+
+def line_of(text: str, keys: tuple[str | int, ...]) -> int:
+    """Return the line in a TOML file, from 1, of a key or of the nearest table around it."""
+    best, depth = 1, 0
+    table: list[str | int] = []
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]", line):
+            names = [name.strip().strip("\"'") for name in header[2].split(".")]
+            table = [*names]
+            if header[1] == "[[":
+                counts[header[2]] = counts.get(header[2], -1) + 1
+                table.append(counts[header[2]])
+            here = table
+        elif assignment := re.match(r"\s*([\w.\"'-]+)\s*=", line):
+            here = [*table, *(name.strip("\"'") for name in assignment[1].split("."))]
+        else:
+            continue
+        if len(here) > depth and tuple(here) == keys[: len(here)]:
+            best, depth = number, len(here)
+    return best

@@ -1,0 +1,17 @@
+"""Suites of ``ajet research bench``: worlds whose truth is planted, or faults that are injected."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ajet_research.suites.faults import run_faults
+from ajet_research.suites.mutations import run_mutations
+from ajet_research.suites.planted import run_effects, run_null
+
+__all__ = ["SUITES"]
+
+SUITES: dict[str, Callable[..., dict[str, Any]]] = {
+    "null": run_null,
+    "effects": run_effects,
+    "mutations": run_mutations,
+    "faults": run_faults,
+}

@@ -1,0 +1,447 @@
+"""``ajet research verify``: derives a report again from the raw stores, and trusts nothing else.
+
+The statistics are computed here in another way than the leader does: p values by SciPy's
+permutation test, and each end of an interval by the test on both of its sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ajet_core.errors import AjetError
+from ajet_research.actions import Await, GiveUp, Proceed, Reserve, Stop, actions
+from ajet_research.arenas import Arena, TrialBlueprint, load_arena, read_evidence
+from ajet_research.events import (
+    AttemptFailed,
+    Decided,
+    Exhausted,
+    Finished,
+    Looked,
+    LookFinding,
+    Lost,
+    Registered,
+    Reported,
+    Reserved,
+)
+from ajet_research.ledger import LEDGER, LedgerRow, read_ledger
+from ajet_research.registration import register
+from ajet_research.report import compile_report, unlinked_numerals
+from ajet_research.runners import store_hashes
+from ajet_research.state import StudyState
+from ajet_research.study import Compare, Study, arm_name, parse_study
+from ajet_research.worker import BLUEPRINT, STORE, AttemptResult, result_path
+
+_NEAR = 1e-9
+_REPORT, _TRIALS = "report", "trials"
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was checked.
+
+    :param problems: what does not hold; empty if all does.
+    :param finished: whether the study has its report.
+    :param rows: rows of the ledger.
+    :param trials: raw stores that outcomes were derived from.
+    :param numerals: of the report, all of which link to what they come from.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    finished: bool = False
+    rows: int = 0
+    trials: int = 0
+    numerals: int = 0
+
+
+def verify_study(directory: Path) -> Verification:
+    """Check the study in a directory, without changing anything."""
+    result = Verification()
+    if not (directory / LEDGER).exists():
+        result.problems.append(f"There is no study in {directory}.")
+        return result
+    try:
+        for problem in _problems(directory, result):
+            result.problems.append(problem)
+    except AjetError as error:
+        result.problems.append(error.message)
+    except OSError as error:
+        result.problems.append(f"{error.filename} cannot be read: {error.strerror}")
+    except ValueError as error:
+        result.problems.append(f"A file of the study cannot be decoded: {error}")
+    return result
+
+
+def _problems(directory: Path, result: Verification) -> Iterator[str]:
+    rows = list(read_ledger(directory / LEDGER))
+    result.rows = len(rows)
+    state = StudyState()
+    for row in rows:
+        yield from _out_of_order(row, state)
+        state.apply(row)
+        yield from _wrong_statistics(row, state)
+    study = state.registered
+    first = rows[0].event
+    assert isinstance(first, Registered)
+    yield from _other_study(directory, study, first)
+    arena = load_arena(study.base.arena)
+    yield from _wrong_outcomes(directory / _TRIALS, rows, state, arena, result)
+    yield from _overspent(state)
+    if result.problems:
+        # A report can be compiled from consistent rows alone.
+        return
+    yield from _other_report(directory / _REPORT, rows, state, result)
+
+
+def _out_of_order(row: LedgerRow, state: StudyState) -> Iterator[str]:
+    """Each row of a leader is what the rows before it call for: no look comes early."""
+    event = row.event
+    if isinstance(event, Registered) or state.study is None:
+        return
+    todo = actions(state)
+    match event:
+        case Reserved():
+            trial = state.trials.get(event.trial)
+            fits = trial is not None and event.seconds == trial.blueprint.seconds
+            fits = fits and Reserve(event.trial) in todo
+        case Finished() | AttemptFailed():
+            fits = Await(event.trial) in todo
+        case Lost():
+            fits = GiveUp(event.trial) in todo
+        case Exhausted(resource="wall_hours" | "disk_mib"):
+            # Measured, and not to be derived from rows.
+            fits = event.used > event.limit == getattr(state.registered.budget, event.resource)
+        case Exhausted():
+            fits = Stop(event.resource, event.used, event.limit) in todo
+        case Looked():
+            fits = todo == [Proceed("look")]
+        case Decided():
+            fits = todo == [Proceed("decision")]
+        case Reported():
+            fits = todo == [Proceed("report")]
+        case _:
+            fits = True
+    if not fits:
+        yield f"Row {row.seq} ({event.kind}) is not what the rows before it call for."
+
+
+def _wrong_statistics(row: LedgerRow, state: StudyState) -> Iterator[str]:
+    event = row.event
+    if isinstance(event, Looked):
+        earlier: dict[str, LookFinding] = {}
+        for findings in state.findings[:-1]:
+            earlier.update(findings)
+        study = state.registered
+        expected = [
+            one.id
+            for one in study.compare
+            if one.id not in earlier or earlier[one.id].verdict == "undecided"
+        ]
+        if sorted(event.findings) != sorted(expected):
+            yield f"Row {row.seq}: the look has other comparisons than those that are open."
+        for one in study.compare:
+            if (finding := event.findings.get(one.id)) is not None:
+                for what in _wrong_finding(state, one, finding, event.look):
+                    yield f"Row {row.seq}, comparison {one.id}: {what}."
+    elif isinstance(event, Decided):
+        latest: dict[str, LookFinding] = state.verdicts
+        verdicts = {
+            one.id: latest[one.id].verdict if one.id in latest else "undecided"
+            for one in state.registered.compare
+        }
+        tree = state.registered.decide
+        branch = next((i for i, one in enumerate(tree) if one.applies(verdicts)), -1)
+        if verdicts != event.verdicts or branch != event.branch:
+            yield f"Row {row.seq}: the decision does not follow from the verdicts."
+
+
+def _wrong_finding(
+    state: StudyState, one: Compare, finding: LookFinding, look: int
+) -> Iterator[str]:
+    study = state.registered
+    seeds = range(study.inference.first_seed, study.seeds.start + study.inference.looks[look].seeds)
+    values = _differences(state, one, study.outcome.metric, seeds)
+    arm, against = (
+        _outcomes(state, arm_name(side), study.outcome.metric) for side in (one.arm, one.against)
+    )
+    if finding.seeds != list(values):
+        yield "other pairs than those with outcomes"
+        return
+    if finding.missing != [seed for seed in seeds if seed not in values]:
+        yield "other missing pairs than those without outcomes"
+    alpha = study.inference.looks[look].alpha / len(study.compare)
+    if finding.alpha != alpha:
+        yield "another alpha than the registered one"
+    if not values:
+        if finding.verdict != "invalid":
+            yield "a verdict without outcomes"
+        return
+    its = list(values.values())
+    for name, mine, theirs in (
+        ("mean of the arm", math.fsum(arm[s] for s in values) / len(its), finding.arm_mean),
+        (
+            "mean of the other",
+            math.fsum(against[s] for s in values) / len(its),
+            finding.against_mean,
+        ),
+        ("difference", math.fsum(its) / len(its), finding.gain),
+        ("p value", _p(its, 0.0), finding.p),
+        ("share of wins", sum((d > 0) + (d == 0) / 2 for d in its) / len(its), finding.wins),
+    ):
+        if theirs is None or abs(mine - theirs) > _NEAR * max(1.0, abs(mine)):
+            yield f"the {name} is {mine!r}, not {theirs!r}"
+    yield from _wrong_interval(its, finding.low, finding.high, alpha)
+    holding = True
+    for guard in study.outcome.guardrails:
+        guarded = finding.guardrails.get(guard.metric)
+        guarded_values = list(_differences(state, one, guard.metric, seeds).values())
+        if guarded is None:
+            yield f"the guardrail {guard.metric} is missing"
+            continue
+        yield from _wrong_interval(guarded_values, guarded.low, guarded.high, alpha)
+        gain = math.fsum(guarded_values) / len(guarded_values)
+        holds = guarded.low is not None and guarded.low > -guard.margin
+        if guarded.holds != holds or abs(guarded.gain - gain) > _NEAR * max(1.0, abs(gain)):
+            yield f"the guardrail {guard.metric} has another state"
+        holding = holding and holds
+    if set(finding.guardrails) - {guard.metric for guard in study.outcome.guardrails}:
+        yield "a guardrail that is not registered"
+    verdict = _verdict(state, one, finding, look, holding)
+    if verdict != finding.verdict:
+        yield f"the verdict is {verdict}, not {finding.verdict}"
+
+
+def _verdict(
+    state: StudyState, one: Compare, finding: LookFinding, look: int, holding: bool
+) -> str:
+    study = state.registered
+    for side in (one.arm, one.against):
+        prints = [
+            trial.outcome.fingerprint
+            for trial in state.trials.values()
+            if trial.arm == arm_name(side)
+            and not trial.blueprint.repeat
+            and trial.outcome is not None
+            and not trial.outcome.failed
+        ]
+        if len(set(prints)) < len(prints):
+            return "invalid"
+    planned = len(finding.seeds) + len(finding.missing)
+    if len(finding.missing) / planned > study.inference.most_missing:
+        return "invalid" if look == len(study.inference.looks) - 1 else "undecided"
+    smallest = study.outcome.smallest
+    low = -math.inf if finding.low is None else finding.low
+    high = math.inf if finding.high is None else finding.high
+    if high < -smallest:
+        return "worse"
+    if not holding:
+        return "undecided"
+    if low > smallest:
+        return "better"
+    return "equivalent" if -smallest < low and high < smallest else "undecided"
+
+
+def _wrong_interval(
+    values: Sequence[float], low: float | None, high: float | None, alpha: float
+) -> Iterator[str]:
+    """The test rejects just outside an interval, and not just inside it."""
+    scale = max(abs(value) for value in values) or 1.0
+    step = 1e-7 * scale
+    mean = math.fsum(values) / len(values)
+    for name, end, outward in (("lower", low, -step), ("upper", high, step)):
+        if end is None:
+            far = mean + math.copysign(4 * scale, outward)
+            wrong = _p(values, far) <= alpha * (1 + 1e-9)
+        else:
+            wrong = _p(values, end + outward) > alpha * (1 + 1e-9)
+            wrong = wrong or _p(values, end - outward) <= alpha * (1 + 1e-9)
+            # Of equal differences, the interval is one point.
+            wrong = wrong and not (low == high == end and abs(end - mean) < step)
+        if wrong:
+            yield f"the {name} end of an interval does not invert the test"
+
+
+def _p(values: Sequence[float], theta: float) -> float:
+    """Return the p value of the hypothesis that the true difference is `theta`."""
+    import numpy as np
+    from scipy import stats
+
+    moved = np.asarray(values) - theta
+    # Rounding must not decide between equal statistics: SciPy compares with a tolerance of its own
+    # that is relative to the statistic, which is 0 here for some data.
+    moved[np.abs(moved) < 1e-13 * max(1.0, float(np.abs(values).max()))] = 0.0
+
+    def total(sample: np.ndarray, axis: int) -> np.ndarray:
+        sums: np.ndarray = np.abs(np.round(sample.sum(axis=axis), 12))
+        return sums
+
+    done = stats.permutation_test(
+        (moved,),
+        total,
+        permutation_type="samples",
+        alternative="greater",
+        n_resamples=math.inf,
+        vectorized=True,
+        batch=4096,
+    )
+    return float(done.pvalue)
+
+
+def _outcomes(state: StudyState, arm: str, metric: str) -> dict[int, float]:
+    known = state.metrics[metric]
+    failed = state.registered.outcome.failed
+    worst = known.worst if failed == "worst" else failed
+    its = {}
+    for trial in state.trials.values():
+        if trial.arm == arm and not trial.blueprint.repeat and trial.outcome is not None:
+            value = worst if trial.outcome.failed else trial.outcome.metrics[metric]
+            its[trial.blueprint.seed] = float(value)  # type: ignore[arg-type]  # registration proves it
+    return its
+
+
+def _differences(state: StudyState, one: Compare, metric: str, seeds: range) -> dict[int, float]:
+    arm, against = (_outcomes(state, arm_name(side), metric) for side in (one.arm, one.against))
+    turn = 1.0 if state.metrics[metric].direction == "max" else -1.0
+    return {s: turn * (arm[s] - against[s]) for s in seeds if s in arm and s in against}
+
+
+def _other_study(directory: Path, study: Study, first: Registered) -> Iterator[str]:
+    for name in ("study.toml", "study.json"):
+        path = directory / name
+        if path.exists():
+            own = parse_study(path.read_text(encoding="utf-8"), name)
+            if own.digest() != first.digest:
+                yield f"{path} is not the registered study."
+            break
+    else:
+        yield f"{directory} lacks its study file."
+    # The code of the user's may have moved on; its hash is in each blueprint.
+    again = register(study.model_copy(update={"code": None}), directory)
+    plain = [one.model_copy(update={"code": ""}) for one in first.blueprints]
+    if len({one.code for one in first.blueprints}) > 1:
+        yield "The trials do not have the same code."
+    if plain != list(again.blueprints.values()):
+        yield (
+            "The registered trials are not those of the study with this version of the arena and "
+            "its evaluator."
+        )
+    if [first.arms.get(one.id) for one in first.blueprints] != list(again.arms.values()):
+        yield "The registered trials do not belong to the arms of the study."
+    arena = load_arena(study.base.arena)
+    known = {name: (one.direction, one.worst) for name, one in first.metrics.items()}
+    if known != {name: (one.direction, one.worst) for name, one in arena.metrics.items()}:
+        yield "The registered metrics are not those of the evaluator."
+
+
+def _wrong_outcomes(
+    trials: Path,
+    rows: Sequence[LedgerRow],
+    state: StudyState,
+    arena: Arena,
+    result: Verification,
+) -> Iterator[str]:
+    present = {path.name for path in trials.iterdir()} if trials.exists() else set()
+    for name in sorted(present - {id_ for id_, one in state.trials.items() if one.attempts}):
+        yield f"The trial {name} has a directory and is not in the ledger."
+    for row in rows:
+        event = row.event
+        if not isinstance(event, Finished | AttemptFailed):
+            continue
+        trial, blueprint = trials / event.trial, state.trials[event.trial].blueprint
+        ended = _result(trial, event.attempt)
+        if isinstance(event, AttemptFailed):
+            if (
+                ended is not None
+                and ended.status != "failed"
+                and _has_evidence(arena, trial, ended)
+            ):
+                yield f"Row {row.seq}: attempt {event.attempt} of {event.trial} has a result."
+            continue
+        result.trials += 1
+        at = f"Row {row.seq}, trial {event.trial}"
+        stored = json.loads((trial / BLUEPRINT).read_bytes())
+        if stored != blueprint.model_dump(mode="json"):
+            yield f"{at}: the blueprint in its directory is another one."
+        if ended is None or ended.seconds != event.seconds:
+            yield f"{at}: the result of its attempt is missing or another one."
+            continue
+        if (ended.status == "limit") != event.limit or ended.status == "failed":
+            yield f"{at}: its attempt ended in another way."
+        if event.limit:
+            if event.metrics or event.failed != "time limit" or event.store:
+                yield f"{at}: it has an outcome, though its time was over."
+            continue
+        if store_hashes(trial / STORE) != event.store:
+            yield f"{at}: its raw store has changed."
+        evidence = read_evidence(arena, blueprint, trial / STORE)
+        if (dict(evidence.metrics), evidence.failed, evidence.fingerprint) != (
+            event.metrics,
+            event.failed,
+            event.fingerprint,
+        ):
+            yield f"{at}: its outcome is not the one of its raw store."
+
+
+def _result(trial: Path, attempt: int) -> AttemptResult | None:
+    path = result_path(trial, attempt)
+    if not path.exists():
+        return None
+    try:
+        result = AttemptResult.model_validate_json(path.read_bytes(), strict=True)
+    except ValueError:
+        return None
+    return result if result.attempt == attempt else None
+
+
+def _has_evidence(arena: Arena, trial: Path, ended: AttemptResult) -> bool:
+    if ended.status == "limit":
+        return True
+    blueprint = TrialBlueprint.model_validate_json((trial / BLUEPRINT).read_bytes())
+    try:
+        read_evidence(arena, blueprint, trial / STORE)
+    except AjetError:
+        return False
+    return True
+
+
+def _overspent(state: StudyState) -> Iterator[str]:
+    budget = state.registered.budget
+    begun = sum(trial.attempts > 0 for trial in state.trials.values())
+    if begun > budget.trials:
+        yield f"{begun} trials were started, more than the budget's {budget.trials}."
+    if state.settled + state.reserved > budget.compute_hours * 3600 * (1 + _NEAR) + begun:
+        yield "The trials took more time than budget.compute_hours."
+
+
+def _other_report(
+    folder: Path, rows: Sequence[LedgerRow], state: StudyState, result: Verification
+) -> Iterator[str]:
+    present = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    if state.reported is None:
+        if present:
+            yield "There is a report that the ledger does not have. Run the study again."
+        return
+    result.finished = True
+    compiled = compile_report(rows)
+    if compiled.hashes != state.reported.files:
+        yield "The ledger names another report than the one that follows from it."
+    for name in sorted(compiled.files.keys() | present.keys()):
+        if name not in present:
+            yield f"The report lacks {name}."
+        elif name not in compiled.files:
+            yield f"The report has a file that was not compiled: {name}."
+        elif hashlib.sha256(present[name]).hexdigest() != compiled.hashes[name]:
+            yield f"{name} is not what follows from the ledger."
+    for name in ("report.html", "record.html"):
+        bare, count = unlinked_numerals(compiled.files[name])
+        result.numerals += count
+        if bare:
+            yield f"{name} has numerals that link to nothing: {', '.join(bare[:5])}."

@@ -1,0 +1,170 @@
+"""Where and how to export: the settings, and the environment variables of OpenTelemetry."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import unquote
+
+from ajet_core import __version__
+from ajet_core.errors import ConfigError
+from ajet_installation.settings import TelemetrySettings
+from ajet_server.telemetry.spans import Attributes
+
+Signal = Literal["traces", "metrics", "logs"]
+SIGNALS: tuple[Signal, ...] = ("traces", "metrics", "logs")
+_DEFAULT_ENDPOINT = "http://localhost:4318"
+_RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the records of a signal are sent; `headers` may hold a key."""
+
+    url: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportTerms:
+    """How to export.
+
+    :param targets: by signal; a signal without one is not exported.
+    :param ratio: share of the episodes whose traces are exported.
+    :param timeout: seconds for a request.
+    :param gzip: whether requests are compressed.
+    :param tls: None uses the certificates that come with the HTTP library.
+    :param queue: most records of a signal that wait.
+    :param batch: most records of a request.
+    :param delay: seconds between exports.
+    :param metrics_every: seconds between exports of metrics.
+    :param resource: attributes of this process.
+    """
+
+    targets: Mapping[Signal, Target]
+    ratio: float
+    timeout: float
+    gzip: bool
+    tls: ssl.SSLContext | None
+    queue: int
+    batch: int
+    delay: float
+    metrics_every: float
+    resource: Attributes
+
+
+def read_terms(
+    settings: TelemetrySettings, process: str, environ: Mapping[str, str] = os.environ
+) -> ExportTerms:
+    """Read the settings and the environment.
+
+    :param process: names this kind of process, as in ``agentjet-server``.
+    :raises ConfigError: a variable has a value that cannot be used.
+    """
+    env = {name: value for name, value in environ.items() if value}
+    off = env.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    targets = {
+        signal: _target(settings, signal, env)
+        for signal in SIGNALS
+        if not off and env.get(f"OTEL_{signal.upper()}_EXPORTER") != "none"
+    }
+    return ExportTerms(
+        targets=targets,
+        ratio=_ratio(settings, env),
+        timeout=_number(env, "OTEL_EXPORTER_OTLP_TIMEOUT", 10),
+        gzip=env.get("OTEL_EXPORTER_OTLP_COMPRESSION") == "gzip",
+        tls=_tls(env),
+        queue=max(1, int(_number(env, "OTEL_BSP_MAX_QUEUE_SIZE", 2048))),
+        batch=max(1, int(_number(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512))),
+        delay=_number(env, "OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000,
+        metrics_every=_number(env, "OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000,
+        resource=_resource(process, env),
+    )
+
+
+def _target(settings: TelemetrySettings, signal: Signal, env: Mapping[str, str]) -> Target:
+    base = settings.endpoint or env.get("OTEL_EXPORTER_OTLP_ENDPOINT", _DEFAULT_ENDPOINT)
+    url = f"{base.rstrip('/')}/v1/{signal}"
+    own = f"OTEL_EXPORTER_OTLP_{signal.upper()}"
+    if settings.endpoint is None:
+        url = env.get(f"{own}_ENDPOINT", url)
+        protocol = env.get(f"{own}_PROTOCOL", env.get("OTEL_EXPORTER_OTLP_PROTOCOL"))
+        if protocol not in {None, "http/protobuf"}:
+            raise ConfigError(
+                f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}, but agentjet sends http/protobuf: set "
+                "telemetry.endpoint to the collector's URL for it, such as http://HOST:4318",
+                param="telemetry.endpoint",
+            )
+    headers = {
+        **_pairs(env, "OTEL_EXPORTER_OTLP_HEADERS"),
+        **_pairs(env, f"{own}_HEADERS"),
+    }
+    return Target(url, headers)
+
+
+def _pairs(env: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return ``a=1,b=2``; keys and values are percent-encoded."""
+    pairs = {}
+    for pair in filter(None, env.get(name, "").split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"{name} is not of the form key=value,key=value", param="telemetry")
+        pairs[unquote(key.strip())] = unquote(value.strip())
+    return pairs
+
+
+def _number(env: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        value = float(env.get(name, default))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"{name}: {env[name]!r} is not a usable number", param="telemetry")
+    return value
+
+
+def _ratio(settings: TelemetrySettings, env: Mapping[str, str]) -> float:
+    if settings.sample_ratio is not None:
+        return settings.sample_ratio
+    sampler = env.get("OTEL_TRACES_SAMPLER", "")
+    if sampler.endswith("always_off"):
+        return 0.0
+    if sampler in _RATIO_SAMPLERS:
+        return min(1.0, _number(env, "OTEL_TRACES_SAMPLER_ARG", 1))
+    return 1.0
+
+
+def _tls(env: Mapping[str, str]) -> ssl.SSLContext | None:
+    authority = env.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
+    certificate = env.get("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE")
+    if not (authority or certificate):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        if certificate:
+            context.load_cert_chain(certificate, env.get("OTEL_EXPORTER_OTLP_CLIENT_KEY"))
+    except OSError as error:  # includes ssl.SSLError
+        raise ConfigError(
+            f"cannot use the certificates of OTEL_EXPORTER_OTLP_CERTIFICATE: {error}",
+            param="telemetry",
+        ) from error
+    return context
+
+
+def _resource(process: str, env: Mapping[str, str]) -> Attributes:
+    attributes: dict[str, str | int] = {
+        "service.name": f"agentjet-{process}",
+        "service.version": __version__,
+        "service.instance.id": str(uuid.uuid4()),
+        "host.name": socket.gethostname(),
+        "process.pid": os.getpid(),
+        **_pairs(env, "OTEL_RESOURCE_ATTRIBUTES"),
+    }
+    if name := env.get("OTEL_SERVICE_NAME"):
+        attributes["service.name"] = name
+    return tuple(attributes.items())

@@ -1,0 +1,84 @@
+"""Finished spans, before they are encoded."""
+
+from __future__ import annotations
+
+import contextvars
+import random
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from ajet_core.errors import AjetError
+from ajet_core.protocol import TraceParent
+
+Attribute = str | int | float | bool | Sequence[str]
+Attributes = tuple[tuple[str, Attribute], ...]
+
+# Numbers of OTLP.
+INTERNAL = 1
+SERVER = 2
+
+CURRENT: contextvars.ContextVar[TraceParent | None] = contextvars.ContextVar(
+    "ajet_span", default=None
+)
+"""The span that the current task works for, to which its log records belong."""
+
+
+class SpanEvent(NamedTuple):
+    """Something that happened at a time.
+
+    :param at: Unix time in nanoseconds.
+    """
+
+    name: str
+    at: int
+    attributes: Attributes
+
+
+class SpanData(NamedTuple):
+    """A finished span.
+
+    :param kind: `INTERNAL` or `SERVER`.
+    :param parent: [8] id of the span above it in its trace, b"" if it has none.
+    :param start: Unix time in nanoseconds.
+    :param end: the same.
+    :param fixed: attributes that it shares with many others.
+    :param error: what kind of error ended it, "" if none did.
+    """
+
+    name: str
+    kind: int
+    context: TraceParent
+    parent: bytes
+    start: int
+    end: int
+    fixed: Attributes = ()
+    attributes: Attributes = ()
+    links: tuple[TraceParent, ...] = ()
+    events: tuple[SpanEvent, ...] = ()
+    error: str = ""
+
+    def data(self) -> SpanData:
+        """Return the span itself, as a `Finished`."""
+        return self
+
+
+class Finished(Protocol):
+    """An object from which the exporter's thread makes a span."""
+
+    def data(self) -> SpanData:
+        """Return the span."""
+
+
+def error_kind(error: BaseException) -> str:
+    """Return the value of the attribute ``error.type``."""
+    return error.type if isinstance(error, AjetError) else type(error).__name__
+
+
+def new_span_id() -> bytes:
+    """Return [8] random bytes that are not all zero."""
+    return (random.getrandbits(64) or 1).to_bytes(8, "big")
+
+
+def is_chosen(trace_id: bytes, ratio: float) -> bool:
+    """Whether a trace is among the sampled ones, as OpenTelemetry's sampler TraceIdRatioBased."""
+    return int.from_bytes(trace_id[8:], "big") < round(ratio * 2**64)

@@ -1,0 +1,1 @@
+"""Weights: published with faults, and received without a model server."""

@@ -1,0 +1,1 @@
+"""Tests of `ajet mcp`, `ajet assist` and the skills."""

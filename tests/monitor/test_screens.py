@@ -1,0 +1,332 @@
+"""The screens of ``ajet monitor`` as text, with a server of fixed answers."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from ajet_cli.monitor.layout import ASCII
+from tests.monitor.scripted import (
+    EPISODES,
+    MESSAGES,
+    OVERVIEW,
+    PAGE,
+    ScriptedServer,
+    assert_screen,
+    episode,
+    monitor,
+    screen_text,
+)
+
+SIZE = (80, 24)
+# Terminal escapes, a link, the clipboard (OSC 52), text that runs backwards, and Rich's markup.
+HOSTILE = "\x1b[2J\x1b]52;c;aGk=\x07\x9b31m\u202e [bold red]x[/bold red] [link=http://x]y[/link]"
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+async def press(pilot: Any, *keys: str) -> None:
+    """Press keys, and wait until what they began has ended."""
+    for key in keys:
+        await pilot.press(key)
+        await settle(pilot)
+
+
+async def settle(pilot: Any) -> None:
+    """Wait until requests of the screen and what follows from them have ended."""
+    await pilot.pause()
+    reading = [worker for worker in pilot.app.workers if worker.group in {"read", "build"}]
+    if reading:
+        await pilot.app.workers.wait_for_complete(reading)
+    await pilot.pause()
+    building = [worker for worker in pilot.app.workers if worker.group == "build"]
+    if building:
+        await pilot.app.workers.wait_for_complete(building)
+    await pilot.pause()
+
+
+async def test_overview() -> None:
+    app = monitor(ScriptedServer())
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        assert_screen(app, "overview")
+        for key in ("end", "G"):
+            await press(pilot, "home", key)
+            assert_screen(app, "overview_end")
+
+
+async def test_overview_in_ascii() -> None:
+    app = monitor(ScriptedServer(), glyphs=ASCII)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        assert screen_text(app).isascii()
+        assert_screen(app, "overview_ascii")
+
+
+async def test_overview_in_a_small_terminal() -> None:
+    app = monitor(ScriptedServer())
+    async with app.run_test(size=(38, 12)) as pilot:
+        await settle(pilot)
+        assert_screen(app, "overview_small")
+
+
+async def test_curves() -> None:
+    app = monitor(ScriptedServer())
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "c", "down")
+        assert_screen(app, "curves")
+        await press(pilot, "slash", *"rew", "enter")
+        assert "reward_mean" in screen_text(app)
+        assert "entropy" not in screen_text(app)
+
+
+async def test_episodes() -> None:
+    server = ScriptedServer()
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "down")
+        assert_screen(app, "episodes")
+
+
+async def test_an_episode_its_calls_and_its_tokens() -> None:
+    app = monitor(ScriptedServer())
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "down", "enter")
+        assert_screen(app, "messages")
+        await press(pilot, "c")
+        assert_screen(app, "calls")
+        await press(pilot, "enter")
+        assert_screen(app, "tokens")
+        await press(pilot, "down")
+        assert "bytes f0 9f" in screen_text(app)
+        await press(pilot, "home")
+        assert "role none (template), context" in screen_text(app)
+        await press(pilot, "n")
+        said = " ".join(screen_text(app).split())
+        assert "logprob of the engine -0.2500, of the trainer -0.2600" in said
+
+
+async def test_help_and_the_way_back() -> None:
+    app = monitor(ScriptedServer())
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "question_mark")
+        assert_screen(app, "help")
+        await press(pilot, "escape", "escape")
+        assert_screen(app, "overview")
+        # The first screen has none before it.
+        await press(pilot, "escape")
+        assert_screen(app, "overview")
+
+
+async def test_several_servers_one_of_them_gone() -> None:
+    first, second = ScriptedServer(), ScriptedServer()
+    second.away = True
+    app = monitor(first, second)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        assert_screen(app, "servers")
+        await press(pilot, "enter")
+        assert "127.0.0.1:8000" in screen_text(app)
+        assert "grid-7 is filling" in screen_text(app)
+
+
+async def test_a_server_that_goes_is_shown_as_gone_and_comes_back() -> None:
+    server = ScriptedServer()
+    seconds = [1_795_000_000.0]
+    app = monitor(server, clock=lambda: seconds[0])
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        server.away = True
+        await press(pilot, "r")
+        seconds[0] += 90
+        await press(pilot, "r")
+        # What it said last is still there.
+        assert_screen(app, "gone")
+        server.away = False
+        await press(pilot, "r")
+        assert_screen(app, "overview")
+
+
+async def test_the_monitor_can_be_used_while_a_server_is_slow() -> None:
+    server = ScriptedServer()
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        server.waits["/v1/episodes"] = asyncio.Event()
+        await pilot.press("e")
+        await pilot.pause()
+        assert "reading" in screen_text(app)
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "Ctrl-C" in screen_text(app)
+        await pilot.press("escape")
+        server.waits["/v1/episodes"].set()
+        await settle(pilot)
+        assert "task-2" in screen_text(app)
+
+
+async def test_a_token_without_access_says_which_one_is_needed() -> None:
+    error = {
+        "error": {
+            "type": "invalid_api_key",
+            "message": "this token is not known",
+        }
+    }
+    server = ScriptedServer(**{"/v1/overview": httpx.Response(401, json=error)})
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        text = screen_text(app)
+        assert "No access: this token is not known" in text
+        assert "ajet token create --scope view" in text
+
+
+async def test_the_list_asks_for_what_was_chosen() -> None:
+    server = ScriptedServer()
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "o", "a", "w")
+        await press(pilot, "t", *"a b", "enter")
+        await press(pilot, "s", *"7", "enter")
+        query = httpx.URL(server.asked[-1]).params
+        assert dict(query) == {
+            "order": "highest",
+            "limit": "200",
+            "state": "open",
+            "outputs": "true",
+            "task": "a b",
+            "step": "7",
+        }
+        # Escape leaves a filter as it was.
+        await press(pilot, "s", *"9", "escape")
+        assert "step=7" in server.asked[-1]
+
+
+@pytest.mark.parametrize("place", ["sentence", "finding", "client", "task", "message", "token"])
+async def test_hostile_text_is_shown_as_text(place: str) -> None:
+    server = ScriptedServer()
+    overview, episodes, messages, page = map(copy.deepcopy, (OVERVIEW, EPISODES, MESSAGES, PAGE))
+    if place == "sentence":
+        overview["sentence"] = HOSTILE
+    elif place == "finding":
+        overview["status"]["findings"][0]["message"] = HOSTILE
+    elif place == "client":
+        overview["clients"][0]["name"] = HOSTILE
+    elif place == "task":
+        episodes["episodes"][1] = episode(2, task_id=HOSTILE)
+    elif place == "message":
+        messages["calls"][0]["answer"]["content"] = HOSTILE
+    else:
+        page["vocabulary"]["2"] = HOSTILE
+    server.answers |= {
+        "/v1/overview": overview,
+        "/v1/episodes": episodes,
+        "/v1/timelines/episode-2/messages": messages,
+        "/v1/timelines/episode-2/page": page,
+    }
+    app = monitor(server)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await settle(pilot)
+        keys = {"task": "e", "message": "e down enter", "token": "e down enter t"}
+        await press(pilot, *keys.get(place, "").split())
+        text = screen_text(app)
+        assert "\\u001b[2J\\u001b]52" in text
+        assert not any(char in text for char in "\x1b\x07\x9b\u202e")
+        if place in {"sentence", "finding", "message"}:
+            assert "\\u202e [bold red]x[/bold red] [link=http://x]y[/link]" in text
+
+
+@pytest.mark.slow
+async def test_an_answer_of_two_million_characters_is_paged() -> None:
+    messages = copy.deepcopy(MESSAGES)
+    content = "\x1b" * 1000 + "word " * 4000
+    messages["calls"] = [
+        {
+            **MESSAGES["calls"][0],
+            "answer": {"role": "assistant", "content": content, "cut": 9_980_000},
+        }
+    ] * 80
+    app = monitor(ScriptedServer(**{"/v1/timelines/episode-2/messages": messages}))
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "down", "enter")
+        assert "9,980,000 characters left out" in screen_text(app)
+        await press(pilot, "end")
+        text = screen_text(app)
+        assert "word word word" in text
+        assert "/" in text.splitlines()[-1]
+
+
+@pytest.mark.slow
+async def test_an_episode_of_a_million_tokens_is_drawn_where_it_is_looked_at() -> None:
+    page = copy.deepcopy(PAGE)
+    page["episodes"][0]["nodes"][0]["ids"] = [4] * 1_000_000
+    app = monitor(ScriptedServer(**{"/v1/timelines/episode-2/page": page}))
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "down", "enter", "t")
+        text = screen_text(app)
+        assert "1,000,002 tokens" in text
+        assert '" up"' in text
+        await press(pilot, "home", "pagedown")
+        assert '"goal"' in screen_text(app)
+
+
+async def test_another_size_of_the_terminal_keeps_the_cursor_in_sight() -> None:
+    rows = {"episodes": [episode(number) for number in range(100)]}
+    app = monitor(ScriptedServer(**{"/v1/episodes": rows}))
+    async with app.run_test(size=(100, 40)) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "pagedown")
+        chosen = next(row for row in screen_text(app).splitlines() if row.startswith("▶"))[:9]
+        await pilot.resize_terminal(50, 12)
+        await settle(pilot)
+        assert chosen in screen_text(app)
+        assert max(map(len, screen_text(app).splitlines())) <= 50
+
+
+async def test_a_list_that_could_not_be_read_is_read_again() -> None:
+    busy = {"error": {"type": "internal_error", "message": "the disk is slow"}}
+    server = ScriptedServer(**{"/v1/episodes": httpx.Response(500, json=busy)})
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e")
+        assert "! the disk is slow" in screen_text(app)
+        server.answers["/v1/episodes"] = EPISODES
+        await app.watches[0].refresh()
+        await settle(pilot)
+        assert "task-2" in screen_text(app)
+        assert "the disk is slow" not in screen_text(app)
+
+
+async def test_an_open_episode_is_followed() -> None:
+    messages = {**MESSAGES, "episode": episode(2, state="open")}
+    server = ScriptedServer(**{"/v1/timelines/episode-2/messages": {**messages, "calls": []}})
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "down", "enter")
+        assert "No model call has ended yet." in screen_text(app)
+        server.answers["/v1/timelines/episode-2/messages"] = messages
+        await app.watches[0].refresh()
+        await settle(pilot)
+        assert "Where do you go?" in screen_text(app)

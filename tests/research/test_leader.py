@@ -1,0 +1,328 @@
+"""The leader: from any moment on, the same rows lead to the same end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ajet_core.errors import BusyError, ConfigError, StoreError
+from ajet_research.actions import Await, Proceed, Reserve, Stop, actions, needed_now
+from ajet_research.analysis import final_verdicts
+from ajet_research.arenas import TrialBlueprint
+from ajet_research.events import AttemptFailed, ClockJumped, Exhausted, Lost
+from ajet_research.leader import StudyLeader, held, registered_event, run_study
+from ajet_research.ledger import LEDGER, StudyLedger
+from ajet_research.registration import register
+from ajet_research.report import compile_report, unlinked_numerals
+from ajet_research.runners import FileRunner, InlineRunner, Settled
+from ajet_research.state import fold
+from ajet_research.study import Study
+from tests.research.studies import TEXT, study, written
+
+
+@dataclass
+class Clock:
+    """A clock that advances by itself, and can be moved."""
+
+    wall: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    seconds: float = 0.0
+    pauses: int = 0
+
+    def now(self) -> datetime:
+        return self.wall + timedelta(seconds=self.seconds)
+
+    def monotonic(self) -> float:
+        self.seconds += 0.01
+        return self.seconds
+
+    def pause(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.pauses += 1
+
+
+class KilledError(Exception):
+    """Stands for the death of the leader."""
+
+
+@dataclass
+class Runner:
+    """Runs trials inline, some of which fail, and dies at a chosen call."""
+
+    lost: Callable[[TrialBlueprint, int], bool] = lambda blueprint, attempt: False
+    kill_at: set[int] = field(default_factory=set)
+    calls: Iterator[int] = field(default_factory=itertools.count)
+    inner: InlineRunner = field(default_factory=InlineRunner)
+
+    def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
+        if next(self.calls) in self.kill_at:
+            raise KilledError
+        if self.lost(blueprint, attempt):
+            return Settled(blueprint.seconds, cause="the worker was lost")
+        return self.inner.poll(blueprint, attempt)
+
+
+def new_ledger(its: Study) -> StudyLedger:
+    ledger = StudyLedger(None)
+    event = registered_event(register(its, Path()))
+    ledger.append(event, time="2026-01-01T00:00:00+00:00", elapsed=0.0)
+    return ledger
+
+
+def led(its: Study, runner: Runner | None = None, **options: object) -> StudyLeader:
+    leader = StudyLeader(new_ledger(its), runner or Runner(), None, Clock(), **options)  # type: ignore[arg-type]
+    leader.lead()
+    return leader
+
+
+def verdict(world: str, **changes: object) -> tuple[str, str]:
+    """The verdict in a planted world, and its reason."""
+    changes.setdefault("base__set", {"world": world, "steps": 2})
+    finding = led(study(**changes)).state.verdicts["b-vs-a"]
+    return finding.verdict, finding.reason
+
+
+def test_a_clear_effect_is_found() -> None:
+    looks = [{"seeds": 8, "alpha": 0.0125}, {"seeds": 16, "alpha": 0.0375}]
+    assert verdict("clear", inference__looks=looks, budget__trials=40) == ("better", "")
+
+
+def test_less_is_better_for_a_metric_to_minimise() -> None:
+    looks = [{"seeds": 16, "alpha": 0.05}]
+    changes = {"inference__looks": looks, "budget__trials": 40}
+    assert verdict("clear", outcome__metric="loss", **changes) == ("better", "")
+
+
+def test_a_proxy_that_rises_does_not_hide_that_the_outcome_falls() -> None:
+    looks = [{"seeds": 16, "alpha": 0.05}]
+    changes = {"inference__looks": looks, "budget__trials": 40}
+    assert verdict("proxy", outcome__metric="train_reward", **changes)[0] != "worse"
+    assert verdict("proxy", **changes) == ("worse", "")
+
+
+def test_arms_whose_seed_has_no_effect_are_invalid() -> None:
+    got, reason = verdict("seedless")
+    assert got == "invalid"
+    assert "the seed has no effect" in reason
+
+
+def test_a_guardrail_that_is_not_shown_to_hold_vetoes() -> None:
+    guardrails = [{"metric": "far_score", "margin": 0.5}]
+    looks = [{"seeds": 16, "alpha": 0.05}]
+    changes = {"inference__looks": looks, "budget__trials": 40}
+    assert verdict("slice", **changes)[0] == "better"
+    got, reason = verdict("slice", outcome__guardrails=guardrails, **changes)
+    assert (got, reason) == ("undecided", "a guardrail is not shown to hold: far_score")
+
+
+def test_crashed_trials_count_with_the_worst_outcome() -> None:
+    leader = led(study(base__set={"world": "survivors", "steps": 2}))
+    failed = [
+        one.outcome for one in leader.state.trials.values() if one.outcome and one.outcome.failed
+    ]
+    assert failed
+    finding = leader.state.verdicts["b-vs-a"]
+    assert finding.missing == []
+    # Survivors alone are better.
+    assert finding.gain is not None
+    assert finding.gain < 0
+
+
+def test_the_xor_of_two_factors_is_found_only_with_both() -> None:
+    both = {"method": {"path": "method", "levels": ["a", "b"]}}
+    both["variant"] = {"path": "variant", "levels": ["a", "b"]}
+    base = {"method": "a", "variant": "a"}
+    compare = [
+        {"id": "both", "arm": {"method": "b", "variant": "b"}, "against": base},
+        {"id": "method-alone", "arm": {"method": "b", "variant": "a"}, "against": base},
+    ]
+    its = study(
+        factors=both,
+        compare=compare,
+        base__set={"world": "xor", "steps": 1},
+        inference__looks=[{"seeds": 16, "alpha": 0.05}],
+        decide=[{"otherwise": True, "conclude": "See the verdicts."}],
+        budget__trials=60,
+    )
+    assert final_verdicts(led(its).state) == {"both": "better", "method-alone": "worse"}
+
+
+def test_lost_trials_are_tried_again_and_then_missing() -> None:
+    def lost(blueprint: TrialBlueprint, attempt: int) -> bool:
+        return blueprint.seed == 3
+
+    leader = led(study(), Runner(lost))
+    kinds = [type(row.event) for row in leader.ledger.rows]
+    assert kinds.count(AttemptFailed) == 2 * 3
+    assert kinds.count(Lost) == 2
+    finding = leader.state.verdicts["b-vs-a"]
+    # One of eight pairs is more than a tenth.
+    assert (finding.verdict, finding.missing) == ("invalid", [3])
+
+
+def test_a_trial_that_succeeds_at_the_second_attempt_counts_once() -> None:
+    calm = led(study())
+    retried = led(study(), Runner(lambda blueprint, attempt: attempt == 1))
+    assert retried.state.verdicts == calm.state.verdicts
+    assert {one.attempts for one in retried.state.trials.values()} <= {0, 2}
+
+
+def test_a_budget_that_retries_use_up_ends_in_a_decision() -> None:
+    its = study(budget__compute_hours=17 * 30 / 3600)
+    leader = led(its, Runner(lambda blueprint, attempt: True))
+    (stop,) = [row.event for row in leader.ledger.rows if isinstance(row.event, Exhausted)]
+    assert stop.resource == "compute_hours"
+    assert leader.state.settled <= 17 * 30
+    assert final_verdicts(leader.state) == {"b-vs-a": "undecided"}
+    assert leader.state.decided is not None
+
+
+def test_a_wall_time_that_is_over_ends_in_a_decision() -> None:
+    leader = led(study(budget__wall_hours=1e-6))
+    assert leader.state.exhausted is not None
+    assert leader.state.exhausted.resource == "wall_hours"
+    assert leader.state.decided is not None
+
+
+def test_a_clock_that_jumps_is_a_row_and_changes_no_result() -> None:
+    clock = Clock()
+    leader = StudyLeader(new_ledger(study()), Runner(), None, clock)
+
+    def jump(event: object) -> None:
+        if len(leader.ledger.rows) == 10:
+            clock.wall -= timedelta(days=1)
+
+    leader.on_event = jump
+    leader.lead()
+    (jumped,) = [row.event for row in leader.ledger.rows if isinstance(row.event, ClockJumped)]
+    assert jumped.seconds == pytest.approx(-86400, abs=1)
+    assert leader.state.verdicts == led(study()).state.verdicts
+
+
+@given(st.sets(st.integers(0, 80), max_size=12), st.integers(1, 5))
+@settings(deadline=None, max_examples=25)
+def test_a_leader_that_is_killed_at_any_moment_leaves_the_same_report(
+    kill_at: set[int], parallel: int
+) -> None:
+    ledger, runner = new_ledger(study()), Runner(kill_at=kill_at)
+    while fold(ledger.rows).reported is None:
+        try:
+            StudyLeader(ledger, runner, None, Clock(), parallel).lead()
+        except KilledError:
+            continue
+    calm = compile_report(led(study()).ledger.rows).files
+    killed = compile_report(ledger.rows).files
+    assert {name for name in calm if calm[name] != killed[name]} <= {"record.md", "record.html"}
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=25)
+def test_actions_depend_on_the_state_alone(data: st.DataObject) -> None:
+    rows = led(study()).ledger.rows
+    cut = data.draw(st.integers(1, len(rows)))
+    state = fold(rows[:cut])
+    todo = actions(state)
+    assert todo == actions(fold(rows[:cut]))
+    waiting = [one for one in todo if isinstance(one, Await)]
+    assert {one.trial for one in waiting} == {
+        id_ for id_, trial in state.trials.items() if trial.status == "reserved"
+    }
+    assert len(todo) == 1 or all(isinstance(one, Await | Reserve) for one in todo)
+    assert (todo == []) == (state.reported is not None)
+
+
+def test_no_look_is_taken_before_its_trials_have_settled() -> None:
+    rows = led(study()).ledger.rows
+    for cut in range(1, len(rows)):
+        state = fold(rows[:cut])
+        if Proceed("look") in actions(state):
+            assert needed_now(state) == []
+            assert all(trial.status != "reserved" for trial in state.trials.values())
+
+
+def test_no_trial_is_reserved_beyond_the_budget() -> None:
+    state = fold(new_ledger(study()).rows)
+    hours = 3 * 30 / 3600
+    tight = state.registered.budget.model_copy(update={"compute_hours": hours})
+    state.study = state.registered.model_copy(update={"budget": tight})
+    assert len(actions(state)) == 3
+    state.settled = 2.5 * 30
+    assert actions(state) == [Stop("compute_hours", 2.5 * 30 / 3600, hours)]
+
+
+def test_a_finished_study_is_left_as_it_is(tmp_path: Path) -> None:
+    source, directory = written(tmp_path), tmp_path / "study"
+    run_study(source, directory, runner=FileRunner)
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    state = run_study(source, directory, runner=FileRunner)
+    assert state.reported is not None
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_study_needs_no_study_file(tmp_path: Path) -> None:
+    source, directory = written(tmp_path), tmp_path / "study"
+    run_study(source, directory, runner=FileRunner)
+    source.unlink()
+    assert run_study(source, directory).reported is not None
+
+
+def test_another_study_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    source, directory = written(tmp_path), tmp_path / "study"
+    run_study(source, directory, runner=FileRunner)
+    written(tmp_path, TEXT.replace("smallest = 0.2", "smallest = 0.1"))
+    with pytest.raises(ConfigError, match="is registered there: it differs in outcome"):
+        run_study(source, directory)
+
+
+def test_a_second_leader_is_refused_with_the_first_ones_process(tmp_path: Path) -> None:
+    source, directory = written(tmp_path), tmp_path / "study"
+    directory.mkdir()
+    with (
+        held(directory),
+        pytest.raises(BusyError, match=f"led by process {os.getpid()} on this machine"),
+    ):
+        run_study(source, directory)
+    assert not (directory / LEDGER).exists()
+
+
+def test_a_refused_study_leaves_no_directory(tmp_path: Path) -> None:
+    source = written(tmp_path, TEXT.replace("trials = 20", "trials = 2"))
+    with pytest.raises(ConfigError, match=r"budget\.trials is 2"):
+        run_study(source, tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"Cannot write in .*: Not a directory"):
+        run_study(written(tmp_path), tmp_path / "file" / "study")
+
+
+def test_a_disk_budget_that_is_used_up_ends_in_a_report(tmp_path: Path) -> None:
+    source = written(tmp_path, TEXT + "disk_mib = 0.001\n")
+    state = run_study(source, tmp_path / "study", runner=FileRunner)
+    assert state.exhausted is not None
+    assert state.exhausted.resource == "disk_mib"
+    report = (tmp_path / "study" / "report" / "report.md").read_text()
+    assert r"The budget was exhausted: disk\_mib." in report
+
+
+def test_every_numeral_of_every_report_is_linked() -> None:
+    worlds = ["clear", "survivors", "seedless", "slice", "heavy", "unrepeatable"]
+    total = 0
+    for world in worlds:
+        guardrails = [{"metric": "far_score", "margin": 0.5}]
+        its = study(base__set={"world": world, "steps": 2}, outcome__guardrails=guardrails)
+        files = compile_report(led(its).ledger.rows).files
+        for page in ("report.html", "record.html"):
+            bare, count = unlinked_numerals(files[page])
+            assert bare == [], (world, page)
+            total += count
+    assert total > 1000

@@ -1,0 +1,116 @@
+"""Trials in processes of their own: they resume, are killed at their limit, and count once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_core.files import lock_file
+from ajet_research.arenas import TrialBlueprint
+from ajet_research.arenas.synthetic import RAW, SyntheticArena
+from ajet_research.leader import MachineClock, run_study
+from ajet_research.runners import LocalRunner, Settled
+from ajet_research.suites.faults import run_faults
+from ajet_research.verifying import verify_study
+from ajet_research.worker import HELD, LOCK, STORE, main
+from tests.research.studies import TEXT, written
+
+pytestmark = pytest.mark.processes
+
+
+def blueprint(seconds: float = 30.0, **settings: Any) -> TrialBlueprint:
+    arena = SyntheticArena()
+    resolved = arena.resolve({"world": "clear", **settings})
+    return TrialBlueprint(
+        arena="synthetic",
+        evaluator=arena.evaluator(resolved),
+        settings=resolved,
+        seed=1,
+        seconds=seconds,
+    )
+
+
+def settled(runner: LocalRunner, its: TrialBlueprint, attempt: int = 1) -> Settled:
+    clock = MachineClock()
+    while (result := runner.poll(its, attempt)) is None:
+        clock.pause(0.02)
+    return result
+
+
+def supervisor(trial: Path) -> int:
+    """The process that holds a trial, once it does and has begun to measure."""
+    clock = MachineClock()
+    while not (trial / STORE / RAW).exists():
+        clock.pause(0.02)
+    return int((trial / LOCK).read_text())
+
+
+def runner(directory: Path) -> LocalRunner:
+    directory.mkdir(exist_ok=True)
+    return LocalRunner(directory, SyntheticArena())
+
+
+def test_a_trial_whose_time_is_over_is_killed_and_is_an_outcome(tmp_path: Path) -> None:
+    its = blueprint(0.3, world="endless", method="b")
+    result = settled(runner(tmp_path), its)
+    assert result.limit
+    assert result.evidence is not None
+    assert result.evidence.failed == "time limit"
+
+
+def test_a_trial_that_raises_is_a_fault_of_the_machine_with_its_last_line(tmp_path: Path) -> None:
+    its = blueprint()
+    (tmp_path / its.id / STORE / RAW).mkdir(parents=True)
+    result = settled(runner(tmp_path), its)
+    assert result.evidence is None
+    assert result.cause.startswith("exit status 1: IsADirectoryError")
+
+
+def test_another_attempt_continues_the_raw_store_of_a_killed_one(tmp_path: Path) -> None:
+    its = blueprint(steps=4, step_seconds=0.2)
+    whole = settled(runner(tmp_path / "whole"), its)
+    killed = runner(tmp_path / "killed")
+    killed.poll(its, 1)
+    os.kill(supervisor(tmp_path / "killed" / its.id), signal.SIGKILL)
+    lost = settled(killed, its)
+    assert (lost.evidence, lost.cause) == (None, "the worker ended with -9")
+    before = (tmp_path / "killed" / its.id / STORE / RAW).read_bytes()
+    again = settled(killed, its, 2)
+    assert again.evidence == whole.evidence
+    after = (tmp_path / "killed" / its.id / STORE / RAW).read_bytes()
+    assert after.startswith(before[: before.rfind(b"\n") + 1])
+
+
+def test_another_leader_takes_the_result_of_a_worker_that_it_did_not_start(tmp_path: Path) -> None:
+    its = blueprint(steps=3, step_seconds=0.1)
+    runner(tmp_path).poll(its, 1)
+    supervisor(tmp_path / its.id)
+    result = settled(runner(tmp_path), its)
+    assert result.evidence is not None
+    assert not (tmp_path / its.id / "begun-2").exists()
+
+
+def test_a_trial_that_is_held_is_not_started_twice(tmp_path: Path) -> None:
+    descriptor = lock_file(tmp_path / LOCK)
+    assert main(tmp_path, 1) == HELD
+    os.close(descriptor)
+    assert list(tmp_path.iterdir()) == [tmp_path / LOCK]
+
+
+def test_a_study_runs_in_processes_and_verifies(tmp_path: Path) -> None:
+    text = TEXT.replace(
+        "{ seeds = 6, alpha = 0.04 }, { seeds = 8, alpha = 0.01 }", "{ seeds = 6, alpha = 0.05 }"
+    )
+    state = run_study(written(tmp_path, text), tmp_path / "study", parallel=4)
+    assert state.reported is not None
+    assert verify_study(tmp_path / "study").problems == []
+
+
+@pytest.mark.nightly
+def test_kills_at_random_moments_change_no_byte_of_the_report() -> None:
+    result = run_faults(seed=1, size=6)
+    assert result["passed"], result
