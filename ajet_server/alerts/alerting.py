@@ -58,13 +58,15 @@ class _Recipient:
         plain = json.dumps(self.settings.command) if url is None else url.get_secret_value()
         return hashlib.sha256(plain.encode()).hexdigest()[:32]
 
-    def wants(self, finding: Finding) -> bool:
-        """Return whether a finding is to be sent."""
+    def concerns(self, finding: Finding) -> bool:
+        """Return whether a finding is one of those that are sent, once it is grave enough."""
         if finding.code == FAILED and self.failing:
             return False
-        if not finding.stuck and (self.settings.only_stuck or finding.code in WAITS):
-            return False
         return any(fnmatchcase(finding.code, pattern) for pattern in self.settings.findings)
+
+    def is_grave(self, finding: Finding) -> bool:
+        """Return whether a finding is to be sent now."""
+        return finding.stuck or not (self.settings.only_stuck or finding.code in WAITS)
 
 
 class Alerts:
@@ -127,7 +129,7 @@ class Alerts:
         passed = 0.0 if self._looked is None or not settled else now - self._looked
         self._looked = now
         for recipient in self._recipients:
-            present = {_key(f): f for f in findings if recipient.wants(f)}
+            present = {_key(f): f for f in findings if recipient.concerns(f)}
             for key in list(recipient.absent):
                 if key in present:
                     recipient.absent[key] = 0.0
@@ -138,7 +140,8 @@ class Alerts:
                     self._unsaved = True
             for key, finding in present.items():
                 known = key in recipient.absent or key in recipient.waiting
-                if not known and len(recipient.waiting) < _MOST_WAITING:
+                full = len(recipient.waiting) >= _MOST_WAITING
+                if recipient.is_grave(finding) and not (known or full):
                     alert = Alert.of(finding, self._redact, run_id=run_id, step=step)
                     recipient.waiting[key] = alert
                     recipient.news.set()

@@ -179,6 +179,19 @@ async def test_findings_are_selected_by_code_and_severity(
     await bench.alerts.close()
 
 
+async def test_a_wait_that_is_not_yet_long_is_present(bench: Bench) -> None:
+    """After a restart, it takes time until a wait counts as stuck again."""
+    await bench.alerts.open()
+    await bench.look(finding("no_client"))
+    await bench.restart()
+    for _ in range(3):
+        bench.now += QUIET
+        await bench.look(finding("no_client", stuck=False))
+    await bench.look(finding("no_client"))
+    assert bench.sent == ["no_client"]
+    await bench.alerts.close()
+
+
 async def test_a_pause_for_another_reason_is_another_finding(bench: Bench) -> None:
     await bench.alerts.open()
     for reason in ("kl rose after 12 steps", "kl rose after 13 steps", "the disk is full"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import tempfile
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from ajet_core.errors import RequestError, StoreError
 from ajet_core.protocol import BudgetConfig, SpendingReport
 from ajet_installation.settings import CostSettings
-from ajet_server.spending.devices import MACHINE, _selected
+from ajet_server.spending.devices import MACHINE, _selected, seen_devices
 from ajet_server.spending.ledger import LEDGER
 from ajet_server.spending.meter import SpendingMeter
 
@@ -234,6 +236,35 @@ async def test_a_record_of_another_version_is_not_touched(tmp_path: Path) -> Non
 def test_gpus_are_chosen_as_cuda_does(chosen: str, expected: list[int]) -> None:
     names = {(index, f"GPU-{letter}"): "H100" for index, letter in enumerate("abc")}
     assert [index for index, _ in _selected(names, chosen)] == expected
+
+
+def test_gpus_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = types.SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
+        # Old versions of the package return bytes.
+        nvmlDeviceGetName=lambda index: ["H100", b"H100", "A100"][index],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert seen_devices({}) == {"H100": 2, "A100": 1}
+    assert seen_devices({"CUDA_VISIBLE_DEVICES": "2"}) == {"A100": 1}
+    assert seen_devices({"CUDA_VISIBLE_DEVICES": ""}) == {MACHINE: 1}
+
+
+@pytest.mark.parametrize("module", [None, "no driver"])
+def test_without_gpus_the_machine_is_the_device(
+    monkeypatch: pytest.MonkeyPatch, module: str | None
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError(module)
+
+    nvml = module and types.SimpleNamespace(NVMLError=RuntimeError, nvmlInit=refuse)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert seen_devices({}) == {MACHINE: 1}
 
 
 def test_a_price_for_a_device_that_is_not_listed_is_refused() -> None:
