@@ -27,7 +27,7 @@ from ajet_cli.report.reading import RunReport
 from ajet_cli.report.run_curves import CHARTS, PHASES, charts, evaluations, last_of_each
 
 _FINDINGS = 60
-_SETTINGS = 400
+_SETTINGS = 300
 
 
 def run_page(report: RunReport) -> str:
@@ -215,7 +215,7 @@ def _finding(finding: PastFinding) -> Html:
 
 
 def settings(report: RunReport) -> list[tuple[str, str]]:
-    """Return at most 400 settings of a run, those that differ from the defaults first."""
+    """Return at most 300 settings of a run, those that differ from the defaults first."""
     changed = set(report.changed)
     names = sorted(report.config, key=lambda name: (name not in changed, name))
     return [(cut(n, NAME_CHARS), cut(report.config[n], TEXT_CHARS)) for n in names[:_SETTINGS]]

@@ -15,7 +15,7 @@ from ajet_server.page.token_texts import TokenTexts
 from ajet_server.store.store_reader import StoreReader
 
 MESSAGE_CHARS = 1500
-FIRST_MESSAGES, LAST_MESSAGES = 3, 6
+FIRST_MESSAGES, LAST_MESSAGES = 2, 4
 _LIMITS = ConversationLimits(calls=12, chars=MESSAGE_CHARS, total_chars=16_000)
 _MOST = 100
 
