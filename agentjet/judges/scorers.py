@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import importlib
 import logging
@@ -9,6 +10,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -65,6 +67,7 @@ class AutoevalsJudge(Judge[AutoevalsJudgeSettings]):
                 f"the judge 'autoevals' needs pip install 'agentjet[judges]' ({error})",
                 param="judges.autoevals",
             ) from error
+        self._version = version("autoevals")
         self._scorer = self._scorer_class(settings.scorer)
         self._verdicts = KeptVerdicts(settings.cache)
         self._endpoint = judge_endpoint(settings)
@@ -110,13 +113,15 @@ class AutoevalsJudge(Judge[AutoevalsJudgeSettings]):
         its = self.settings
         question = {
             "scorer": its.scorer,
+            "version": self._version,
             "options": its.options,
             "models": [its.model, its.embedding_model, its.vote_temperature, its.max_tokens],
             "given": given,
             "vote": vote,
         }
         kept = self._verdicts.recall(question)
-        if kept is None:
+        # Another version of the judge may have written it.
+        if not isinstance(kept, dict) or kept.keys() != {"score", "metadata"}:
             kept = self._scored(given, vote)
             self._verdicts.keep(question, kept)
         return float(kept["score"]), dict(kept["metadata"])
@@ -152,8 +157,9 @@ class AutoevalsJudge(Judge[AutoevalsJudgeSettings]):
             return self._scorer(**its.options).eval(**given)
         finally:
             # The library keeps the embeddings of all results for as long as the process runs.
-            with self._library.EmbeddingSimilarity._CACHE_LOCK:
-                self._library.EmbeddingSimilarity._CACHE.clear()
+            similarity = self._library.EmbeddingSimilarity
+            with getattr(similarity, "_CACHE_LOCK", contextlib.nullcontext()):
+                getattr(similarity, "_CACHE", {}).clear()
 
     def _scorer_class(self, name: str) -> Callable[..., Any]:
         module, _, attribute = name.rpartition(":")

@@ -152,12 +152,16 @@ def test_a_score_costs_one_request(answers: dict[str, Any], tmp_path: Path) -> N
     for _ in range(2):
         assert judge_at(endpoint.base_url, cache=tmp_path)(TASK, "seven") == first
     assert len(endpoint.calls) == 2
+    for path in tmp_path.iterdir():
+        path.write_text('["another version"]')
+    assert judge_at(endpoint.base_url, cache=tmp_path)(TASK, "seven") == first
+    assert len(endpoint.calls) == 3
     others: Sequence[dict[str, Any]] = (
         {"model": "n"},
         {"scorer": "Possible"},
         {"options": {"use_cot": False}},
     )
-    for number, other in enumerate(others, 3):
+    for number, other in enumerate(others, 4):
         answers["model"] = lambda call: choice("A")
         judge_at(endpoint.base_url, cache=tmp_path, **other)(TASK, "seven")
         assert len(endpoint.calls) == number
