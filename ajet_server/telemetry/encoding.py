@@ -20,7 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from ajet_core import __version__
 from ajet_core.protocol import TraceParent
-from ajet_server.telemetry.spans import Attribute, Attributes, Finished, SpanData
+from ajet_server.telemetry.spans import Attribute, Attributes, ExportedSpan, SpanData
 
 if TYPE_CHECKING:
     # Workers need not have it.
@@ -63,7 +63,7 @@ class Encoder:
         self._scope = InstrumentationScope(name="agentjet", version=__version__)
         self._templates: dict[tuple[object, ...], Span] = {}
 
-    def spans(self, spans: Iterable[Finished]) -> bytes:
+    def spans(self, spans: Iterable[ExportedSpan]) -> bytes:
         """Return the request that exports spans."""
         request = ExportTraceServiceRequest()
         resource = request.resource_spans.add(resource=self._resource, schema_url=SCHEMA_URL)

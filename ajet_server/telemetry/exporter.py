@@ -15,7 +15,7 @@ import httpx
 
 from ajet_server.telemetry.encoding import Encoder, LogData
 from ajet_server.telemetry.environment import ExportTerms, Signal, Target
-from ajet_server.telemetry.spans import Finished
+from ajet_server.telemetry.spans import ExportedSpan
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -47,7 +47,7 @@ class Exporter:
         self._terms = terms
         self._connect = connect or _connection
         self._encoder = Encoder(terms.resource)
-        self._spans: deque[Finished] = deque()
+        self._spans: deque[ExportedSpan] = deque()
         self._logs: deque[LogData] = deque()
         self._metrics: tuple[Callable[[], Iterable[Metric]], int] | None = None
         self._wake = threading.Event()
@@ -71,7 +71,7 @@ class Exporter:
         if waiting := len(self._spans) + len(self._logs):
             _log.warning("%d spans and log records were not sent", waiting)
 
-    def put_span(self, span: Finished) -> None:
+    def put_span(self, span: ExportedSpan) -> None:
         """Export a span."""
         self._put(self._spans, span)
 

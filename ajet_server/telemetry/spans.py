@@ -58,11 +58,11 @@ class SpanData(NamedTuple):
     error: str = ""
 
     def data(self) -> SpanData:
-        """Return the span itself, as a `Finished`."""
+        """Return the span itself, as a `ExportedSpan`."""
         return self
 
 
-class Finished(Protocol):
+class ExportedSpan(Protocol):
     """An object from which the exporter's thread makes a span."""
 
     def data(self) -> SpanData:
