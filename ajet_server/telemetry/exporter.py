@@ -55,6 +55,8 @@ class Exporter:
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._deadline = float("inf")
         self._failing = False
+        self._dropped = 0
+        self._warned = False
         self.pause_seconds = 1.0
         self.lost = 0
 
@@ -91,6 +93,7 @@ class Exporter:
     def _put(self, queue: deque[T], record: T) -> None:
         waiting = len(queue)
         if waiting >= self._terms.queue:
+            self._dropped += 1
             self.lost += 1
             return
         queue.append(record)
@@ -103,6 +106,7 @@ class Exporter:
                 self._wake.wait(self._terms.delay)
                 self._wake.clear()
                 self._export(http)
+                self._report_dropped()
             self._export(http)
 
     def _export(self, http: httpx.Client) -> None:
@@ -162,9 +166,22 @@ class Exporter:
                 if answer.status_code not in _REPEATED:
                     return problem
             # A collector that has been away for long is not worth waiting for.
-            if self._failing or self._closing.wait(self.pause_seconds * 2**attempt):
-                return problem
+            if self._failing or attempt == _TRIES - 1:
+                break
+            if self._closing.wait(self.pause_seconds * 2**attempt):
+                break
         return problem
+
+    def _report_dropped(self) -> None:
+        """Log once that a collector is too slow."""
+        if self._dropped and not (self._failing or self._warned):
+            self._warned = True
+            _log.warning(
+                "%d spans or log records did not fit into the queue of %d and are lost, and so "
+                "may be more: lower telemetry.sample_ratio, or raise OTEL_BSP_MAX_QUEUE_SIZE",
+                self._dropped,
+                self._terms.queue,
+            )
 
     def _report(self, signal: Signal, target: Target, problem: str) -> None:
         """Log the first of several failures."""

@@ -19,7 +19,7 @@ from ajet_server.observe.prometheus import families
 from ajet_server.telemetry.calls import PROVIDER, CallSpan
 from ajet_server.telemetry.environment import read_terms
 from ajet_server.telemetry.exporter import Exporter
-from ajet_server.telemetry.log_handler import ExportHandler
+from ajet_server.telemetry.log_handler import ExportHandler, without_keys
 from ajet_server.telemetry.spans import (
     CURRENT,
     INTERNAL,
@@ -179,7 +179,7 @@ class Telemetry:
             scores = {"reward": record.reward, **record.components}
             events = [_score(name, float(score), end) for name, score in scores.items()]
         if record.reason:
-            more.append(("ajet.reason", record.reason))
+            more.append(("ajet.reason", without_keys(record.reason)))
         self._export(
             SpanData(
                 "invoke_agent",

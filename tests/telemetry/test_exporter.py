@@ -71,14 +71,22 @@ def test_closing_sends_what_is_waiting(receiver: tuple[str, Received]) -> None:
     assert [one.body.string_value for one in received.logs] == ["a message"]
 
 
-def test_what_does_not_fit_into_the_queue_is_dropped(receiver: tuple[str, Received]) -> None:
+def test_what_does_not_fit_into_the_queue_is_dropped_and_reported_once(
+    receiver: tuple[str, Received], caplog: pytest.LogCaptureFixture
+) -> None:
     url, received = receiver
     exporter = Exporter(terms(url, OTEL_BSP_MAX_QUEUE_SIZE="3"))
     for number in range(5):
         exporter.put_span(span(f"span {number}"))
     assert exporter.lost == 2
     exporter.open()
+    received.wait_for("span", 3)
+    wait_until(lambda: bool(caplog.records))
+    exporter.put_span(span("later"))
+    received.wait_for("later")
     exporter.close(10)
+    (report,) = caplog.records
+    assert report.message.startswith("2 spans or log records did not fit into the queue of 3")
     assert [one.name for one in received.named("span")] == ["span 0", "span 1", "span 2"]
 
 

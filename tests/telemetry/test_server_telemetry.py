@@ -270,12 +270,12 @@ async def test_an_aborted_episode_has_its_cause_as_error(
     server, received = traced
     grant = await server.claim("a")
     path = f"/v1/episodes/{grant['episode_id']}/abort"
-    body = {"reason": "broken", "cause": "error"}
+    body = {"reason": f"broken: {grant['api_key']}", "cause": "error"}
     (await server.http.post(path, headers=CLIENT, json=body)).raise_for_status()
     (episode,) = received.wait_for("invoke_agent")
     assert episode.status.code == Status.STATUS_CODE_ERROR
     found = attributes(episode)
-    assert (found["error.type"], found["ajet.reason"]) == ("error", "broken")
+    assert (found["error.type"], found["ajet.reason"]) == ("error", "broken: ajet-ep-**********")
 
 
 async def test_a_streamed_call_says_when_its_answer_began(
