@@ -75,7 +75,7 @@ def logged_findings(path: Path) -> list[PastFinding]:
 
     Lines that cannot be read are left out; of a very long file, only the last part is read.
     """
-    found: dict[str, PastFinding] = {}
+    by_code: dict[str, PastFinding] = {}
     for line in _lines(path):
         try:
             record = json.loads(line)
@@ -83,17 +83,17 @@ def logged_findings(path: Path) -> list[PastFinding]:
             sentence = str(record["message"])
         except (ValueError, KeyError, TypeError):
             continue
-        if code in _TRAINING or (code not in found and len(found) == _MOST):
+        if code in _TRAINING or (code not in by_code and len(by_code) == _MOST):
             continue
-        before = found.get(code)
-        found[code] = PastFinding(
+        before = by_code.get(code)
+        by_code[code] = PastFinding(
             code,
             sentence,
             before.first if before else step,
             step,
             times=before.times + 1 if before else 1,
         )
-    return list(found.values())
+    return list(by_code.values())
 
 
 def _lines(path: Path) -> Iterable[bytes]:
