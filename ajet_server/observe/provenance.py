@@ -80,13 +80,13 @@ def present(settings: Settings, at: float) -> Provenance:
 
 def read_provenance(run_dir: Path) -> list[Provenance]:
     """Return the last 100 provenances of a run in order; lines that cannot be read are left out."""
-    found = []
+    noted = []
     for line in _last_lines(run_dir / FILE_NAME):
         try:
-            found.append(_provenance.validate_json(line))
+            noted.append(_provenance.validate_json(line))
         except ValidationError:
             continue
-    return found
+    return noted
 
 
 def note_provenance(settings: Settings) -> threading.Thread:

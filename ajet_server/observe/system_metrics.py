@@ -159,7 +159,7 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """The name of its model, "" if the driver does not tell it."""
+        """The name of its model, "" if it cannot be read."""
         try:
             name = self._nvml.nvmlDeviceGetName(self._handle)
         except self._nvml.NVMLError:

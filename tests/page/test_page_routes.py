@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -168,6 +169,11 @@ async def test_tasks_have_the_steps_and_rewards_between_which_they_changed(serve
     assert first.more
 
 
+def reached(server: Running, step: int) -> bool:
+    """Whether a server has trained a step."""
+    return server.service.coordinator.step >= step
+
+
 @pytest.mark.parametrize(
     ("order", "expected"),
     [("improved", ["up", "down"]), ("worsened", ["down", "up"]), ("lowest", ["down", "up"])],
@@ -176,13 +182,10 @@ async def test_tasks_are_ordered_by_how_they_changed(
     server: Running, order: str, expected: list[str]
 ) -> None:
     await server.roll()
-    for rewards in ({"up": 0.0, "down": 1.0}, {"up": 0.75, "down": 0.25}):
-        step = server.service.coordinator.step
+    for step, rewards in enumerate(({"up": 0.0, "down": 1.0}, {"up": 0.75, "down": 0.25}), 1):
         for task, reward in rewards.items():
             for noise in (0.0, 0.125):
                 await server.episode(task, reward + noise)
-        await server.service.board.wait_until(
-            lambda step=step: server.service.coordinator.step > step
-        )
+        await server.service.board.wait_until(partial(reached, server, step))
     found = TaskRows.model_validate(await get(server, "/v1/tasks", order=order))
     assert [row.task_id for row in found.tasks] == expected
