@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import ClassVar
 
-from rolling import source
+import pytest
+from rolling import TASKS, source
 
 from ajet_core.interfaces import Task, TaskSource
 from ajet_testing.endpoints.plain import EndpointCall
+from ajet_testing.sources.interrupting import assert_evaluations_continue
 from ajet_testing.suites.source_suite import SourceSuite
 
 COMMANDS = {
@@ -30,3 +34,13 @@ class TestHarbor(SourceSuite):
 
     def reply(self, source: TaskSource, task: Task, call: EndpointCall, *, solved: bool) -> str:
         return COMMANDS[task.id] if solved else "true"
+
+
+@pytest.mark.timeout(1800)
+def test_evaluations_continue_after_ctrl_c_and_kills(tmp_path: Path) -> None:
+    """With the real commands: nothing is lost or done twice, and no process is left."""
+    shutil.copytree(TASKS, tmp_path / "tasks")
+    shutil.copy(Path(__file__).parent / "file_agent.py", tmp_path)
+    assert_evaluations_continue(
+        "harbor:tasks?agent=file_agent:FileAgent", tmp_path, lambda _: "hello"
+    )
