@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import DamagedRecordError, StoreError, StoreFullError, VersionError
-from ajet_research.events import LeaderStarted, Reserved
+from ajet_research.events import (
+    AnyEvent,
+    AttemptFailed,
+    Decided,
+    Exhausted,
+    LeaderStarted,
+    Looked,
+    Lost,
+    Reported,
+    Reserved,
+)
 from ajet_research.leader import registered_event
 from ajet_research.ledger import GENESIS, LEDGER, StudyLedger, read_ledger
 from ajet_research.registration import register
@@ -155,9 +165,46 @@ def test_a_ledger_that_another_process_writes_is_an_error(path: Path) -> None:
     ledger.close()
 
 
-def test_a_row_that_cannot_follow_is_refused(path: Path) -> None:
+FIRST = next(iter(register(study(), Path()).blueprints))
+RESERVED = Reserved(trial=FIRST, attempt=1, seconds=30.0)
+LOST = AttemptFailed(trial=FIRST, attempt=1, cause="", seconds=1.0)
+DECIDED = Decided(branch=1, verdicts={"b-vs-a": "undecided"})
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [Reserved(trial="0" * 12, attempt=1, seconds=1.0)],
+        [Reserved(trial=FIRST, attempt=2, seconds=30.0)],
+        [RESERVED, RESERVED],
+        [LOST],
+        [RESERVED, AttemptFailed(trial=FIRST, attempt=2, cause="", seconds=1.0)],
+        [RESERVED, Lost(trial=FIRST)],
+        [Looked(look=1, findings={})],
+        [DECIDED, Looked(look=0, findings={})],
+        [DECIDED, DECIDED],
+        [DECIDED, RESERVED],
+        [Reported(files={})],
+        [DECIDED, Reported(files={}), LeaderStarted(host="here", pid=1)],
+        [Exhausted(resource="trials", used=1, limit=1)] * 2,
+        [registered_event(register(study(), Path()))],
+    ],
+    ids=range(14),
+)
+def test_a_row_that_cannot_follow_is_refused(path: Path, events: list[AnyEvent]) -> None:
     ledger = StudyLedger(path)
-    ledger.append(Reserved(trial="0" * 12, attempt=1, seconds=1.0), time=TIME, elapsed=1.0)
-    with pytest.raises(DamagedRecordError, match=r"Row 5 of the ledger \(reserved\) cannot follow"):
+    for event in events:
+        ledger.append(event, time=TIME, elapsed=1.0)
+    ledger.close()
+    fold(ledger.rows[:-1])
+    with pytest.raises(DamagedRecordError, match=rf"Row {len(ledger.rows)} .*cannot follow"):
         fold(ledger.rows)
+
+
+def test_a_reservation_is_settled_with_what_the_attempt_took(path: Path) -> None:
+    ledger = StudyLedger(path)
+    ledger.append(RESERVED, time=TIME, elapsed=1.0)
+    assert (fold(ledger.rows).reserved, fold(ledger.rows).settled) == (30.0, 0.0)
+    ledger.append(LOST, time=TIME, elapsed=2.0)
+    assert (fold(ledger.rows).reserved, fold(ledger.rows).settled) == (0.0, 1.0)
     ledger.close()
