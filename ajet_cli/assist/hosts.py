@@ -88,18 +88,16 @@ class Host:
 
 
 def _opencode_permission(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Allow our tools, also when one is called again with the same arguments.
+    """Allow our tools, and repeated calls unless the user has decided about them.
 
-    `opencode run` waits forever where it would have to ask. A permission for everything stays as
-    it is.
+    `opencode run` waits forever where it would have to ask, and it asks about the third equal call,
+    such as one of `swarm_wait`. A permission for everything stays as it is.
     """
     permission = before.get("permission", {})
     if not isinstance(permission, dict):
         return {}
-    ours: dict[str, Any] = {f"{NAME}_*": "allow"}
-    if isinstance(permission.get("doom_loop", {}), dict):
-        ours["doom_loop"] = {f"{NAME}_*": "allow"}
-    return {"permission": ours}
+    loops = {} if "doom_loop" in permission else {"doom_loop": "allow"}
+    return {"permission": {f"{NAME}_*": "allow", **loops}}
 
 
 def _is_ours(entry: object) -> bool:

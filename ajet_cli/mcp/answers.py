@@ -28,7 +28,7 @@ HIDDEN = "[token]"
 """Stands for a token in an answer."""
 
 
-class Answer(BaseModel, Generic[T]):
+class ToolAnswer(BaseModel, Generic[T]):
     """What a tool returns.
 
     :param data: the answer itself.
@@ -75,7 +75,7 @@ def page_of(
 
 
 def bounded(answer: dict[str, Any], secrets: Iterable[str]) -> tuple[dict[str, Any], str]:
-    """Return the JSON object of an `Answer` without tokens and in at most `MAX_BYTES`, and as text.
+    """Return a `ToolAnswer` as JSON in at most `MAX_BYTES` and without tokens: object and text.
 
     :param secrets: further texts to hide.
     :raises RequestError: it does not fit, however much its texts and lists are shortened.

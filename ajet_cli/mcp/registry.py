@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ajet_cli.mcp.answers import Answer
+from ajet_cli.mcp.answers import ToolAnswer
 from ajet_core.errors import PluginConflictError
 
 __all__ = ["AssistantTool", "ToolRegistry"]
@@ -24,7 +24,7 @@ class AssistantTool:
     :param destroys: whether a change can lose something, such as the steps after a checkpoint.
     """
 
-    function: Callable[..., Awaitable[Answer[Any]]]
+    function: Callable[..., Awaitable[ToolAnswer[Any]]]
     changes: bool = False
     destroys: bool = False
 

@@ -45,7 +45,7 @@ def mcp_server(
             "`ajet mcp` requires the package mcp in version 2: pip install 'agentjet[mcp]'"
         ) from error
 
-    class Server(MCPServer[Any]):
+    class BoundedServer(MCPServer[Any]):
         """Bounds every answer, and makes every error one line."""
 
         async def call_tool(
@@ -77,7 +77,7 @@ def mcp_server(
                 content=[TextContent(type="text", text=text)], structured_content=content
             )
 
-    server = Server(
+    server = BoundedServer(
         "agentjet",
         instructions=_INSTRUCTIONS,
         version=__version__,

@@ -58,10 +58,7 @@ def test_each_assistant_gets_its_form_of_the_entry(project: Path) -> None:
     assert codex["default_tools_approval_mode"] == "approve"
     opencode = json.loads((project / "opencode.json").read_text())
     assert opencode["mcp"]["agentjet"]["command"] == [command, *OPTIONS]
-    assert opencode["permission"] == {
-        "agentjet_*": "allow",
-        "doom_loop": {"agentjet_*": "allow"},
-    }
+    assert opencode["permission"] == {"agentjet_*": "allow", "doom_loop": "allow"}
     assert Path(command).is_absolute()
     for folder in (".claude/skills", ".agents/skills"):
         names = {path.parent.name for path in (project / folder).glob("*/SKILL.md")}

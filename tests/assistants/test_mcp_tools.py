@@ -16,7 +16,7 @@ pytest.importorskip("mcp")
 from mcp import Client
 
 from agentjet import AsyncSwarmClient
-from ajet_cli.mcp.answers import HIDDEN, MAX_BYTES, Answer
+from ajet_cli.mcp.answers import HIDDEN, MAX_BYTES, ToolAnswer
 from ajet_cli.mcp.inspecting import AsyncInspectingClient
 from ajet_cli.mcp.registry import AssistantTool, ToolRegistry
 from ajet_cli.mcp.server import mcp_server
@@ -254,10 +254,10 @@ async def test_the_schema_of_each_section_fits_into_an_answer(shared: ScriptedSw
 
 
 async def test_a_call_that_takes_too_long_is_given_up() -> None:
-    async def endless() -> Answer[str]:
+    async def endless() -> ToolAnswer[str]:
         """Wait."""
         await asyncio.Event().wait()
-        return Answer(data="")
+        return ToolAnswer(data="")
 
     server = mcp_server(ToolRegistry([AssistantTool(endless)]), lambda: (), seconds=0.01)
     async with Client(server) as client:
@@ -265,9 +265,9 @@ async def test_a_call_that_takes_too_long_is_given_up() -> None:
 
 
 async def test_two_tools_of_one_name_are_refused() -> None:
-    async def same() -> Answer[str]:
+    async def same() -> ToolAnswer[str]:
         """Return nothing."""
-        return Answer(data="")
+        return ToolAnswer(data="")
 
     with pytest.raises(PluginConflictError, match="'same'"):
         ToolRegistry([AssistantTool(same), AssistantTool(same)])

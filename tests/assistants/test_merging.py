@@ -36,6 +36,8 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(KEYS | st.just("servers"), VALUES, max_size=5)
 SPACE = st.sampled_from(["", " ", "\n", "\r\n", "\t", "// note\n", '/* {" */', "\n\n  "])
 
+ENDS: st.SearchStrategy[Any] = st.booleans()
+
 
 def is_subsequence(text: str, of: str) -> bool:
     rest = iter(of)
@@ -53,7 +55,7 @@ def written(draw: st.DrawFn, value: Any) -> str:
             for key, item in pairs:
                 name = "" if key is None else json.dumps(key) + draw(SPACE) + ":" + draw(SPACE)
                 items.append(draw(SPACE) + name + text(item) + draw(SPACE))
-            comma = "," + draw(SPACE) if items and draw(st.booleans()) else ""
+            comma = "," + draw(SPACE) if items and draw(ENDS) else ""
             first, last = "{}" if isinstance(value, dict) else "[]"
             return first + (",".join(items) + comma or draw(SPACE)) + last
         return json.dumps(value)
