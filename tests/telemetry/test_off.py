@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet_core.errors import ConfigError
 from ajet_installation.settings import Settings, TelemetrySettings
 from ajet_server.build import telemetry_of
 
@@ -37,7 +38,7 @@ def test_a_server_without_the_extra_does_not_start(monkeypatch: pytest.MonkeyPat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry.proto.logs.v1.logs_pb2", None)
     settings = Settings(telemetry=TelemetrySettings(enabled=True))
-    with pytest.raises(Exception, match=r"pip install 'agentjet\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'agentjet\[otel\]'"):
         telemetry_of(settings, "server")
 
 
