@@ -63,7 +63,7 @@ def written(draw: st.DrawFn, value: Any) -> str:
     return draw(SPACE) + text(value) + draw(SPACE)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.data(), OBJECTS)
 def test_any_object_gets_the_entry_and_keeps_its_text(data: st.DataObject, value: Any) -> None:
     text = data.draw(written(value))
