@@ -27,7 +27,7 @@ from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with
 
 PACKAGES = frozenset(
     {"core", "cli", "engines", "exec", "installation", "server", "stores", "testing", "torch"}
-    | {"research", "sources", "training", "worlds"}
+    | {"loggers", "research", "sources", "training", "worlds"}
 )
 """Names after ``ajet_`` of agentjet's own packages."""
 

@@ -251,7 +251,7 @@ def test_unknown_names_are_refused_with_the_known_ones(file: Path, plugins: Plug
         read_tasks("json", "tasks")
     with pytest.raises(
         UnknownComponentError,
-        match=r"judge 'exakt'; known: exact, json_schema, number, regex, rubric, share, symbolic",
+        match=r"judge 'exakt'; known: autoevals, exact, json_schema, number, regex, rubric",
     ):
         trainable(reward="exakt")(ask)
 
@@ -265,8 +265,8 @@ def test_settings_of_what_is_not_installed_are_reported_once(
     (said,) = [r.getMessage() for r in caplog.records if "exakt" in r.getMessage()]
     assert said == (
         "the settings [judges.exakt] are not used: no usable plugin provides judge 'exakt'; "
-        "known: exact, json_schema, number, regex, rubric, share, symbolic, unit_tests (did you "
-        "mean 'exact'?)"
+        "known: autoevals, exact, json_schema, number, regex, rubric, share, symbolic, unit_tests "
+        "(did you mean 'exact'?)"
     )
 
 

@@ -218,6 +218,7 @@ def test_everything_of_this_distribution_can_be_used() -> None:
     assert left == {
         "store:sqlite",
         "logger:jsonl",
+        "judge:autoevals",
         "judge:rubric",
         "sandbox:docker",
         "sandbox:podman",

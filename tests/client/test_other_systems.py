@@ -60,7 +60,12 @@ async def run(program: str, directory: Path, *arguments: str) -> tuple[str, str]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=directory,
-        env={"PYTHONPATH": str(ROOT), "HOME": str(directory)},
+        env={
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(directory),
+            # Looking at those of this checkout needs processes of the real system.
+            "AJET_WORKERS__ENVIRONMENTS": str(directory / "environments"),
+        },
     )
     output, errors = await process.communicate()
     return output.decode(), errors.decode()

@@ -55,6 +55,7 @@ _OPENED_BY = {
     "GET /v1/episodes": {"view", "control"},
     "GET /v1/overview": {"view", "control"},
     "GET /v1/steps": {"view", "control"},
+    "GET /v1/tasks": {"view", "control"},
 }
 
 

@@ -135,9 +135,11 @@ class Server:
                 "failures": {"max_rate": 1.0},
             }
             self.call("PUT", "/v1/run", config)
+            self.call("PUT", "/v1/budget", {})
             self.call("POST", "/v1/run/start", {"wait_seconds": 60})
         if wanted == "ROLLING":
-            # It may have been paused.
+            # It may have been paused, by a budget too.
+            self.call("PUT", "/v1/budget", {})
             self.call("POST", "/v1/run/resume")
 
     def claim(self) -> dict[str, Any]:
