@@ -24,6 +24,7 @@ def example() -> str:
     return found.group(1)
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_the_example_trains_and_evaluates(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ajet_demo.tiny_model import create_tiny_model

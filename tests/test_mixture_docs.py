@@ -26,6 +26,7 @@ def example() -> str:
     return found.group(1)
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_the_example_trains_a_mixture_and_changes_it(
     served: Path, capsys: pytest.CaptureFixture[str]

@@ -21,6 +21,7 @@ def example() -> str:
     return found.group(1)
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_the_example_trains_while_it_rolls_out(
     served: Path, capsys: pytest.CaptureFixture[str]

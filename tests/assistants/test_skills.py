@@ -126,6 +126,7 @@ def test_the_skill_for_plugins_is_true(tmp_path: Path) -> None:
     assert (tmp_path / "ajet-halved" / "dist").is_dir()
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.processes
 @pytest.mark.timeout(600)

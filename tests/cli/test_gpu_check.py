@@ -382,6 +382,7 @@ def test_a_cpu_build_of_torch_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.M
     assert (skipped.pair, skipped.verdict) == ("torch+torch", "skip")
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.torch
 @pytest.mark.timeout(400)

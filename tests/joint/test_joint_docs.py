@@ -40,6 +40,7 @@ def served(run_dir: Path) -> Iterator[str]:
         process.communicate(timeout=60)
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 def test_the_example_trains_two_models(

@@ -18,6 +18,7 @@ import pytest
 
 from tests.mutants import (
     advantage,
+    agent,
     command,
     engine,
     judge,
@@ -48,6 +49,7 @@ KINDS = (
     engine,
     trainer,
     command,
+    agent,
 )
 ALL = [mutants for kind in KINDS for mutants in kind.ALL]
 QUICK = frozenset(name for kind in KINDS for name in kind.QUICK)
