@@ -233,7 +233,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     async def _roll_out(self, job: Job, episode: EpisodeT) -> bool:
         try:
-            with rollout_span(episode.episode_id, job.task.id):
+            with rollout_span(episode.episode_id):
                 rolling = self._agent(job.task, episode)
                 if not isinstance(rolling, Awaitable):
                     raise TypeError(

@@ -346,7 +346,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     def _roll_out(self, job: Job, episode: EpisodeT) -> _Attempt[EpisodeT, OutcomeT] | None:
         try:
-            with rollout_span(episode.episode_id, job.task.id):
+            with rollout_span(episode.episode_id):
                 result = self._agent(job.task, episode)
             if self._group_reward is not None and self._waits(episode):
                 result = self._rewarded(job, result)

@@ -21,7 +21,7 @@ def trace_headers() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def rollout_span(episode_id: str, task_id: str) -> Iterator[None]:
+def rollout_span(episode_id: str) -> Iterator[None]:
     """Make a span for what an agent does in an episode, within the episode's trace.
 
     Its parent is the root span, which the server exports. It is linked to the current span.
@@ -42,7 +42,7 @@ def rollout_span(episode_id: str, task_id: str) -> Iterator[None]:
         "rollout",
         context=trace.set_span_in_context(trace.NonRecordingSpan(parent)),
         links=[trace.Link(around)] if around.is_valid else [],
-        attributes={"gen_ai.conversation.id": episode_id, "ajet.task.id": task_id},
+        attributes={"gen_ai.conversation.id": episode_id},
     ):
         yield
 

@@ -170,9 +170,10 @@ class Telemetry:
         end = self._clock() if record.finished_at is None else round(record.finished_at * _NANO)
         more: list[tuple[str, Attribute]] = [
             ("gen_ai.conversation.id", record.episode_id),
-            ("ajet.task.id", record.task_id),
-            ("ajet.group", record.group),
         ]
+        if self._content:
+            # The id of a task that is a text is the text.
+            more += [("ajet.task.id", record.task_id), ("ajet.group", record.group)]
         events: list[SpanEvent] = []
         if record.reward is not None:
             more.append(("ajet.reward", record.reward))
