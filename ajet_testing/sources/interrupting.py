@@ -109,12 +109,18 @@ class _Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # What a shell starts in the background ignores Ctrl-C, and so do its children.
+            preexec_fn=_receive_ctrl_c,  # noqa: PLW1509 - no lock is taken
         )
 
     def ended(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
         with process:
             out, errors = process.communicate(timeout=_SECONDS)
         return process.returncode, out, errors
+
+
+def _receive_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _until(condition: Callable[[], bool]) -> None:
