@@ -108,6 +108,7 @@ async def test_it_is_halted_when_its_last_forward_pass_is_over(
     await halting
 
 
+@pytest.mark.timeout(400)
 async def test_a_halt_waits_for_those_that_it_ended_and_for_no_others(
     server: SglangServer, http: Answering
 ) -> None:
