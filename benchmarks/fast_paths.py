@@ -20,13 +20,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
-from gateway import Measured, round_of, swarm_claim
-from load import start_run
+from gateway import Measured, round_of, started
 from options import at_least
 from reporting import report
 from stub_processes import gateway
 
-from ajet_core import credentials
 from ajet_installation.settings import FastPath
 from ajet_testing.tokenizers import write_model
 
@@ -44,10 +42,7 @@ async def measure(rounds: int, episodes: int, directory: Path) -> dict[str, Any]
         for off in measured:
             os.environ[_VARIABLE] = json.dumps([name for name in NAMES if name != off])
             server = stack.enter_context(gateway(directory / f"run-{off}", model))
-            tokens = credentials.find_local(f"http://127.0.0.1:{server.port}")
-            assert tokens is not None
-            await start_run(server.port, tokens.control, model)
-            servers[off] = server, swarm_claim(tokens.client)
+            servers[off] = server, await started(server, model)
             await round_of(*servers[off], 16, 16, seed=1, group=1)
         for number in range(rounds):
             # Each is first as often as the others.

@@ -96,6 +96,14 @@ async def round_of(
     return measured
 
 
+async def started(server: Child, model: Path) -> Claim:
+    """Start a run on a server, and return what claims its episodes."""
+    tokens = credentials.find_local(f"http://127.0.0.1:{server.port}")
+    assert tokens is not None
+    await start_run(server.port, tokens.control, model)
+    return swarm_claim(tokens.client)
+
+
 def swarm_claim(client_token: str) -> Claim:
     """Return a function that claims eval episodes, which need no slot in a batch."""
     numbers = iter(range(10**9))
@@ -128,10 +136,7 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     (model / "model.safetensors").write_bytes(b"")
     run_dir = directory / "run"
     with gateway(run_dir, model) as server:
-        tokens = credentials.find_local(f"http://127.0.0.1:{server.port}")
-        assert tokens is not None
-        await start_run(server.port, tokens.control, model)
-        claim = swarm_claim(tokens.client)
+        claim = await started(server, model)
         warm = Measured()
         connection = await Connection.open(server.port)
         await episode(connection, claim, random.Random(1), warm)

@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import rotel
-from gateway import Measured, round_of, swarm_claim
-from load import start_run
+from gateway import Measured, round_of, started
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind
@@ -40,7 +39,6 @@ from options import at_least
 from reporting import report
 from stub_processes import Child, gateway
 
-from ajet_core import credentials
 from ajet_core.timeline import Call
 from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.telemetry.calls import CallSpan
@@ -89,10 +87,7 @@ async def measure(rounds: int, episodes: int, directory: Path) -> dict[str, Any]
         for name in measured:
             os.environ["AJET_TELEMETRY__ENABLED"] = str(name == "on")
             server = stack.enter_context(gateway(directory / f"run-{name}", model))
-            tokens = credentials.find_local(f"http://127.0.0.1:{server.port}")
-            assert tokens is not None
-            await start_run(server.port, tokens.control, model)
-            servers[name] = server, swarm_claim(tokens.client)
+            servers[name] = server, await started(server, model)
             await round_of(*servers[name], 16, 16, seed=1, group=1)
         for number in range(rounds):
             # Each is first as often as the others.
