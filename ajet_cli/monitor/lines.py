@@ -72,24 +72,18 @@ class LinesView(ScrollView):
         self.glyphs = glyphs
         self.lines: Sequence[Line] = ()
         self._build: Callable[[int], Sequence[Line]] | None = None
+        self._in_thread = False
         self._built_width = 0
 
     def show(self, build: Callable[[int], Sequence[Line]]) -> None:
         """Show the lines that `build` returns for a width; it is called again for another width."""
-        self._build = build
+        self._build, self._in_thread = build, False
         self._rebuild()
 
     def show_in_thread(self, build: Callable[[int], Sequence[Line]]) -> None:
         """Do the same with lines that take long to build."""
-        self._build = None
-        width = self._width
-
-        def work() -> None:
-            lines = build(width)
-            if not get_current_worker().is_cancelled:
-                self.app.call_from_thread(self._show_built, lines, width, build)
-
-        self.run_worker(work, thread=True, exclusive=True, group="build")
+        self._build, self._in_thread = build, True
+        self._rebuild()
 
     def render_line(self, y: int) -> Strip:
         """Return a line of the screen."""
@@ -132,17 +126,25 @@ class LinesView(ScrollView):
         return self.size.width or self.app.size.width
 
     def _rebuild(self) -> None:
-        if self._build is not None:
-            self._built_width = self._width
-            self._put(self._build(self._built_width))
-
-    def _show_built(
-        self, lines: Sequence[Line], width: int, build: Callable[[int], Sequence[Line]]
-    ) -> None:
+        build, width = self._build, self._width
+        if build is None:
+            return
         self._built_width = width
-        self._put(lines)
-        if width != self._width:
-            self.show_in_thread(build)
+        if not self._in_thread:
+            self._put(build(width))
+            return
+
+        def put(lines: Sequence[Line]) -> None:
+            # Meanwhile something else may be shown.
+            if build is self._build:
+                self._put(lines)
+
+        def work() -> None:
+            lines = build(width)
+            if not get_current_worker().is_cancelled:
+                self.app.call_from_thread(put, lines)
+
+        self.run_worker(work, thread=True, exclusive=True, group="build")
 
     def _put(self, lines: Sequence[Line]) -> None:
         self.lines = lines

@@ -12,6 +12,7 @@ from textual.events import Resize
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Static
+from textual.worker import Worker
 
 from ajet_cli.monitor.layout import Glyphs, Line, Tone, fit, line, paragraph
 from ajet_cli.monitor.lines import LinesView, text_of
@@ -117,6 +118,7 @@ class WatchedView(View):
         self.watched = watch
         self.note = ""
         self._failed = False
+        self._reader: Worker[None] | None = None
 
     def head(self, width: int) -> list[Line]:
         """Return the server's state, and why what is below is missing or old."""
@@ -130,7 +132,9 @@ class WatchedView(View):
         if watch is not self.watched:
             return
         self.draw_frame()
-        if watch.failure is None and (self._failed or self.follows()):
+        # A read that takes longer than the server is asked again must come to its end.
+        busy = self._reader is not None and not self._reader.is_finished
+        if watch.failure is None and not busy and (self._failed or self.follows()):
             self.load()
 
     def follows(self) -> bool:
@@ -161,7 +165,7 @@ class WatchedView(View):
                 self._failed, self.note = False, ""
             self.draw_frame()
 
-        self.run_worker(guarded(), exclusive=True, group="read")
+        self._reader = self.run_worker(guarded(), exclusive=True, group="read")
 
     async def get(
         self, path: str, answer: type[A], query: Mapping[str, str | int] | None = None

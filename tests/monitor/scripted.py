@@ -195,7 +195,7 @@ class ScriptedServer(httpx.AsyncBaseTransport):
     """Answers requests from `answers`, by path.
 
     :ivar away: refuse connections.
-    :ivar slow: set it, and an answer waits until it is cleared again.
+    :ivar waits: by path, what its answers wait for.
     :ivar asked: the paths with their queries, in order.
     """
 

@@ -330,3 +330,41 @@ async def test_an_open_episode_is_followed() -> None:
         await app.watches[0].refresh()
         await settle(pilot)
         assert "Where do you go?" in screen_text(app)
+
+
+async def test_an_open_episode_is_read_to_its_end_while_the_server_is_asked_again() -> None:
+    path = "/v1/timelines/episode-2/messages"
+    messages = {**MESSAGES, "episode": episode(2, state="open")}
+    server = ScriptedServer(**{path: messages})
+    server.waits[path] = asyncio.Event()
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "down")
+        await pilot.press("enter")
+        await pilot.pause()
+        for _ in range(3):
+            await app.watches[0].refresh()
+            await pilot.pause()
+        assert sum(asked.startswith(path) for asked in server.asked) == 1
+        server.waits[path].set()
+        await settle(pilot)
+        assert "Where do you go?" in screen_text(app)
+        await app.watches[0].refresh()
+        await settle(pilot)
+        assert sum(asked.startswith(path) for asked in server.asked) == 2
+
+
+async def test_messages_are_wrapped_again_for_another_width() -> None:
+    content = " ".join(f"word{number}" for number in range(30))
+    messages = copy.deepcopy(MESSAGES)
+    messages["calls"][0]["messages"][1]["content"] = content
+    app = monitor(ScriptedServer(**{"/v1/timelines/episode-2/messages": messages}))
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "e", "down", "enter")
+        for width in (40, 120):
+            await pilot.resize_terminal(width, 24)
+            await settle(pilot)
+            words = screen_text(app).split()
+            assert [word for word in words if word.startswith("word")] == content.split()
