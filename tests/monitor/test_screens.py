@@ -335,24 +335,28 @@ async def test_an_open_episode_is_followed() -> None:
 async def test_an_open_episode_is_read_to_its_end_while_the_server_is_asked_again() -> None:
     path = "/v1/timelines/episode-2/messages"
     messages = {**MESSAGES, "episode": episode(2, state="open")}
-    server = ScriptedServer(**{path: messages})
-    server.waits[path] = asyncio.Event()
+    server = ScriptedServer(**{path: {**messages, "calls": []}})
     app = monitor(server)
+
+    def reads() -> int:
+        return sum(asked.startswith(path) for asked in server.asked)
+
     async with app.run_test(size=SIZE) as pilot:
         await settle(pilot)
-        await press(pilot, "e", "down")
-        await pilot.press("enter")
-        await pilot.pause()
+        await press(pilot, "e", "down", "enter")
+        assert reads() == 1
+        server.answers[path] = messages
+        server.waits[path] = asyncio.Event()
         for _ in range(3):
             await app.watches[0].refresh()
             await pilot.pause()
-        assert sum(asked.startswith(path) for asked in server.asked) == 1
+        assert reads() == 2
         server.waits[path].set()
         await settle(pilot)
         assert "Where do you go?" in screen_text(app)
         await app.watches[0].refresh()
         await settle(pilot)
-        assert sum(asked.startswith(path) for asked in server.asked) == 2
+        assert reads() == 3
 
 
 async def test_messages_are_wrapped_again_for_another_width() -> None:
