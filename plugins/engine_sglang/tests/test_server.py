@@ -52,7 +52,10 @@ class Answering:
         await self._answer(path)
         return True
 
-    async def events(self, _: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def events(
+        self, path: str, body: dict[str, Any], traceparent: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        assert (path, traceparent) == ("/generate", "")
         queue = self.tokens.setdefault(body["input_ids"][0], asyncio.Queue())
         sampled = 0
         while (token := await queue.get()) is not None:
@@ -108,7 +111,6 @@ async def test_it_is_halted_when_its_last_forward_pass_is_over(
     await halting
 
 
-@pytest.mark.timeout(400)
 async def test_a_halt_waits_for_those_that_it_ended_and_for_no_others(
     server: SglangServer, http: Answering
 ) -> None:
