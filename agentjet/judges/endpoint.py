@@ -157,7 +157,7 @@ class ChatEndpoint:
 
     def _read(self, response: httpx.Response, model: str) -> dict[str, Any]:
         try:
-            answer = response.json()
+            answer: dict[str, Any] = response.json()
             tokens, written = _tokens(answer, "total_tokens"), _tokens(answer, "completion_tokens")
         except (ValueError, TypeError, AttributeError) as error:
             raise self._unreadable(response.text) from error
@@ -165,7 +165,7 @@ class ChatEndpoint:
         PAID_TOKENS.note(self._name, model, max(0, tokens - written), written)
         with self._lock:
             self.spent_tokens += tokens
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     def _unreadable(self, answer: str) -> EndpointFailedError:
         return EndpointFailedError(

@@ -165,7 +165,7 @@ class AutoevalsJudge(Judge[AutoevalsJudgeSettings]):
         module, _, attribute = name.rpartition(":")
         try:
             its = importlib.import_module(module) if module else self._library
-            scorer = getattr(its, attribute)
+            scorer: Callable[..., Any] = getattr(its, attribute)
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"there is no scorer {name}: write the name of one of autoevals, or MODULE:NAME "
@@ -174,7 +174,7 @@ class AutoevalsJudge(Judge[AutoevalsJudgeSettings]):
             ) from error
         if not callable(scorer):
             raise ConfigError(f"{name} is not a scorer", param="judges.autoevals.scorer")
-        return scorer  # type: ignore[no-any-return]
+        return scorer
 
 
 class _NeverRaisedError(Exception):
@@ -189,7 +189,7 @@ def _client_class(
     They have no client of OpenAI's SDK, which would read variables of the environment.
     """
 
-    class Client(base):  # type: ignore[misc]
+    class Client(base):  # type: ignore[misc]  # the library is imported when it is used
         # The library itself repeats what raises this error a hundred times.
         RateLimitError = _NeverRaisedError
         is_async = _is_wrapped = False

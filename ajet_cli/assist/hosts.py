@@ -8,7 +8,7 @@ imported instead of those of agentjet.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,10 @@ from ajet_core.errors import ConfigError
 NAME = "agentjet"
 """The name of the server in every configuration."""
 _MODULE = "ajet_cli.main"
+_STARTS = frozenset({"command", "args", "env", "environment"})
+"""The keys of an entry that say how the server starts."""
+_PASSED = "env_vars"
+"""Codex's key for the names of variables that it passes to the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Host:
     def changes(self, command: ServerCommand, before: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is merged into its configuration.
 
+        In an entry that is there, only how the server starts is replaced; missing keys are added.
+
         :param before: the present configuration.
         :raises ConfigError: it has a server of this name that is not ours.
         """
@@ -69,35 +75,63 @@ class Host:
             raise ConfigError(
                 f"{self.section}.{NAME} is another program: rename or remove it, and install again"
             )
+        whole = self._entry(command)
+        if entry is not None:
+            whole = _update(whole, entry)
+        changes: dict[str, Any] = {self.section: {NAME: whole}}
+        if self.name == "opencode":
+            changes |= _opencode_permission(before)
+        return changes
+
+    def _entry(self, command: ServerCommand) -> dict[str, Any]:
+        """Return the entry of a new installation."""
         program = command.program
         environ = {"env": dict(command.environ)} if command.environ else {}
         split: dict[str, Any] = {"command": program[0], "args": program[1:]}
         if self.name == "claude":
-            return {self.section: {NAME: {"type": "stdio", **split, **environ}}}
+            return {"type": "stdio", **split, **environ}
         if self.name == "cursor":
-            return {self.section: {NAME: {**split, **environ}}}
+            return {**split, **environ}
         if self.name == "codex":
             # `codex exec` cancels calls of tools that need an approval.
             limits = {"startup_timeout_sec": 60, "tool_timeout_sec": 60}
-            approval = {"default_tools_approval_mode": "approve", "env_vars": ["AJET_TOKEN"]}
-            return {self.section: {NAME: {**split, **limits, **approval, **environ}}}
+            approval = {"default_tools_approval_mode": "approve", _PASSED: ["AJET_TOKEN"]}
+            return {**split, **limits, **approval, **environ}
         entry = {"type": "local", "command": program, "enabled": True, "timeout": 60_000}
         if command.environ:
             entry["environment"] = dict(command.environ)
-        return {self.section: {NAME: entry}, **_opencode_permission(before)}
+        return entry
+
+
+def _update(whole: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of an entry is merged into a present one.
+
+    How the server starts is updated. The rest may be choices of the user, such as to be asked about
+    each call.
+    """
+    update = {key: value for key, value in whole.items() if key in _STARTS or key not in present}
+    passed = present.get(_PASSED)
+    if _PASSED in whole and isinstance(passed, list):
+        # An item is a name, or a table that also says where the variable is read.
+        names = [item.get("name") if isinstance(item, dict) else item for item in passed]
+        update[_PASSED] = [*passed, *(name for name in whole[_PASSED] if name not in names)]
+    return update
 
 
 def _opencode_permission(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Allow our tools, and repeated calls unless the user has decided about them.
+    """Allow our tools and repeated calls, each unless the user has decided about them.
 
     `opencode run` waits forever where it would have to ask, and it asks about the third equal call,
-    such as one of `swarm_wait`. A permission for everything stays as it is.
+    such as one of `swarm_wait`. A permission for everything stays as it is. The last pattern that
+    matches a tool decides, so ours, added after one for a single tool, would override it.
     """
     permission = before.get("permission", {})
     if not isinstance(permission, dict):
         return {}
+    decided = any(pattern.startswith(NAME) for pattern in permission)
+    tools = {} if decided else {f"{NAME}_*": "allow"}
     loops = {} if "doom_loop" in permission else {"doom_loop": "allow"}
-    return {"permission": {f"{NAME}_*": "allow", **loops}}
+    return {"permission": {**tools, **loops}}
 
 
 def _is_ours(entry: object) -> bool:
@@ -105,8 +139,8 @@ def _is_ours(entry: object) -> bool:
     if not isinstance(entry, dict):
         return False
     command = entry.get("command")
-    parts: Sequence[Any] = command if isinstance(command, list) else entry.get("args") or ()
-    return _MODULE in parts and "mcp" in parts
+    parts = command if isinstance(command, list) else entry.get("args")
+    return isinstance(parts, list) and _MODULE in parts and "mcp" in parts
 
 
 HOSTS: dict[str, Host] = {

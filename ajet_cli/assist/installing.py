@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,13 +58,10 @@ def plan(root: Path, hosts: Iterable[Host], command: ServerCommand) -> list[Plan
     texts = skills()
     makers: dict[str, Callable[[str], PlannedFile]] = {}
     for host in chosen:
-        path = host.file(root)
-        makers[path] = lambda path, host=host: _configuration(root, path, host, command)  # type: ignore[misc]
+        makers[host.file(root)] = partial(_configuration, root, host=host, command=command)
         for name, text in texts.items():
-            makers[f"{host.skills}/{name}/SKILL.md"] = lambda path, text=text: _skill(  # type: ignore[misc]
-                root, path, text
-            )
-    makers["AGENTS.md"] = lambda path: _section(root, path)
+            makers[f"{host.skills}/{name}/SKILL.md"] = partial(_skill, root, text=text)
+    makers["AGENTS.md"] = partial(_section, root)
     planned: list[PlannedFile] = []
     refusals: list[str] = []
     for path, make in makers.items():

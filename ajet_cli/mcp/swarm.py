@@ -227,8 +227,8 @@ class SwarmTools:
             raise RequestError(
                 f"no section {section!r}; there are {', '.join(fields)}", param="section"
             )
-        of_section: TypeAdapter[Any] = TypeAdapter(fields[section].annotation)  # type: ignore[arg-type]
-        return ToolAnswer(data=of_section.json_schema())
+        annotation: Any = fields[section].annotation
+        return ToolAnswer(data=TypeAdapter(annotation).json_schema())
 
     async def swarm_episodes(
         self,

@@ -121,6 +121,74 @@ def test_stale_entries_are_updated_alone(project: Path) -> None:
     assert after == {"type": "stdio", "command": sys.executable, "args": OPTIONS, "mine": [1]}
 
 
+def test_stricter_choices_in_an_opencode_entry_stay(project: Path) -> None:
+    install(names="opencode")
+    path = project / "opencode.json"
+    data = json.loads(path.read_text())
+    chosen = {"enabled": False, "timeout": 120_000}
+    data["mcp"]["agentjet"] |= {**chosen, "command": ["/gone", *OPTIONS]}
+    data["permission"] = {"agentjet_*": "ask", "doom_loop": "ask"}
+    path.write_text(json.dumps(data))
+    assert install("--url", "http://gpu:8642", names="opencode").exit_code == 0
+    after = json.loads(path.read_text())
+    assert after["permission"] == {"agentjet_*": "ask", "doom_loop": "ask"}
+    assert after["mcp"]["agentjet"] == {
+        "type": "local",
+        "command": [sys.executable, *OPTIONS],
+        "environment": {"AJET_URL": "http://gpu:8642"},
+        **chosen,
+    }
+
+
+def test_a_permission_for_one_tool_is_not_overridden(project: Path) -> None:
+    path = project / "opencode.json"
+    path.write_text('{"permission": {"agentjet_swarm_stop": "ask"}}')
+    assert install(names="opencode").exit_code == 0
+    permission = json.loads(path.read_text())["permission"]
+    assert permission == {"agentjet_swarm_stop": "ask", "doom_loop": "allow"}
+
+
+@pytest.mark.parametrize(
+    ("passed", "after"),
+    [
+        ('["CORP_PROXY"]', ["CORP_PROXY", "AJET_TOKEN"]),
+        ('["AJET_TOKEN", "CORP_PROXY"]', ["AJET_TOKEN", "CORP_PROXY"]),
+        (
+            '["CORP_PROXY", { name = "AJET_TOKEN", source = "local" }]',
+            ["CORP_PROXY", {"name": "AJET_TOKEN", "source": "local"}],
+        ),
+    ],
+    ids=["added", "there", "table"],
+)
+def test_stricter_choices_in_a_codex_entry_stay(
+    project: Path, passed: str, after: list[object]
+) -> None:
+    path = project / ".codex/config.toml"
+    path.parent.mkdir()
+    path.write_text(
+        f"""[mcp_servers.agentjet]
+command = "/gone/python"
+args = ["-m", "ajet_cli.main", "mcp"]
+default_tools_approval_mode = "prompt"
+tool_timeout_sec = 10  # mine
+env_vars = {passed}
+env = {{ AJET_URL = "http://old:8642", MINE = "1" }}
+"""
+    )
+    assert install("--url", "http://gpu:8642", names="codex").exit_code == 0
+    assert "10  # mine" in path.read_text()
+    assert tomllib.loads(path.read_text())["mcp_servers"]["agentjet"] == {
+        "command": sys.executable,
+        "args": OPTIONS,
+        "default_tools_approval_mode": "prompt",
+        "startup_timeout_sec": 60,
+        "tool_timeout_sec": 10,
+        "env_vars": after,
+        "env": {"AJET_URL": "http://gpu:8642", "MINE": "1"},
+    }
+    assert install("--check", "--url", "http://gpu:8642", names="codex").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -128,12 +196,13 @@ def test_stale_entries_are_updated_alone(project: Path) -> None:
         (".mcp.json", b"\xff", "UTF-8"),
         (".mcp.json", b'{"mcpServers": []}', "mcpServers is not an object"),
         (".mcp.json", b'{"mcpServers": {"agentjet": {"command": "x"}}}', "another program"),
+        (".mcp.json", b'{"mcpServers": {"agentjet": {"args": 5}}}', "another program"),
         ("opencode.json", b'["x"]', "not an object"),
         (".codex/config.toml", b"a = = 1", "line 1"),
         (".codex/config.toml", b"mcp_servers = 1", "mcp_servers is not a table"),
         ("AGENTS.md", b"<!-- agentjet: begin -->", "exactly one"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_file_that_cannot_be_changed_is_refused_and_nothing_is_written(
     project: Path, name: str, content: bytes, says: str

@@ -60,7 +60,7 @@ class Words(Environment):
         if self.seed == 903:
             return Asked(done=True)
         if self.seed == 905:
-            return Asked(question=len(action.word), done=True)  # type: ignore[arg-type] - its bug
+            return Asked(question=len(action.word), done=True)  # its bug
         if self.seed == 904:
             return Asked(done=True, reward=float("nan"))
         right = action.word == f"word{self.seed}"
@@ -129,7 +129,7 @@ class Listed(Words):
     def get_task_range(self, split: str, start: int | None, stop: int | None) -> list[Any]:
         return self.list_tasks(split)[start:stop]
 
-    def reset(  # type: ignore[override]
+    def reset(  # type: ignore[override]  # a task comes without a seed
         self, split: str, index: int, episode_id: str | None = None, **_: Any
     ) -> Asked:
         self.word = self.WORDS[split][index]
@@ -173,6 +173,7 @@ class Sums(MCPEnvironment):
         return observation
 
     def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Observation:
+        # OpenEnv requires this method, for actions that call no tool. There are none here.
         raise NotImplementedError
 
     @property
@@ -212,9 +213,7 @@ class Walks(MCPEnvironment):
     def get_task_range(self, split: str, start: int | None, stop: int | None) -> list[Any]:
         return self.list_tasks(split)[start:stop]
 
-    def reset(  # type: ignore[override]
-        self, index: int = 0, episode_id: str | None = None, **_: Any
-    ) -> Asked:
+    def reset(self, index: int = 0, episode_id: str | None = None, **_: Any) -> Asked:
         self.walk = GridWalk(self.names[index])
         return Asked(question=self.walk.observation())
 
@@ -228,6 +227,7 @@ class Walks(MCPEnvironment):
         return observation
 
     def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Observation:
+        # OpenEnv requires this method, for actions that call no tool. There are none here.
         raise NotImplementedError
 
     @property
