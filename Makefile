@@ -30,7 +30,7 @@ export PATH := $(PATH):$(subst $(empty) $(empty),:,$(patsubst %/python,%,$(PYENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup backends browser demo test unit test-all test-agents test-backends test-nightly
-.PHONY: wheels lint generate type .types format clean
+.PHONY: wheels lint generate type format clean
 
 help:  ## List the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -50,9 +50,9 @@ $(STAMP): pyproject.toml requirements-dev.txt constraints/dev.txt plugins/backen
 	  $$python -m venv --clear $(VENV); \
 	fi
 	@echo "make setup: installing $(TORCH)"
-	@$(BIN)/python -m pip install --quiet -c constraints/dev.txt '$(TORCH)'
+	@$(BIN)/python -m pip install --quiet -c constraints/dev.txt uv '$(TORCH)'
 	@echo "make setup: installing agentjet, its plugins and the development tools"
-	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements-dev.txt
 	@touch $@
 	@echo "make setup: ready; try: make demo"
 
@@ -109,10 +109,6 @@ generate: setup  ## Generate the synchronous client, docs/openapi.json, settings
 	$(BIN)/python scripts/write_llms.py
 
 type: setup  ## Check types
-	@$(MAKE) --no-print-directory .types
-
-# tox runs this with a mypy of its own.
-.types:
 	$(MYPY)
 	@set -e; for plugin in $(TYPED_TESTS); do \
 	  echo "mypy plugins/$$plugin/tests"; $(MYPY) plugins/$$plugin/tests; \
