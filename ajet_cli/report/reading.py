@@ -57,9 +57,11 @@ class RunReport:
     :ivar config: settings by dotted name without secrets; empty if they cannot be read.
     :ivar changed: names of those that differ from the defaults.
     :ivar problems: what is missing or damaged.
+    :ivar texts: whether what agents and the model wrote is shown, also where a server quotes it.
     """
 
     name: str
+    texts: bool = True
     run: RunRecord | None = None
     curves: StepCurves = field(default_factory=lambda: StepTable().curves(StepsQuery()))
     final: Mapping[str, Final] = field(default_factory=dict)
@@ -95,10 +97,10 @@ async def read_report(store: SampleStore, run_dir: Path, name: str, episodes: in
     :param store: of the run; this opens and closes it.
     :param name: of the run, for readers.
     :param episodes: how many of the best and of the worst episodes to read with their messages;
-        with 0, no text of an agent or of the model is read.
+        with 0, no text of an agent or of the model is in the report.
     :raises RequestError: there is nothing to report: neither a store nor logged steps.
     """
-    report = RunReport(name, provenance=read_provenance(run_dir))
+    report = RunReport(name, texts=episodes > 0, provenance=read_provenance(run_dir))
     with _warnings_in(report.note):
         try:
             async with StoreReader(store, run_dir) as reader:
@@ -108,7 +110,7 @@ async def read_report(store: SampleStore, run_dir: Path, name: str, episodes: in
                 _read_logs(report, run_dir, error)
             else:
                 report.note(f"The records of the run could not be read to the end: {error.message}")
-    report.other_findings = logged_findings(run_dir / "findings.jsonl")
+    report.other_findings = logged_findings(run_dir / "findings.jsonl", sentences=report.texts)
     if not report.provenance:
         report.note(
             "The run directory does not say with which versions and on which machine the run was "

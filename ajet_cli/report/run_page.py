@@ -154,6 +154,8 @@ def _steps(count: int) -> str:
 def _state(report: RunReport) -> str:
     if report.run is None:
         return ""
+    if report.run.paused and not report.texts:
+        return " It is paused."
     if report.run.paused:
         return f" It is paused: {cut(report.run.paused, TEXT_CHARS)}."
     return " It was not stopped: it continues when its server runs." if report.run.active else ""
@@ -209,7 +211,7 @@ def _finding(finding: PastFinding) -> Html:
         when += f"; {number(finding.times)} times"
     return joined(
         tag("strong", {}, finding.code.replace("_", " ")),
-        f" {cut(finding.sentence, 2 * TEXT_CHARS)}",
+        f" {cut(finding.sentence, 2 * TEXT_CHARS)}" if finding.sentence else None,
         tag("span", {"class": "dim"}, f"{when})"),
     )
 

@@ -149,11 +149,24 @@ def test_without_episodes_no_text_of_an_agent_is_in_it(learnt: Path, tmp_path: P
         "UPDATE episodes SET state = 'aborted', reason = 'the secret plan', cause = 'timeout' "
         "WHERE episode_id = 's001-3'",
     )
+    change(learnt, "UPDATE run SET paused = 'the trainer refused the paused words'")
+    finding = {"step": 7, "code": "quarantined", "message": "task a: the quarantined words"}
+    (learnt / "findings.jsonl").write_text(f"{json.dumps(finding)}\n", encoding="utf-8")
+    hidden = (
+        "what is 3?",
+        "the answer is 42",
+        "the secret plan",
+        "the paused words",
+        "the quarantined words",
+    )
     for episodes, there in ((1, True), (0, False)):
         text = reported(tmp_path / "out.html", learnt, "--episodes", episodes).text
-        for words in ("what is 3?", "the answer is 42", "the secret plan"):
+        for words in hidden:
             assert (words in text) == there, words
         assert "timeout" in text
+        assert "It is paused" in text
+        assert "quarantined" in text
+        assert "(from step 7, until step 7)" in text
 
 
 def test_secrets_are_masked(learnt: Path, tmp_path: Path) -> None:
