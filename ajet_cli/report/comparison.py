@@ -137,8 +137,9 @@ def _shown(name: str) -> str:
 
 
 def _by_tag(report: RunReport) -> dict[str, list[MeasuredEvaluation]]:
-    """Return the evaluations of each tag by step; of several clients, those of the last one."""
-    last = {one.evaluation.tag: one.task_set for one in last_of_each(report.evaluations)}
+    """Return the evaluations of each tag by step; of clients, the one with the last step."""
+    lasts = sorted(last_of_each(report.evaluations), key=lambda one: one.evaluation.step)
+    last = {one.evaluation.tag: one.task_set for one in lasts}
     chosen: dict[str, list[MeasuredEvaluation]] = {}
     for one in report.evaluations:
         if last.get(one.evaluation.tag) == one.task_set:

@@ -21,6 +21,7 @@ from ajet_core.errors import AjetError, RequestError
 from ajet_core.interfaces import LoggedRun, RunRecord, SampleStore, StepRecord
 from ajet_core.protocol import Evaluation, EvaluationConfig, FailureConfig, ModelConfig, RunConfig
 from ajet_loggers.tracking import flat_config
+from ajet_server.averages import mean
 from ajet_server.observe.provenance import Provenance, read_provenance
 from ajet_server.page.history import StepTable
 from ajet_server.page.models import StepCurves, StepsQuery
@@ -56,6 +57,7 @@ class RunReport:
 
     :ivar config: settings by dotted name without secrets; empty if they cannot be read.
     :ivar changed: names of those that differ from the defaults.
+    :ivar limits: of findings about training.
     :ivar problems: what is missing or damaged.
     :ivar texts: whether what agents and the model wrote is shown, also where a server quotes it.
     """
@@ -67,6 +69,7 @@ class RunReport:
     final: Mapping[str, Final] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
     changed: Sequence[str] = field(default_factory=list)
+    limits: FailureConfig = field(default_factory=FailureConfig)
     provenance: Sequence[Provenance] = field(default_factory=list)
     findings: Sequence[PastFinding] = field(default_factory=list)
     checks: Mapping[str, str] = field(default_factory=dict)
@@ -106,9 +109,12 @@ async def read_report(store: SampleStore, run_dir: Path, name: str, episodes: in
             async with StoreReader(store, run_dir) as reader:
                 await _read_store(report, reader, episodes)
         except AjetError as error:
-            if report.run is None and report.curves.total == 0:
-                _read_logs(report, run_dir, error)
-            else:
+            logged = report.curves.total == 0 and _read_logs(report, run_dir, error)
+            if not logged and report.run is None:
+                raise RequestError(
+                    f"there is no run to report in {run_dir}: {error.message}"
+                ) from error
+            if not logged:
                 report.note(f"The records of the run could not be read to the end: {error.message}")
     report.other_findings = logged_findings(run_dir / "findings.jsonl", sentences=report.texts)
     if not report.provenance:
@@ -123,16 +129,16 @@ async def _read_store(report: RunReport, reader: StoreReader, episodes: int) -> 
     report.run = await reader.run()
     config = _configured(report)
     steps = await reader.steps()
-    _take_steps(report, steps, config.failures if config else FailureConfig())
+    _take_steps(report, steps)
     last = steps[-1].step if steps else 0
     del steps
     evaluation = config.evaluation if config else EvaluationConfig()
     report.survey = EpisodeSurvey(evaluation.pass_reward, reasons=episodes > 0)
     async for record in reader.episodes(EpisodeChoice()):
         report.survey.add(record)
+    report.evaluations = measured(report.survey.evaluations, evaluation)
     if report.survey.problem:
         report.note(report.survey.problem)
-    report.evaluations = measured(report.survey.evaluations, evaluation)
     report.best = await shown_episodes(reader, report.survey.best(episodes))
     report.worst = await shown_episodes(reader, report.survey.worst(episodes))
     if episodes:
@@ -176,6 +182,7 @@ def _configured(report: RunReport) -> RunConfig | None:
         return None
     flat = _flat(config)
     usual = _flat(RunConfig(model=ModelConfig(path="-")))
+    report.limits = config.failures
     report.config = flat
     report.changed = [name for name, value in flat.items() if usual.get(name) != value]
     return config
@@ -186,8 +193,8 @@ def _flat(config: RunConfig) -> dict[str, str]:
     return {name: _USER_OF_URL.sub("***@", value) for name, value in flat.items()}
 
 
-def _take_steps(report: RunReport, steps: Iterable[StepRecord], config: FailureConfig) -> None:
-    table, replay = StepTable(), FindingReplay(config)
+def _take_steps(report: RunReport, steps: Iterable[StepRecord]) -> None:
+    table, replay = StepTable(), FindingReplay(report.limits)
     for step in steps:
         table.add(step.step, step.finished_at, step.metrics)
         replay.add(step)
@@ -202,13 +209,13 @@ def _take_steps(report: RunReport, steps: Iterable[StepRecord], config: FailureC
 
 
 def _final(values: Sequence[float]) -> Final:
-    return Final(math.fsum(values) / len(values), interval(values), len(values))
+    return Final(mean(values), interval(values), len(values))
 
 
-def _read_logs(report: RunReport, run_dir: Path, error: AjetError) -> None:
+def _read_logs(report: RunReport, run_dir: Path, error: AjetError) -> bool:
     """Read what the logger `jsonl` has written, if the store cannot be read.
 
-    :raises RequestError: it has written nothing.
+    :return: whether it has written a step.
     """
     steps: dict[int, StepRecord] = {}
     for line in _json_lines(run_dir / "metrics.jsonl"):
@@ -221,17 +228,19 @@ def _read_logs(report: RunReport, run_dir: Path, error: AjetError) -> None:
             }
             steps[step] = StepRecord(step, "", numbers, 0.0)
     if not steps:
-        raise RequestError(f"there is no run to report in {run_dir}: {error.message}") from error
+        return False
+    missing = "episodes are" if report.config else "the configuration and episodes are"
     report.note(
         f"The records of the run cannot be read: {error.message}. Curves and evaluations come from "
-        "metrics.jsonl and evaluations.jsonl; the configuration and episodes are missing."
+        f"metrics.jsonl and evaluations.jsonl; {missing} missing."
     )
-    _take_steps(report, [steps[step] for step in sorted(steps)], FailureConfig())
+    _take_steps(report, [steps[step] for step in sorted(steps)])
     evaluations = []
     for line in _json_lines(run_dir / "evaluations.jsonl"):
         with contextlib.suppress(ValidationError):
             evaluations.append(Evaluation.model_validate(line))
     report.evaluations = logged(evaluations)
+    return True
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, object]]:
