@@ -87,7 +87,7 @@ async function runsOf(file) {
         curves: new Map(kept.map(([name, curve]) => [name, curve.mean.map((value) => (typeof value === "number" ? value : null))])),
         config: new Map(Object.entries(run.config).map(([name, value]) => [name, normal(String(value))])),
         final: new Map(Object.entries(run.final).map(([name, [mean, ends]]) => [name, withEnds(mean, ends)])),
-        evaluations: run.evaluations.map((one) => ({ tag: String(one.tag), text: `step ${number(Number(one.step))}: ${Object.entries(one.pass_at).map(([k, [value, ends]]) => `pass@${k} ${withEnds(value, ends)}`).join(", ")}` })),
+        evaluations: run.evaluations.map((one) => ({ tag: String(one.tag), step: Number(one.step), text: `step ${number(Number(one.step))}: ${Object.entries(one.pass_at).map(([k, [value, ends]]) => `pass@${k} ${withEnds(value, ends)}`).join(", ")}` })),
       };
     });
   } catch {
@@ -108,6 +108,7 @@ async function thisRun(app) {
     final: new Map(Object.entries(last.curves).map(([name, curve]) => [name, meanOf(curve.mean.filter((value) => value !== null))])),
     evaluations: status.evaluations.map((one) => ({
       tag: one.tag,
+      step: one.step,
       text: `step ${number(one.step)}: ${Object.entries(one.pass_at).map(([k, value]) => `pass@${k} ${withEnds(value, k === "1" && one.tasks ? wilson(value, one.tasks) : null)}`).join(", ")}`,
     })),
   };
@@ -163,13 +164,18 @@ function comparison(runs) {
         METRICS.filter((name) => runs.some((run) => run.final.has(name))),
       ),
     ),
-    tags.length ? section("Evaluations", table("The last of each task set, with intervals of 95 %", [["task set", (tag) => tag || "(no tag)"], ...columns((run, tag) => run.evaluations.find((one) => one.tag === tag)?.text ?? "-")], tags)) : make("div"),
+    tags.length ? section("Evaluations", table("The last of each task set, with intervals of 95 %", [["task set", (tag) => tag || "(no tag)"], ...columns((run, tag) => lastOf(run, tag)?.text ?? "-")], tags)) : make("div"),
     section("Curves", make("div", { class: "charts" }, METRICS.map((name) => overlaid(name, runs)).filter((card) => card.dataset.metrics))),
     section(
       "Settings that differ",
       differing.length ? table("Settings", [["setting", (name) => name], ...columns((run, name) => run.config.get(name) ?? "(not set)")], differing) : make("p", {}, "All settings are the same."),
     ),
   ];
+}
+
+/** The evaluation of a tag at the greatest step: several clients may have evaluated it. */
+function lastOf(run, tag) {
+  return run.evaluations.filter((one) => one.tag === tag).reduce((last, one) => (last && last.step > one.step ? last : one), null);
 }
 
 /** One metric over the steps of all runs; a run has the same colour and dashes in each chart. */
