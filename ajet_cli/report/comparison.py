@@ -8,6 +8,7 @@ from ajet_cli.report.curves import MOST_LINES, Line, chart
 from ajet_cli.report.evaluations import METHOD, MeasuredEvaluation
 from ajet_cli.report.markup import (
     NAME_CHARS,
+    TEXT_CHARS,
     Html,
     between,
     cut,
@@ -21,7 +22,7 @@ from ajet_cli.report.markup import (
 )
 from ajet_cli.report.reading import RunReport
 from ajet_cli.report.run_curves import CHARTS, PHASES, WITH_ENDS, last_of_each, pass_line, passes
-from ajet_cli.report.run_page import comparable, problems, sentence, settings, style, versions
+from ajet_cli.report.run_page import MOST_SETTINGS, comparable, problems, sentence, style, versions
 
 MOST_RUNS = MOST_LINES
 """How many runs can be told apart in a chart."""
@@ -171,16 +172,22 @@ def _charts(reports: Sequence[RunReport]) -> Html:
 
 
 def _settings(reports: Sequence[RunReport]) -> Html:
-    known = [dict(settings(report)) for report in reports]
-    names = sorted({name for its in known for name in its})
-    rows = [
-        [name, *(its.get(name, _MISSING) for its in known)]
-        for name in names
-        if len({its.get(name) for its in known}) > 1
-    ]
-    if not rows:
+    names = sorted({name for report in reports for name in report.config})
+    differing = [name for name in names if len({its.config.get(name) for its in reports}) > 1]
+    if not differing:
         return tag("p", {}, "All settings are the same.")
-    return table("Settings", ["setting", *(name for name, _ in _named(reports))], rows)
+    rows = [
+        [
+            cut(name, NAME_CHARS),
+            *(cut(report.config.get(name, _MISSING), TEXT_CHARS) for report in reports),
+        ]
+        for name in differing[:MOST_SETTINGS]
+    ]
+    left = len(differing) - len(rows)
+    return joined(
+        table("Settings", ["setting", *(name for name, _ in _named(reports))], rows),
+        tag("p", {"class": "dim"}, f"{number(left)} more settings are left out.") if left else None,
+    )
 
 
 def _findings(reports: Sequence[RunReport]) -> Html:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +34,6 @@ POINTS = 200
 # Final numbers are means of a fifth of the steps, within these limits.
 _LEAST_LAST, _MOST_LAST = 5, 20
 _MOST_PROBLEMS = 20
-_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +187,7 @@ def _configured(report: RunReport) -> RunConfig | None:
 
 
 def _flat(config: RunConfig) -> dict[str, str]:
-    flat = flat_config(LoggedRun("", without_secrets(config), 0))
-    return {name: _USER_OF_URL.sub("***@", value) for name, value in flat.items()}
+    return flat_config(LoggedRun("", without_secrets(config), 0))
 
 
 def _take_steps(report: RunReport, steps: Iterable[StepRecord]) -> None:

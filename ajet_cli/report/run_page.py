@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib import resources
 
@@ -27,7 +28,8 @@ from ajet_cli.report.reading import RunReport
 from ajet_cli.report.run_curves import CHARTS, PHASES, charts, evaluations, last_of_each
 
 _FINDINGS = 60
-_SETTINGS = 300
+MOST_SETTINGS = 300
+"""How many settings a page has."""
 
 
 def run_page(report: RunReport) -> str:
@@ -83,7 +85,9 @@ def comparable(report: RunReport) -> dict[str, object]:
                 name: curve.model_dump() for name, curve in curves.curves.items() if name in wanted
             },
         },
-        "config": dict(settings(report)),
+        "config": {
+            name: cut(_normal(report.config[full]), TEXT_CHARS) for name, full in _named(report)
+        },
         "evaluations": [
             {
                 "tag": one.evaluation.tag,
@@ -218,9 +222,23 @@ def _finding(finding: PastFinding) -> Html:
 
 def settings(report: RunReport) -> list[tuple[str, str]]:
     """Return at most 300 settings of a run, those that differ from the defaults first."""
+    return [(name, cut(report.config[full], TEXT_CHARS)) for name, full in _named(report)]
+
+
+def _named(report: RunReport) -> list[tuple[str, str]]:
+    """Return the shown and the full names of these settings."""
     changed = set(report.changed)
     names = sorted(report.config, key=lambda name: (name not in changed, name))
-    return [(cut(n, NAME_CHARS), cut(report.config[n], TEXT_CHARS)) for n in names[:_SETTINGS]]
+    return [(cut(name, NAME_CHARS), name) for name in names[:MOST_SETTINGS]]
+
+
+def _normal(text: str) -> str:
+    """Return JSON as JavaScript writes it, because the live page compares what is left of it."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def _configuration(report: RunReport) -> Html:

@@ -11,6 +11,12 @@ import pytest_asyncio
 
 from agentjet.client import AsyncSwarmClient
 from ajet_cli.report.markup import Html, document
+from ajet_cli.report.reading import RunReport
+from ajet_cli.report.run_page import comparable
+from ajet_core.interfaces import LoggedRun
+from ajet_core.protocol import RunConfig
+from ajet_loggers.tracking import flat_config
+from ajet_server.security.secrets import without_secrets
 from ajet_testing.servers import CONTROL, TOKENS, Running, ServerFactory, new_token
 from tests.page.test_page_routes import HOSTILE
 from tests.support.browser import headless_browser
@@ -305,6 +311,40 @@ async def mixture_of(server: Running) -> dict[str, float]:
     answer = await server.http.get("/v1/mixture", headers=CONTROL)
     ratios: dict[str, float] = answer.json()["config"]["ratios"]
     return ratios
+
+
+async def test_settings_of_the_same_run_do_not_differ(
+    open_page: Open, listening: Running, tmp_path: Path
+) -> None:
+    settings = {
+        "prompt": "\U0001f600 what? " * 60,
+        "stops": ["</s>", "\u20ac"] * 60,
+        "size": 1e-6,
+        "url": "http://me:hunter@host/v1",
+    }
+    config = without_secrets(RunConfig.model_validate(listening.config(engine=settings)))
+
+    async def configured(route: Any) -> None:
+        overview = await (await route.fetch()).json()
+        await route.fulfill(json={**overview, "config": config.model_dump(mode="json")})
+
+    flat = flat_config(LoggedRun("", config, 0))
+    report = tmp_path / "report.html"
+    data = comparable(RunReport("the same", config=flat))
+    two = [
+        {"tag": "held-out", "client": "a", "step": 9, "pass_at": {"1": [0.75, None]}},
+        {"tag": "held-out", "client": "b", "step": 4, "pass_at": {"1": [0.25, None]}},
+    ]
+    data["evaluations"] = two
+    report.write_text(document("title", "", Html("<p></p>"), [data]), encoding="utf-8")
+    page = await open_page()
+    await page.route("**/v1/overview", configured)
+    await page.get_by_role("link", name="Compare").click()
+    await page.set_input_files("#reports", report)
+    await page.get_by_text("All settings are the same.").wait_for()
+    # Of two clients, the evaluation at the last step is shown.
+    assert await page.locator("td", has_text="step 9: pass@1 0.75").count() == 1
+    assert await page.locator("td", has_text="step 4").count() == 0
 
 
 async def test_this_run_is_compared_with_a_report(
