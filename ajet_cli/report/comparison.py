@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ajet_cli.charts import PHASES
 from ajet_cli.report.curves import MOST_LINES, Line, chart
 from ajet_cli.report.evaluations import METHOD, MeasuredEvaluation
 from ajet_cli.report.markup import (
@@ -15,14 +16,14 @@ from ajet_cli.report.markup import (
     document,
     items,
     joined,
-    number,
     section,
     table,
     tag,
 )
 from ajet_cli.report.reading import RunReport
-from ajet_cli.report.run_curves import CHARTS, PHASES, WITH_ENDS, last_of_each, pass_line, passes
+from ajet_cli.report.run_curves import REPORT_CHARTS, WITH_ENDS, last_of_each, pass_line, passes
 from ajet_cli.report.run_page import MOST_SETTINGS, comparable, problems, sentence, style, versions
+from ajet_cli.words import number
 
 MOST_RUNS = MOST_LINES
 """How many runs can be told apart in a chart."""
@@ -72,7 +73,7 @@ def _named(reports: Sequence[RunReport]) -> list[tuple[str, RunReport]]:
 
 
 def _final(reports: Sequence[RunReport]) -> Html:
-    names = [name for _, metrics, _ in CHARTS for name in metrics] + list(PHASES)
+    names = [name for _, metrics, _ in REPORT_CHARTS for name in metrics] + list(PHASES)
     rows = [
         [
             name,
@@ -158,7 +159,7 @@ def _evaluation(one: MeasuredEvaluation | None) -> str:
 
 def _charts(reports: Sequence[RunReport]) -> Html:
     drawn = []
-    several = [(title, (name,), unit) for title, names, unit in CHARTS for name in names]
+    several = [(title, (name,), unit) for title, names, unit in REPORT_CHARTS for name in names]
     for title, (name,), unit in [*several, *((p, (p,), "s") for p in PHASES)]:
         lines = []
         for label, report in _named(reports):

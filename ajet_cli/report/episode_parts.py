@@ -12,7 +12,6 @@ from ajet_cli.report.markup import (
     clock,
     cut,
     joined,
-    number,
     percent,
     table,
     tag,
@@ -25,6 +24,7 @@ from ajet_cli.report.samples import (
     ShownEpisode,
     StepSample,
 )
+from ajet_cli.words import number
 from ajet_server.averages import mean
 from ajet_server.page.models import Conversation, SaidCall, SaidMessage
 

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from ajet_core.pass_at import mean_pass_at, pass_at_k
 from ajet_core.protocol import Evaluation, EvaluationConfig
-from ajet_loggers.tracking import evaluation_metrics
+from ajet_loggers.tracking import wilson
 from ajet_server.averages import mean
 from ajet_server.store.evaluation_counts import EvaluationCount
 from ajet_sources.evaluating import interval
@@ -97,10 +97,8 @@ def _measured(
 
 
 def _wilson(evaluation: Evaluation) -> Ends:
-    values = evaluation_metrics(evaluation)
-    of = f"evaluation/{evaluation.client_id}/{evaluation.tag}/pass_at_1"
-    low, high = values.get(f"{of}_low"), values.get(f"{of}_high")
-    return None if low is None or high is None else (low, high)
+    share = evaluation.pass_at.get(1)
+    return wilson(share, evaluation.tasks) if share is not None and evaluation.tasks else None
 
 
 def _bounded(ends: Ends) -> Ends:

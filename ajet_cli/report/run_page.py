@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 
+from ajet_cli.charts import PHASES
 from ajet_cli.report.episode_parts import episodes, failures, hacking
 from ajet_cli.report.markup import (
     NAME_CHARS,
@@ -15,17 +16,16 @@ from ajet_cli.report.markup import (
     clock,
     cut,
     document,
-    duration,
     items,
     joined,
-    number,
     section,
     table,
     tag,
 )
 from ajet_cli.report.past_findings import PastFinding
 from ajet_cli.report.reading import RunReport
-from ajet_cli.report.run_curves import CHARTS, PHASES, charts, evaluations, last_of_each
+from ajet_cli.report.run_curves import REPORT_CHARTS, charts, evaluations, last_of_each
+from ajet_cli.words import duration, number
 
 _FINDINGS = 60
 MOST_SETTINGS = 300
@@ -71,7 +71,7 @@ def style() -> str:
 def comparable(report: RunReport) -> dict[str, object]:
     """Return the curves, settings and evaluations with which the live page compares runs."""
     curves = report.curves
-    wanted = {name for _, names, _ in CHARTS for name in names} | set(PHASES)
+    wanted = {name for _, names, _ in REPORT_CHARTS for name in names} | set(PHASES)
     return {
         "name": report.name,
         "run_id": report.run_id,

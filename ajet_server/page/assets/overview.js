@@ -11,7 +11,7 @@ const PHASES = ["rollout_seconds", "merge_seconds", "update_seconds", "sync_seco
 
 /** The charts, by title: metrics, unit. Those of single tags are added to the first. */
 const CHARTS = [
-  ["Reward", ["reward_mean"], "reward"],
+  ["Reward", ["reward_mean"], ""],
   ["Tasks with equal rewards", ["tasks_equal", "tasks"], "tasks"],
   ["Loss", ["loss"], ""],
   ["Entropy", ["entropy", "sampled_entropy"], "nats"],
