@@ -107,12 +107,12 @@ async def read_report(store: SampleStore, run_dir: Path, name: str, episodes: in
             async with StoreReader(store, run_dir) as reader:
                 await _read_store(report, reader, episodes)
         except AjetError as error:
-            logged = report.curves.total == 0 and _read_logs(report, run_dir, error)
-            if not logged and report.run is None:
+            in_logs = report.curves.total == 0 and _read_logs(report, run_dir, error)
+            if not in_logs and report.run is None:
                 raise RequestError(
                     f"there is no run to report in {run_dir}: {error.message}"
                 ) from error
-            if not logged:
+            if not in_logs:
                 report.note(f"The records of the run could not be read to the end: {error.message}")
     report.other_findings = logged_findings(run_dir / "findings.jsonl", sentences=report.texts)
     if not report.provenance:
@@ -236,7 +236,7 @@ def _read_logs(report: RunReport, run_dir: Path, error: AjetError) -> bool:
     for line in _json_lines(run_dir / "evaluations.jsonl"):
         with contextlib.suppress(ValidationError):
             evaluations.append(Evaluation.model_validate(line))
-    report.evaluations = logged(evaluations)
+    report.evaluations = report.evaluations or logged(evaluations)
     return True
 
 

@@ -86,7 +86,8 @@ def comparable(report: RunReport) -> dict[str, object]:
             },
         },
         "config": {
-            name: cut(_normal(report.config[full]), TEXT_CHARS) for name, full in _named(report)
+            name: cut(_normal(report.config[full]), TEXT_CHARS)
+            for name, full in _shown_settings(report)
         },
         "evaluations": [
             {
@@ -222,10 +223,10 @@ def _finding(finding: PastFinding) -> Html:
 
 def settings(report: RunReport) -> list[tuple[str, str]]:
     """Return at most 300 settings of a run, those that differ from the defaults first."""
-    return [(name, cut(report.config[full], TEXT_CHARS)) for name, full in _named(report)]
+    return [(name, cut(report.config[full], TEXT_CHARS)) for name, full in _shown_settings(report)]
 
 
-def _named(report: RunReport) -> list[tuple[str, str]]:
+def _shown_settings(report: RunReport) -> list[tuple[str, str]]:
     """Return the shown and the full names of these settings."""
     changed = set(report.changed)
     names = sorted(report.config, key=lambda name: (name not in changed, name))

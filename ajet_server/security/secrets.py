@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
 from ajet_core.protocol import ComponentChoice, RunConfig
 from ajet_installation.settings import MASK, SECRET_KEY
-
-T = TypeVar("T")
 
 _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
 
@@ -24,29 +22,28 @@ def without_secrets(config: RunConfig) -> RunConfig:
         "merger": _without_secrets(config.merger),
         "algorithm": config.algorithm.model_copy(update={"advantage_settings": settings}),
     }
-    return _without_users(config.model_copy(update=hidden))
+    masked: RunConfig = _without_users(config.model_copy(update=hidden))
+    return masked
 
 
 def _without_secrets(choice: ComponentChoice) -> ComponentChoice:
     return choice.model_copy(update={"settings": _masked(choice.settings, secret=False)})
 
 
-def _without_users(value: T) -> T:
+def _without_users(value: Any) -> Any:
     """Return `value` with ``USER:PASSWORD@`` of all URLs masked."""
-    changed: Any = value
     if isinstance(value, str):
-        changed = _USER_OF_URL.sub("***@", value)
-    elif isinstance(value, dict):
-        changed = {key: _without_users(inner) for key, inner in value.items()}
-    elif isinstance(value, list | tuple):
-        changed = type(value)(map(_without_users, value))
-    elif isinstance(value, BaseModel):
+        return _USER_OF_URL.sub("***@", value)
+    if isinstance(value, dict):
+        return {key: _without_users(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_without_users, value))
+    if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in type(value).model_fields}
         masked = {name: _without_users(inner) for name, inner in fields.items()}
-        changed = value.model_copy(
-            update={name: inner for name, inner in masked.items() if inner != fields[name]}
-        )
-    return changed
+        changed = {name: inner for name, inner in masked.items() if inner != fields[name]}
+        return value.model_copy(update=changed)
+    return value
 
 
 def _masked(value: Any, *, secret: bool) -> Any:
