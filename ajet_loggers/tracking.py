@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ajet_core.interfaces.logger import LoggedRun
 from ajet_core.protocol import Evaluation
 
-__all__ = ["evaluation_metrics", "flat_config", "tracker_id"]
+__all__ = ["evaluation_metrics", "flat_config", "tracker_id", "wilson"]
 
 # Of the standard normal distribution, for intervals that cover 95 %.
 _Z = 1.959963984540054
@@ -53,14 +53,18 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     if evaluation.reward_mean is not None:
         values["reward_mean"] = evaluation.reward_mean
     if 1 in evaluation.pass_at and evaluation.tasks:
-        low, high = _wilson(evaluation.pass_at[1], evaluation.tasks)
+        low, high = wilson(evaluation.pass_at[1], evaluation.tasks)
         values |= {"pass_at_1_low": low, "pass_at_1_high": high}
     of = f"evaluation/{evaluation.client_id}/{evaluation.tag}"
     return {f"{of}/{name}": float(value) for name, value in values.items()}
 
 
-def _wilson(share: float, trials: int) -> tuple[float, float]:
-    """Return Wilson's score interval (E. B. Wilson, 1927), which stays in 0 to 1."""
+def wilson(share: float, trials: int) -> tuple[float, float]:
+    """Return the interval of 95 % of a share: Wilson's (E. B. Wilson, 1927), within 0 to 1.
+
+    :param share: of the trials, 0 to 1.
+    :param trials: at least 1.
+    """
     scale = 1 + _Z**2 / trials
     centre = (share + _Z**2 / (2 * trials)) / scale
     half = _Z / scale * math.sqrt(share * (1 - share) / trials + _Z**2 / (4 * trials**2))

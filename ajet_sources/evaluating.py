@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -264,22 +265,35 @@ def interval(
 ) -> tuple[float, float] | None:
     """Return the interval of 95 % of a mean; None for fewer than two values.
 
+    :param values: finite ones; the interval is finite too.
     :param ends: if all values are one of these two, the interval is Wilson's (1927).
     """
     count = len(values)
     if count < 2:
         return None
-    mean = math.fsum(values) / count
     if ends is not None and set(values) <= set(ends):
         least, most = ends
-        share = (mean - least) / (most - least)
+        share = sum(value == most for value in values) / count
         scale = 1 + _Z**2 / count
         centre = (share + _Z**2 / (2 * count)) / scale
         half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
-        return least + (most - least) * (centre - half), least + (most - least) * (centre + half)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+        low, high = (least * (1 - end) + most * end for end in (centre - half, centre + half))
+        return low, high
+    # Squares of large values would overflow; a power of two changes no digit.
+    _, exponent = math.frexp(max(map(abs, values)))
+    scaled = [math.ldexp(value, -exponent) for value in values]
+    mean = math.fsum(scaled) / count
+    variance = math.fsum((value - mean) ** 2 for value in scaled) / (count - 1)
     half = _Z * math.sqrt(variance / count)
-    return mean - half, mean + half
+    return _times_power(mean - half, exponent), _times_power(mean + half, exponent)
+
+
+def _times_power(value: float, exponent: int) -> float:
+    """Return `value` times a power of two, at most the largest float."""
+    try:
+        return math.ldexp(value, exponent)
+    except OverflowError:
+        return math.copysign(sys.float_info.max, value)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ajet_cli.monitor.layout import Glyphs, Line, Tone, line, paragraph, wrapped
-from ajet_cli.monitor.words import clock, count, date, number
+from ajet_cli.words import clock, count, date, number
 from ajet_server.page.models import Conversation, EpisodeRow, SaidCall, SaidMessage
 
 

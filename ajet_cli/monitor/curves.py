@@ -18,7 +18,7 @@ from ajet_cli.monitor.lines import RowsView, text_of
 from ajet_cli.monitor.plots import plot, sparkline
 from ajet_cli.monitor.view import WatchedView
 from ajet_cli.monitor.watch import ServerWatch
-from ajet_cli.monitor.words import number
+from ajet_cli.words import number
 from ajet_server.page.models import StepCurves
 
 _NAME, _VALUE = 32, 12

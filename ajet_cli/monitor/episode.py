@@ -19,7 +19,7 @@ from ajet_cli.monitor.lines import LinesView, RowsView, text_of
 from ajet_cli.monitor.tokens import COLUMNS, Timeline, ViewedCall, ViewedTokens
 from ajet_cli.monitor.view import WatchedView
 from ajet_cli.monitor.watch import ServerWatch
-from ajet_cli.monitor.words import MISSING, count, number
+from ajet_cli.words import MISSING, count, number
 from ajet_server.page.models import Conversation, EpisodeRow
 
 _CALLS = (

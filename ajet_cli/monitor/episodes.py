@@ -16,7 +16,7 @@ from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, fit, li
 from ajet_cli.monitor.lines import RowsView
 from ajet_cli.monitor.view import WatchedView
 from ajet_cli.monitor.watch import ServerWatch
-from ajet_cli.monitor.words import MISSING, clock, duration, number
+from ajet_cli.words import MISSING, clock, duration, number
 from ajet_server.page.models import EpisodeRow, EpisodeRows
 
 _LIMIT = 200

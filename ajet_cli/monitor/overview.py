@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ajet_cli.charts import CHARTS, PHASES
 from ajet_cli.commands.run.status import evaluation_text, tag_text
 from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, fit, line, paragraph
 from ajet_cli.monitor.plots import sparkline
 from ajet_cli.monitor.watch import ServerWatch, problem
-from ajet_cli.monitor.words import clock, count, duration, number
+from ajet_cli.words import clock, count, duration, number
 from ajet_core.errors import AjetError, AuthError, ServerUnreachableError
 from ajet_core.protocol import Finding, ServerState
 from ajet_server.page.models import Overview, StepCurves
-
-PHASES = ("rollout", "merge", "update", "sync")
-CHARTS = (
-    ("Reward", "reward_mean", ""),
-    ("Tasks with equal rewards", "tasks_equal", ""),
-    ("Loss", "loss", ""),
-    ("Entropy", "entropy", "nats"),
-    ("KL to the reference model", "kl", "nats"),
-    ("Trainer against engine", "logprob_gap_mean", "nats"),
-    ("Staleness", "staleness_mean", "steps"),
-    ("Length of an answer", "tokens_per_call", "tokens"),
-    ("Sampled tokens per second", "tokens_per_second", ""),
-)
-"""The curves of the page's overview, in its order: title, metric, unit."""
 
 _TITLE = 26
 _VALUE = 16
@@ -209,10 +196,11 @@ def _curves(
     if curves.total == 0:
         return [line("No step has ended yet, so there are no curves.", "dim")]
     tags = [name for name in curves.names if name.startswith("reward_mean/")]
-    charts = [CHARTS[0], *((f"Reward, {tag[12:]}", tag, "") for tag in tags), *CHARTS[1:]]
+    reward, *others = CHARTS
+    charts = [reward, *((f"Reward, {tag[12:]}", (tag,), "") for tag in tags), *others]
     last = overview.status.last_step
     lines: list[Line] = []
-    for title, name, unit in charts:
+    for title, (name, *_), unit in charts:
         if (curve := curves.curves.get(name)) is None:
             continue
         value = f"{number(newest(overview, curves, name))} {unit}"
@@ -225,7 +213,7 @@ def _curves(
 
 
 def _phases(metrics: dict[str, float]) -> str:
-    timed = [(phase, metrics.get(f"{phase}_seconds")) for phase in PHASES]
+    timed = [(name.removesuffix("_seconds"), metrics.get(name)) for name in PHASES]
     return ", ".join(f"{phase} {duration(value)}" for phase, value in timed if value is not None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ajet_cli.monitor.layout import Glyphs
-from ajet_cli.monitor.words import number
+from ajet_cli.words import number
 
 _LABEL = 10
 

@@ -18,7 +18,7 @@ from ajet_cli.monitor.lines import LinesView, RowsView, text_of
 from ajet_cli.monitor.overview import away, findings_count, headline, newest, overview_lines
 from ajet_cli.monitor.view import View, WatchedView
 from ajet_cli.monitor.watch import ServerWatch
-from ajet_cli.monitor.words import number
+from ajet_cli.words import number
 from ajet_server.page.models import Overview
 
 _COLUMNS = (

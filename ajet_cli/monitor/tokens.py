@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from ajet_cli.monitor.layout import Column, Glyphs, Line, paragraph
-from ajet_cli.monitor.words import MISSING, number
+from ajet_cli.words import MISSING, number
 
 COLUMNS = (
     Column("position", 8, right=True),

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ajet_cli.charts import PHASES
 from ajet_cli.report.curves import MOST_LINES, Line, chart
 from ajet_cli.report.evaluations import METHOD, MeasuredEvaluation
 from ajet_cli.report.markup import (
     NAME_CHARS,
+    TEXT_CHARS,
     Html,
     between,
     cut,
     document,
     items,
     joined,
-    number,
     section,
     table,
     tag,
 )
 from ajet_cli.report.reading import RunReport
-from ajet_cli.report.run_curves import CHARTS, PHASES, WITH_ENDS, last_of_each, pass_line, passes
-from ajet_cli.report.run_page import comparable, problems, sentence, settings, style, versions
+from ajet_cli.report.run_curves import REPORT_CHARTS, WITH_ENDS, last_of_each, pass_line, passes
+from ajet_cli.report.run_page import MOST_SETTINGS, comparable, problems, sentence, style, versions
+from ajet_cli.words import number
 
 MOST_RUNS = MOST_LINES
 """How many runs can be told apart in a chart."""
@@ -71,7 +73,7 @@ def _named(reports: Sequence[RunReport]) -> list[tuple[str, RunReport]]:
 
 
 def _final(reports: Sequence[RunReport]) -> Html:
-    names = [name for _, metrics, _ in CHARTS for name in metrics] + list(PHASES)
+    names = [name for _, metrics, _ in REPORT_CHARTS for name in metrics] + list(PHASES)
     rows = [
         [
             name,
@@ -137,8 +139,9 @@ def _shown(name: str) -> str:
 
 
 def _by_tag(report: RunReport) -> dict[str, list[MeasuredEvaluation]]:
-    """Return the evaluations of each tag by step; of several clients, those of the last one."""
-    last = {one.evaluation.tag: one.task_set for one in last_of_each(report.evaluations)}
+    """Return the evaluations of each tag by step; of clients, the one with the last step."""
+    lasts = sorted(last_of_each(report.evaluations), key=lambda one: one.evaluation.step)
+    last = {one.evaluation.tag: one.task_set for one in lasts}
     chosen: dict[str, list[MeasuredEvaluation]] = {}
     for one in report.evaluations:
         if last.get(one.evaluation.tag) == one.task_set:
@@ -156,7 +159,7 @@ def _evaluation(one: MeasuredEvaluation | None) -> str:
 
 def _charts(reports: Sequence[RunReport]) -> Html:
     drawn = []
-    several = [(title, (name,), unit) for title, names, unit in CHARTS for name in names]
+    several = [(title, (name,), unit) for title, names, unit in REPORT_CHARTS for name in names]
     for title, (name,), unit in [*several, *((p, (p,), "s") for p in PHASES)]:
         lines = []
         for label, report in _named(reports):
@@ -170,16 +173,22 @@ def _charts(reports: Sequence[RunReport]) -> Html:
 
 
 def _settings(reports: Sequence[RunReport]) -> Html:
-    known = [dict(settings(report)) for report in reports]
-    names = sorted({name for its in known for name in its})
-    rows = [
-        [name, *(its.get(name, _MISSING) for its in known)]
-        for name in names
-        if len({its.get(name) for its in known}) > 1
-    ]
-    if not rows:
+    names = sorted({name for report in reports for name in report.config})
+    differing = [name for name in names if len({its.config.get(name) for its in reports}) > 1]
+    if not differing:
         return tag("p", {}, "All settings are the same.")
-    return table("Settings", ["setting", *(name for name, _ in _named(reports))], rows)
+    rows = [
+        [
+            cut(name, NAME_CHARS),
+            *(cut(report.config.get(name, _MISSING), TEXT_CHARS) for report in reports),
+        ]
+        for name in differing[:MOST_SETTINGS]
+    ]
+    left = len(differing) - len(rows)
+    return joined(
+        table("Settings", ["setting", *(name for name, _ in _named(reports))], rows),
+        tag("p", {"class": "dim"}, f"{number(left)} more settings are left out.") if left else None,
+    )
 
 
 def _findings(reports: Sequence[RunReport]) -> Html:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ajet_cli.report.markup import Html, number, table, tag
+from ajet_cli.report.markup import Html, table, tag
+from ajet_cli.words import number
 
 Values = Sequence[float | None]
 

@@ -12,7 +12,6 @@ from ajet_cli.report.markup import (
     clock,
     cut,
     joined,
-    number,
     percent,
     table,
     tag,
@@ -25,6 +24,8 @@ from ajet_cli.report.samples import (
     ShownEpisode,
     StepSample,
 )
+from ajet_cli.words import number
+from ajet_server.averages import mean
 from ajet_server.page.models import Conversation, SaidCall, SaidMessage
 
 _TOP = 10
@@ -60,7 +61,7 @@ def hacking(samples: Sequence[StepSample]) -> Html:
 
 
 def _mean(values: Sequence[float]) -> str:
-    return number(sum(values) / len(values)) if values else "-"
+    return number(mean(values)) if values else "-"
 
 
 def _share(value: float | None) -> str:
@@ -73,12 +74,14 @@ def _scatter(sample: StepSample) -> Html:
         return Html("")
     most = max(*(tokens for tokens, _ in points), 1)
     low, high = min(r for _, r in points), max(r for _, r in points)
+    # The whole of a very large range would overflow.
+    half = high / 2 - low / 2
     dots = [
         tag(
             "circle",
             {
                 "cx": f"{10 + 400 * tokens / most:.1f}",
-                "cy": f"{80 if high == low else 150 - 140 * ((reward - low) / (high - low)):.1f}",
+                "cy": f"{150 - 140 * ((reward / 2 - low / 2) / half) if half else 80:.1f}",
                 "r": "3.5",
             },
         )

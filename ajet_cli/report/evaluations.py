@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,8 @@ from itertools import groupby
 
 from ajet_core.pass_at import mean_pass_at, pass_at_k
 from ajet_core.protocol import Evaluation, EvaluationConfig
-from ajet_loggers.tracking import evaluation_metrics
+from ajet_loggers.tracking import wilson
+from ajet_server.averages import mean
 from ajet_server.store.evaluation_counts import EvaluationCount
 from ajet_sources.evaluating import interval
 
@@ -76,7 +76,7 @@ def _measured(
     tag, client_id, step = key
     ended = [task for task in tasks if task.ended]
     rewards = [task.reward_sum / task.ended for task in ended]
-    mean = math.fsum(rewards) / len(rewards) if rewards else None
+    reward_mean = mean(rewards) if rewards else None
     evaluation = Evaluation(
         client_id=client_id,
         tag=tag,
@@ -86,21 +86,19 @@ def _measured(
         open=0,
         aborted=sum(task.aborted for task in tasks),
         mixed=sum(task.mixed for task in tasks),
-        reward_mean=mean,
+        reward_mean=reward_mean,
         pass_at=mean_pass_at(Counter((t.ended, t.passed) for t in ended), config.pass_at),
     )
     ends: dict[int, Ends] = {}
     for k in evaluation.pass_at:
         shares = [pass_at_k(t.ended, t.passed, k) for t in ended if t.ended >= k]
         ends[k] = _wilson(evaluation) if k == 1 else _bounded(interval(shares, (0.0, 1.0)))
-    return MeasuredEvaluation(evaluation, mean, interval(rewards), ends)
+    return MeasuredEvaluation(evaluation, reward_mean, interval(rewards), ends)
 
 
 def _wilson(evaluation: Evaluation) -> Ends:
-    values = evaluation_metrics(evaluation)
-    of = f"evaluation/{evaluation.client_id}/{evaluation.tag}/pass_at_1"
-    low, high = values.get(f"{of}_low"), values.get(f"{of}_high")
-    return None if low is None or high is None else (low, high)
+    share = evaluation.pass_at.get(1)
+    return wilson(share, evaluation.tasks) if share is not None and evaluation.tasks else None
 
 
 def _bounded(ends: Ends) -> Ends:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
-import math
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+from ajet_cli.words import number
 from ajet_server.page import assets
 from ajet_server.page.viewer_page import embedded_json, policy_hash
+from ajet_server.page.visible_text import visible
 
 DATA_ID = "ajet-report"
 """Id of the element with the data of the report, which the live page reads to compare runs."""
@@ -19,9 +19,6 @@ TEXT_CHARS = 300
 NAME_CHARS = 120
 """To these lengths, texts and names of a run are cut."""
 
-# Control characters, and those that hide or reorder text, but for newlines and tabs.
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-_DIGITS = 4
 _ATTRIBUTE = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*")
 
 
@@ -59,31 +56,13 @@ def _html(child: str) -> str:
 
 def escaped(text: str) -> str:
     """Return a text as HTML, also for attributes."""
-    return html.escape("".join(map(_visible, text)))
-
-
-def _visible(char: str) -> str:
-    if char in "\n\t" or char.isprintable() or unicodedata.category(char) not in _HIDDEN:
-        return char
-    return f"\\u{ord(char):04x}"
+    return html.escape(visible(text, keep="\n\t"))
 
 
 def cut(text: str, chars: int) -> str:
     """Return the first `chars` characters of a text, and say how many are left out."""
     left = len(text) - chars
     return text if left <= 0 else f"{text[:chars]} [{left} more characters]"
-
-
-def number(value: float | None) -> str:
-    """Return a number with at most four digits."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    if float(value).is_integer() and abs(value) < 1e12:
-        return f"{int(value):,}"
-    size = abs(value)
-    if not 1e-4 <= size < 1e6:
-        return f"{value:.2e}"
-    return f"{float(f'{value:.{_DIGITS}g}'):.10g}"
 
 
 def between(ends: tuple[float, float] | None) -> str:
@@ -106,17 +85,6 @@ def clock(seconds: float | None) -> str:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
         return "-"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as "3 h 5 min"."""
-    minutes = int(seconds // 60)
-    if minutes < 1:
-        return f"{number(round(seconds, 1))} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    hours = minutes // 60
-    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def table(

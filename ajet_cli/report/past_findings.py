@@ -70,17 +70,19 @@ class FindingReplay:
         return self._monitor.checks()
 
 
-def logged_findings(path: Path) -> list[PastFinding]:
+def logged_findings(path: Path, *, sentences: bool = True) -> list[PastFinding]:
     """Return what `findings.jsonl` has besides findings about training, by code.
 
     Lines that cannot be read are left out; of a very long file, only the last part is read.
+
+    :param sentences: whether to keep what they say, which may quote agents.
     """
     by_code: dict[str, PastFinding] = {}
     for line in _lines(path):
         try:
             record = json.loads(line)
             code, step = str(record["code"]), int(record["step"])
-            sentence = str(record["message"])
+            sentence = str(record["message"]) if sentences else ""
         except (ValueError, KeyError, TypeError):
             continue
         if code in _TRAINING or (code not in by_code and len(by_code) == _MOST):

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from ajet_core.errors import AjetError, RequestError
 from ajet_core.interfaces import LoggedRun, RunRecord, SampleStore, StepRecord
 from ajet_core.protocol import Evaluation, EvaluationConfig, FailureConfig, ModelConfig, RunConfig
 from ajet_loggers.tracking import flat_config
+from ajet_server.averages import mean
 from ajet_server.observe.provenance import Provenance, read_provenance
 from ajet_server.page.history import StepTable
 from ajet_server.page.models import StepCurves, StepsQuery
@@ -34,7 +34,6 @@ POINTS = 200
 # Final numbers are means of a fifth of the steps, within these limits.
 _LEAST_LAST, _MOST_LAST = 5, 20
 _MOST_PROBLEMS = 20
-_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +55,19 @@ class RunReport:
 
     :ivar config: settings by dotted name without secrets; empty if they cannot be read.
     :ivar changed: names of those that differ from the defaults.
+    :ivar limits: of findings about training.
     :ivar problems: what is missing or damaged.
+    :ivar texts: whether what agents and the model wrote is shown, also where a server quotes it.
     """
 
     name: str
+    texts: bool = True
     run: RunRecord | None = None
     curves: StepCurves = field(default_factory=lambda: StepTable().curves(StepsQuery()))
     final: Mapping[str, Final] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
     changed: Sequence[str] = field(default_factory=list)
+    limits: FailureConfig = field(default_factory=FailureConfig)
     provenance: Sequence[Provenance] = field(default_factory=list)
     findings: Sequence[PastFinding] = field(default_factory=list)
     checks: Mapping[str, str] = field(default_factory=dict)
@@ -95,20 +98,23 @@ async def read_report(store: SampleStore, run_dir: Path, name: str, episodes: in
     :param store: of the run; this opens and closes it.
     :param name: of the run, for readers.
     :param episodes: how many of the best and of the worst episodes to read with their messages;
-        with 0, no text of an agent or of the model is read.
+        with 0, no text of an agent or of the model is in the report.
     :raises RequestError: there is nothing to report: neither a store nor logged steps.
     """
-    report = RunReport(name, provenance=read_provenance(run_dir))
+    report = RunReport(name, texts=episodes > 0, provenance=read_provenance(run_dir))
     with _warnings_in(report.note):
         try:
             async with StoreReader(store, run_dir) as reader:
                 await _read_store(report, reader, episodes)
         except AjetError as error:
-            if report.run is None and report.curves.total == 0:
-                _read_logs(report, run_dir, error)
-            else:
+            in_logs = report.curves.total == 0 and _read_logs(report, run_dir, error)
+            if not in_logs and report.run is None:
+                raise RequestError(
+                    f"there is no run to report in {run_dir}: {error.message}"
+                ) from error
+            if not in_logs:
                 report.note(f"The records of the run could not be read to the end: {error.message}")
-    report.other_findings = logged_findings(run_dir / "findings.jsonl")
+    report.other_findings = logged_findings(run_dir / "findings.jsonl", sentences=report.texts)
     if not report.provenance:
         report.note(
             "The run directory does not say with which versions and on which machine the run was "
@@ -121,16 +127,16 @@ async def _read_store(report: RunReport, reader: StoreReader, episodes: int) -> 
     report.run = await reader.run()
     config = _configured(report)
     steps = await reader.steps()
-    _take_steps(report, steps, config.failures if config else FailureConfig())
+    _take_steps(report, steps)
     last = steps[-1].step if steps else 0
     del steps
     evaluation = config.evaluation if config else EvaluationConfig()
     report.survey = EpisodeSurvey(evaluation.pass_reward, reasons=episodes > 0)
     async for record in reader.episodes(EpisodeChoice()):
         report.survey.add(record)
+    report.evaluations = measured(report.survey.evaluations, evaluation)
     if report.survey.problem:
         report.note(report.survey.problem)
-    report.evaluations = measured(report.survey.evaluations, evaluation)
     report.best = await shown_episodes(reader, report.survey.best(episodes))
     report.worst = await shown_episodes(reader, report.survey.worst(episodes))
     if episodes:
@@ -174,18 +180,18 @@ def _configured(report: RunReport) -> RunConfig | None:
         return None
     flat = _flat(config)
     usual = _flat(RunConfig(model=ModelConfig(path="-")))
+    report.limits = config.failures
     report.config = flat
     report.changed = [name for name, value in flat.items() if usual.get(name) != value]
     return config
 
 
 def _flat(config: RunConfig) -> dict[str, str]:
-    flat = flat_config(LoggedRun("", without_secrets(config), 0))
-    return {name: _USER_OF_URL.sub("***@", value) for name, value in flat.items()}
+    return flat_config(LoggedRun("", without_secrets(config), 0))
 
 
-def _take_steps(report: RunReport, steps: Iterable[StepRecord], config: FailureConfig) -> None:
-    table, replay = StepTable(), FindingReplay(config)
+def _take_steps(report: RunReport, steps: Iterable[StepRecord]) -> None:
+    table, replay = StepTable(), FindingReplay(report.limits)
     for step in steps:
         table.add(step.step, step.finished_at, step.metrics)
         replay.add(step)
@@ -200,13 +206,13 @@ def _take_steps(report: RunReport, steps: Iterable[StepRecord], config: FailureC
 
 
 def _final(values: Sequence[float]) -> Final:
-    return Final(math.fsum(values) / len(values), interval(values), len(values))
+    return Final(mean(values), interval(values), len(values))
 
 
-def _read_logs(report: RunReport, run_dir: Path, error: AjetError) -> None:
+def _read_logs(report: RunReport, run_dir: Path, error: AjetError) -> bool:
     """Read what the logger `jsonl` has written, if the store cannot be read.
 
-    :raises RequestError: it has written nothing.
+    :return: whether it has written a step.
     """
     steps: dict[int, StepRecord] = {}
     for line in _json_lines(run_dir / "metrics.jsonl"):
@@ -219,17 +225,19 @@ def _read_logs(report: RunReport, run_dir: Path, error: AjetError) -> None:
             }
             steps[step] = StepRecord(step, "", numbers, 0.0)
     if not steps:
-        raise RequestError(f"there is no run to report in {run_dir}: {error.message}") from error
+        return False
+    missing = "episodes are" if report.config else "the configuration and episodes are"
     report.note(
         f"The records of the run cannot be read: {error.message}. Curves and evaluations come from "
-        "metrics.jsonl and evaluations.jsonl; the configuration and episodes are missing."
+        f"metrics.jsonl and evaluations.jsonl; {missing} missing."
     )
-    _take_steps(report, [steps[step] for step in sorted(steps)], FailureConfig())
+    _take_steps(report, [steps[step] for step in sorted(steps)])
     evaluations = []
     for line in _json_lines(run_dir / "evaluations.jsonl"):
         with contextlib.suppress(ValidationError):
             evaluations.append(Evaluation.model_validate(line))
-    report.evaluations = logged(evaluations)
+    report.evaluations = report.evaluations or logged(evaluations)
+    return True
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, object]]:

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from ajet_cli.charts import CHARTS, PHASES
 from ajet_cli.report.curves import MOST_LINES, Line, chart
 from ajet_cli.report.evaluations import METHOD, Ends, MeasuredEvaluation
-from ajet_cli.report.markup import (
-    NAME_CHARS,
-    Html,
-    between,
-    cut,
-    joined,
-    number,
-    table,
-    tag,
-)
+from ajet_cli.report.markup import NAME_CHARS, Html, between, cut, joined, table, tag
 from ajet_cli.report.reading import RunReport
+from ajet_cli.words import number
 from ajet_core.protocol import Evaluation
 
-# Title, metrics and unit of each chart.
-CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("Reward", ("reward_mean",), "reward"),
-    ("Tasks with equal rewards", ("tasks_equal", "tasks"), "tasks"),
-    ("Loss", ("loss",), ""),
-    ("Entropy", ("entropy", "sampled_entropy"), "nats"),
-    ("KL to the reference model", ("kl",), "nats"),
-    ("Trainer against engine", ("logprob_gap_mean", "logprob_gap"), "nats"),
-    ("Staleness", ("staleness_mean", "staleness_max"), "steps"),
-    ("Length of an answer", ("tokens_per_call",), "tokens"),
-    ("Gradient norm", ("grad_norm",), ""),
-    ("Sampled tokens per second", ("tokens_per_second",), "tokens/s"),
-)
-PHASES = ("rollout_seconds", "merge_seconds", "update_seconds", "sync_seconds")
+REPORT_CHARTS = (*CHARTS, ("Gradient norm", ("grad_norm",), ""))
+"""The charts of a report: title, metrics and unit."""
 
 WITH_ENDS = "with intervals of 95 %"
 _POINTS = 100
@@ -45,7 +26,7 @@ def charts(report: RunReport) -> Html:
         return Html("")
     tags = [name for name in report.curves.names if name.startswith("reward_mean/")]
     drawn: list[Html] = []
-    for title, names, unit in CHARTS:
+    for title, names, unit in REPORT_CHARTS:
         more = tags[: MOST_LINES - 1] if title == "Reward" else []
         drawn.append(chart(title, unit, _lines(report, (*names, *more))))
         if title == "Reward":

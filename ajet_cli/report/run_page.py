@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib import resources
 
+from ajet_cli.charts import PHASES
 from ajet_cli.report.episode_parts import episodes, failures, hacking
 from ajet_cli.report.markup import (
     NAME_CHARS,
@@ -14,20 +16,20 @@ from ajet_cli.report.markup import (
     clock,
     cut,
     document,
-    duration,
     items,
     joined,
-    number,
     section,
     table,
     tag,
 )
 from ajet_cli.report.past_findings import PastFinding
 from ajet_cli.report.reading import RunReport
-from ajet_cli.report.run_curves import CHARTS, PHASES, charts, evaluations, last_of_each
+from ajet_cli.report.run_curves import REPORT_CHARTS, charts, evaluations, last_of_each
+from ajet_cli.words import duration, number
 
 _FINDINGS = 60
-_SETTINGS = 300
+MOST_SETTINGS = 300
+"""How many settings a page has."""
 
 
 def run_page(report: RunReport) -> str:
@@ -69,7 +71,7 @@ def style() -> str:
 def comparable(report: RunReport) -> dict[str, object]:
     """Return the curves, settings and evaluations with which the live page compares runs."""
     curves = report.curves
-    wanted = {name for _, names, _ in CHARTS for name in names} | set(PHASES)
+    wanted = {name for _, names, _ in REPORT_CHARTS for name in names} | set(PHASES)
     return {
         "name": report.name,
         "run_id": report.run_id,
@@ -83,7 +85,10 @@ def comparable(report: RunReport) -> dict[str, object]:
                 name: curve.model_dump() for name, curve in curves.curves.items() if name in wanted
             },
         },
-        "config": dict(settings(report)),
+        "config": {
+            name: cut(_normal(report.config[full]), TEXT_CHARS)
+            for name, full in _shown_settings(report)
+        },
         "evaluations": [
             {
                 "tag": one.evaluation.tag,
@@ -154,6 +159,8 @@ def _steps(count: int) -> str:
 def _state(report: RunReport) -> str:
     if report.run is None:
         return ""
+    if report.run.paused and not report.texts:
+        return " It is paused."
     if report.run.paused:
         return f" It is paused: {cut(report.run.paused, TEXT_CHARS)}."
     return " It was not stopped: it continues when its server runs." if report.run.active else ""
@@ -209,16 +216,30 @@ def _finding(finding: PastFinding) -> Html:
         when += f"; {number(finding.times)} times"
     return joined(
         tag("strong", {}, finding.code.replace("_", " ")),
-        f" {cut(finding.sentence, 2 * TEXT_CHARS)}",
+        f" {cut(finding.sentence, 2 * TEXT_CHARS)}" if finding.sentence else None,
         tag("span", {"class": "dim"}, f"{when})"),
     )
 
 
 def settings(report: RunReport) -> list[tuple[str, str]]:
     """Return at most 300 settings of a run, those that differ from the defaults first."""
+    return [(name, cut(report.config[full], TEXT_CHARS)) for name, full in _shown_settings(report)]
+
+
+def _shown_settings(report: RunReport) -> list[tuple[str, str]]:
+    """Return the shown and the full names of these settings."""
     changed = set(report.changed)
     names = sorted(report.config, key=lambda name: (name not in changed, name))
-    return [(cut(n, NAME_CHARS), cut(report.config[n], TEXT_CHARS)) for n in names[:_SETTINGS]]
+    return [(cut(name, NAME_CHARS), name) for name in names[:MOST_SETTINGS]]
+
+
+def _normal(text: str) -> str:
+    """Return JSON as JavaScript writes it, because the live page compares what is left of it."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def _configuration(report: RunReport) -> Html:

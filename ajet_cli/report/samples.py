@@ -65,8 +65,11 @@ class StepSample:
     @property
     def correlation(self) -> float | None:
         """Of reward and length; None if one of them does not vary."""
+        # Squares of large rewards would overflow; a correlation does not depend on the scale.
+        largest = max(map(abs, self.rewards), default=0.0) or 1.0
+        scaled = [(tokens, reward / largest) for tokens, reward in self.lengths]
         try:
-            return correlation(*zip(*self.lengths, strict=True))
+            return correlation(*zip(*scaled, strict=True))
         except (StatisticsError, TypeError):
             return None
 

@@ -34,7 +34,7 @@ class EpisodeSurvey:
     :param reasons: whether to keep the reasons of failures, which agents write.
     :ivar totals: the number of episodes by kind and state.
     :ivar failures: by cause.
-    :ivar problem: why evaluations cannot be counted, "" if they can.
+    :ivar problem: why not all evaluations can be counted, "" if they can.
     """
 
     pass_reward: float
@@ -67,16 +67,23 @@ class EpisodeSurvey:
             try:
                 self._evaluations.add(record)
             except TypeError as error:
-                self.problem = f"an evaluation episode is damaged: {error}"
+                self._damaged(error)
         reward = finite(record.reward)
         if record.state == "ended" and reward is not None:
             _keep(self._best, (reward, self._count, record.episode_id, record.task_id))
             _keep(self._worst, (-reward, self._count, record.episode_id, record.task_id))
 
+    def _damaged(self, error: TypeError) -> None:
+        self.problem = f"An evaluation episode is damaged: {error}"
+
     @property
     def evaluations(self) -> list[EvaluationCount]:
-        """All finished evaluation episodes that could be counted."""
-        return self._evaluations.counts()
+        """All finished evaluation episodes; none, and a `problem`, if they cannot be counted."""
+        try:
+            return self._evaluations.counts()
+        except TypeError as error:
+            self._damaged(error)
+            return []
 
     def best(self, most: int) -> list[str]:
         """Return episodes with the highest rewards, the newest of equal ones, tasks once first."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import sqrt
-from statistics import fmean, median
+from math import hypot, sqrt
+from statistics import median
+
+from ajet_server.averages import mean
 
 ENOUGH = 5
 """The number of steps needed to judge a change."""
@@ -124,12 +126,12 @@ def reward_trend(history: Sequence[Mapping[str, float]]) -> Trend | None:
     rewards = values(history, "reward_mean")
     if len(rewards) < ENOUGH:
         return None
-    smooth = [fmean(rewards[i : i + _NOW]) for i in range(len(rewards) - _NOW + 1)]
+    smooth = [mean(rewards[i : i + _NOW]) for i in range(len(rewards) - _NOW + 1)]
     best = max(smooth)
     at_best = smooth.index(best)
     spreads = values(history, "reward_std")
     risen = best - min(smooth[: at_best + 1])
-    spread = sqrt(fmean([spread**2 for spread in spreads])) if spreads else 0.0
+    spread = hypot(*spreads) / sqrt(len(spreads)) if spreads else 0.0
     height = max(risen, spread)
     steps = [abs(b - a) for a, b in pairwise(rewards)]
     # The difference of two batches has twice the variance of one, the mean of n batches 1/n of it.
@@ -154,10 +156,10 @@ def solved(history: Sequence[Mapping[str, float]]) -> bool:
         return False
     # If the signal faded, batches differ only in their tasks, and the best one had easier tasks. A
     # broken reward, or sampling that became greedy, ends the signal at once.
-    fading = fmean(ratios(taught, "tasks_equal", "tasks")[-_NOW:] or [0.0]) >= _FADED
-    now, near = fmean(rewards), 0.25 * trend.height
+    fading = mean(ratios(taught, "tasks_equal", "tasks")[-_NOW:] or [0.0]) >= _FADED
+    now, near = mean(rewards), 0.25 * trend.height
     silent = [metrics for metrics in history[-_NOW:] if metrics.get("no_signal")]
-    if silent and not fading and fmean(values(silent, "reward_std") or [0.0]) > trend.height / 2:
+    if silent and not fading and mean(values(silent, "reward_std") or [0.0]) > trend.height / 2:
         return False
     if abs(max(values(taught, "reward_mean")) - now) <= near:
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from functools import cache
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 
@@ -17,12 +18,20 @@ class _Escapes(dict[int, str]):
         return shown
 
 
-_ESCAPES = _Escapes({ord("\n"): "\u21b5", ord("\r"): "\u240d", ord("\t"): "\u21e5"})
+_MARKS = {ord("\n"): "\u21b5", ord("\r"): "\u240d", ord("\t"): "\u21e5"}
 
 
-def visible(text: str) -> str:
-    """Return `text` on one line, with control and invisible characters escaped."""
-    return text if text.isprintable() else text.translate(_ESCAPES)
+@cache
+def _escapes(keep: str) -> _Escapes:
+    return _Escapes({**_MARKS, **{ord(char): char for char in keep}})
+
+
+def visible(text: str, keep: str = "") -> str:
+    """Return `text` on one line, with control and invisible characters escaped.
+
+    :param keep: characters that stay what they are, such as newlines.
+    """
+    return text if text.isprintable() else text.translate(_escapes(keep))
 
 
 def visible_lines(text: str) -> list[str]:

@@ -11,6 +11,12 @@ import pytest_asyncio
 
 from agentjet.client import AsyncSwarmClient
 from ajet_cli.report.markup import Html, document
+from ajet_cli.report.reading import RunReport
+from ajet_cli.report.run_page import comparable
+from ajet_core.interfaces import LoggedRun
+from ajet_core.protocol import RunConfig
+from ajet_loggers.tracking import flat_config
+from ajet_server.security.secrets import without_secrets
 from ajet_testing.servers import CONTROL, TOKENS, Running, ServerFactory, new_token
 from tests.page.test_page_routes import HOSTILE
 from tests.support.browser import headless_browser
@@ -105,6 +111,33 @@ async def test_a_new_step_appears(open_page: Open, listening: Running) -> None:
     page = await open_page()
     await listening.batch()
     await page.locator("#sentence", has_text="the batch of step 3").wait_for()
+
+
+async def test_bad_answers_do_not_end_the_polling(browser: Any, listening: Running) -> None:
+    _, headers = await new_token(listening, "viewer", scope="view")
+    page = await browser.new_page()
+    # Limits of requests in tenths of a second, so that the test does not wait for a minute.
+    await page.add_init_script(
+        "const limit = AbortSignal.timeout.bind(AbortSignal);"
+        "AbortSignal.timeout = (ms) => limit(ms / 600);"
+    )
+    token = headers["authorization"].removeprefix("Bearer ")
+    await page.goto(f"{listening.url}/ui/#token={token}")
+    await page.locator("#sentence", has_text="the batch of step 2").wait_for()
+    asked: list[str] = []
+
+    async def answer(route: Any) -> None:
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            await route.fulfill(json={})
+        elif len(asked) > 2:
+            await route.continue_()
+
+    await page.route("**/v1/overview", answer)
+    await listening.batch()
+    await page.locator("#fresh", has_text="does not answer").wait_for()
+    await page.locator("#sentence", has_text="the batch of step 3").wait_for()
+    assert len(asked) == 3
 
 
 async def test_hostile_texts_stay_texts(open_page: Open, listening: Running) -> None:
@@ -211,11 +244,35 @@ async def test_a_task_of_two_steps_is_found_and_its_best_messages_are_compared(
     await page.locator("h3", has_text="Step 1: reward 1").wait_for()
     assert await page.locator("h3", has_text="Step 2: reward 1").count() == 1
     assert await page.locator(".message.assistant").count() == 2
-    assert await page.locator("h2", has_text="Task a").count() == 1
+    assert await page.get_by_text("Task a", exact=True).count() == 1
     assert await page.locator("h2", has_text="Task b").count() == 0
     await page.fill("#with", "2")
     await page.keyboard.press("Enter")
     await page.wait_for_url("**/step/2?with=2&task=a")
+    await page.get_by_role("link", name="step 1", exact=True).click()
+    await page.locator("h2", has_text="Step 1, task a").wait_for()
+    await page.get_by_role("link", name="step 2", exact=True).click()
+    await page.locator("h2", has_text="Step 2, task a").wait_for()
+    await page.get_by_role("link", name="all tasks").click()
+    await page.get_by_text("Step 2", exact=True).wait_for()
+    assert page.url.endswith("#/step/2")
+
+
+async def test_the_mixture_form_has_the_ratios_of_the_present_stage(
+    open_page: Open, listening: Running
+) -> None:
+    stage = {"from_step": 3, "ratios": {"easy": 0.75, "hard": 0.25}}
+    config = {"ratios": {"easy": 0.5, "hard": 0.5}, "schedule": [stage]}
+    answer = await listening.http.put("/v1/mixture", headers=CONTROL, json=config)
+    assert answer.status_code == 200
+    page = await open_page(scope="control")
+    assert await page.input_value("#ratio-0") == "0.5"
+    for task, tag in (("a", "easy"), ("b", "hard")):
+        for reward in (0.0, 1.0):
+            grant = await listening.claim(task, tag=tag)
+            assert (await listening.chat(grant)).status_code == 200
+            assert (await listening.end(grant, reward)).status_code == 200
+    await page.locator("#ratio-0[value='0.75']").wait_for()
 
 
 async def test_only_control_changes_the_mixture_and_it_asks_first(
@@ -254,6 +311,40 @@ async def mixture_of(server: Running) -> dict[str, float]:
     answer = await server.http.get("/v1/mixture", headers=CONTROL)
     ratios: dict[str, float] = answer.json()["config"]["ratios"]
     return ratios
+
+
+async def test_settings_of_the_same_run_do_not_differ(
+    open_page: Open, listening: Running, tmp_path: Path
+) -> None:
+    settings = {
+        "prompt": "\U0001f600 what? " * 60,
+        "stops": ["</s>", "\u20ac"] * 60,
+        "size": 1e-6,
+        "url": "http://me:hunter@host/v1",
+    }
+    config = without_secrets(RunConfig.model_validate(listening.config(engine=settings)))
+
+    async def configured(route: Any) -> None:
+        overview = await (await route.fetch()).json()
+        await route.fulfill(json={**overview, "config": config.model_dump(mode="json")})
+
+    flat = flat_config(LoggedRun("", config, 0))
+    report = tmp_path / "report.html"
+    data = comparable(RunReport("the same", config=flat))
+    two = [
+        {"tag": "held-out", "client": "a", "step": 9, "pass_at": {"1": [0.75, None]}},
+        {"tag": "held-out", "client": "b", "step": 4, "pass_at": {"1": [0.25, None]}},
+    ]
+    data["evaluations"] = two
+    report.write_text(document("title", "", Html("<p></p>"), [data]), encoding="utf-8")
+    page = await open_page()
+    await page.route("**/v1/overview", configured)
+    await page.get_by_role("link", name="Compare").click()
+    await page.set_input_files("#reports", report)
+    await page.get_by_text("All settings are the same.").wait_for()
+    # Of two clients, the evaluation at the last step is shown.
+    assert await page.locator("td", has_text="step 9: pass@1 0.75").count() == 1
+    assert await page.locator("td", has_text="step 4").count() == 0
 
 
 async def test_this_run_is_compared_with_a_report(

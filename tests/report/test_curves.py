@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from xml.etree import ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_cli.charts import CHARTS, PHASES
 from ajet_cli.report.curves import MOST_LINES, Line, chart
+from ajet_server.page import assets
 
 _VALUES = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 
@@ -39,6 +42,15 @@ def test_all_points_are_inside_the_picture(lines: list[list[float | None]], stac
     points = coordinates(figure)
     assert points
     assert all(0 <= x <= 420 and 0 <= y <= 200 for x, y in points), points
+
+
+def test_charts_are_those_of_the_live_page() -> None:
+    script = assets.text("overview.js")
+    (listed,) = re.findall(r"const CHARTS = (\[.*?\n\]);", script, re.DOTALL)
+    of_page = json.loads(re.sub(r",\s*\]", "]", listed))
+    assert of_page == [[title, list(names), unit] for title, names, unit in CHARTS]
+    (phases,) = re.findall(r"const PHASES = (\[.*?\]);", script)
+    assert json.loads(phases) == list(PHASES)
 
 
 def test_lines_are_told_apart_without_colours() -> None:

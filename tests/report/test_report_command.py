@@ -149,11 +149,24 @@ def test_without_episodes_no_text_of_an_agent_is_in_it(learnt: Path, tmp_path: P
         "UPDATE episodes SET state = 'aborted', reason = 'the secret plan', cause = 'timeout' "
         "WHERE episode_id = 's001-3'",
     )
+    change(learnt, "UPDATE run SET paused = 'the trainer refused the paused words'")
+    finding = {"step": 7, "code": "quarantined", "message": "task a: the quarantined words"}
+    (learnt / "findings.jsonl").write_text(f"{json.dumps(finding)}\n", encoding="utf-8")
+    hidden = (
+        "what is 3?",
+        "the answer is 42",
+        "the secret plan",
+        "the paused words",
+        "the quarantined words",
+    )
     for episodes, there in ((1, True), (0, False)):
         text = reported(tmp_path / "out.html", learnt, "--episodes", episodes).text
-        for words in ("what is 3?", "the answer is 42", "the secret plan"):
+        for words in hidden:
             assert (words in text) == there, words
         assert "timeout" in text
+        assert "It is paused" in text
+        assert "quarantined" in text
+        assert "(from step 7, until step 7)" in text
 
 
 def test_secrets_are_masked(learnt: Path, tmp_path: Path) -> None:
@@ -211,6 +224,10 @@ def test_versions_and_hardware_are_those_of_the_server(learnt: Path, tmp_path: P
             "UPDATE calls SET messages = '[' WHERE call_id = 's030-0-c0'",
             "Episode s030-0: the store",
         ),
+        (
+            "UPDATE episodes SET claim_version = 'x' WHERE episode_id = 'e010-0-8'",
+            "An evaluation episode is damaged",
+        ),
         ("DELETE FROM batches", "for 30 steps"),
         ("DELETE FROM steps", "for 0 steps"),
         ("DELETE FROM episodes", "for 30 steps"),
@@ -234,6 +251,37 @@ def test_a_damaged_store_leaves_the_logged_curves(learnt: Path, tmp_path: Path) 
     assert "The records of the run cannot be read" in text
     assert "This run trained a model for 2 steps" in text
     assert "pass@1 0.5 (0.15 to 0.85)" in text
+
+
+def test_damaged_steps_leave_the_logged_curves_and_the_configuration(
+    learnt: Path, tmp_path: Path
+) -> None:
+    change(learnt, "UPDATE steps SET metrics = '[' WHERE step = 3")
+    assert "could not be read to the end" in reported(tmp_path / "out.html", learnt).text
+    steps = [{"step": step, "reward_mean": step / 10} for step in (1, 2, 3)]
+    lines = "\n".join(map(json.dumps, steps))
+    (learnt / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    parsed = reported(tmp_path / "out.html", learnt)
+    assert "for 3 steps with group_std advantages" in parsed.text
+    assert "come from metrics.jsonl" in parsed.text
+    (data,) = json.loads(parsed.data)
+    assert data["curves"]["curves"]["reward_mean"]["mean"] == [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize("reward", [1e200, -1.7e308, 1.7e308])
+def test_any_finite_reward_can_be_reported(learnt: Path, tmp_path: Path, reward: float) -> None:
+    change(learnt, "UPDATE episodes SET reward = ? WHERE reward > 0", reward)
+    change(
+        learnt,
+        "UPDATE steps SET metrics = json_set(metrics, '$.reward_mean', ?) WHERE step % 2",
+        reward,
+    )
+    parsed = reported(tmp_path / "out.html", learnt)
+    (data,) = json.loads(parsed.data)
+    mean, (low, high), steps = data["final"]["reward_mean"]
+    assert low < mean < high
+    assert steps == 6
+    assert "correlation of reward and length" in parsed.text
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -294,6 +342,15 @@ def test_runs_are_compared(model_dir: Path, learnt_dir: Path, tmp_path: Path) ->
     assert "step 30, 6 tasks: pass@1 1 (0.6097 to 1)" in text
     assert parsed.count("img") == 0
     assert len(json.loads(parsed.data)) == 2
+
+
+def test_of_several_clients_the_last_step_is_compared(learnt: Path, tmp_path: Path) -> None:
+    # The first client by its id evaluated last.
+    change(learnt, "UPDATE episodes SET client_id = 'z' WHERE kind = 'eval' AND claim_version < 30")
+    change(learnt, "UPDATE episodes SET client_id = 'a' WHERE claim_version = 30")
+    text = reported(tmp_path / "out.html", learnt, learnt).text
+    assert text.count("step 30, 6 tasks: pass@1 1 (0.6097 to 1)") == 4
+    assert "step 20, 6 tasks" not in text
 
 
 def test_runs_of_the_same_name_are_told_apart(learnt_dir: Path, tmp_path: Path) -> None:

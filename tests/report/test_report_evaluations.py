@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 import pytest
 
 from ajet_cli.report.evaluations import logged, measured
 from ajet_core.protocol import EvaluationConfig
 from ajet_loggers.tracking import evaluation_metrics
 from ajet_server.store.evaluation_counts import EvaluationCount
+from ajet_sources.evaluating import interval
 
 
 def count(
@@ -44,6 +48,15 @@ def test_steps_are_in_order_and_one_task_has_no_interval_of_its_reward() -> None
     found = measured([count("a", 1, 1, step=9), count("a", 1, 0, step=1)], EvaluationConfig())
     assert [one.evaluation.step for one in found] == [1, 9]
     assert found[0].reward_ends is None
+
+
+def test_large_rewards_have_finite_intervals() -> None:
+    counts = [replace(count(f"t{i}", 1, 1), reward_sum=i * 1e200) for i in range(3)]
+    (one,) = measured(counts, EvaluationConfig())
+    assert one.reward_mean == pytest.approx(1e200)
+    half = 1.959964e200 / 3**0.5
+    assert one.reward_ends == pytest.approx((1e200 - half, 1e200 + half), rel=1e-5)
+    assert interval([1.7e308, -1.7e308]) == (-sys.float_info.max, sys.float_info.max)
 
 
 def test_intervals_stay_in_0_to_1() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from ajet_cli.charts import PHASES
 from ajet_cli.report.evaluations import measured
 from ajet_cli.report.past_findings import PastFinding
 from ajet_cli.report.reading import POINTS, RunReport
-from ajet_cli.report.run_curves import CHARTS, PHASES
+from ajet_cli.report.run_curves import REPORT_CHARTS
 from ajet_cli.report.run_page import run_page
 from ajet_cli.report.samples import ShownEpisode, StepSample
 from ajet_cli.report.survey import EpisodeSurvey
@@ -31,7 +32,7 @@ MOST_BYTES = 8 * 2**20
 
 def _steps() -> StepTable:
     table = StepTable()
-    names = [name for _, names, _ in CHARTS for name in names] + list(PHASES)
+    names = [name for _, names, _ in REPORT_CHARTS for name in names] + list(PHASES)
     names += [f"reward_mean/{i}{LONG[:500]}" for i in range(50)]
     for step in range(1, 3001):
         table.add(step, 1e9 + step, dict.fromkeys(names, 1 / 3 + step * 1.7))

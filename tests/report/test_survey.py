@@ -38,6 +38,17 @@ def test_memory_for_the_best_is_bounded_and_they_are_still_the_best() -> None:
     assert [int(one[1:]) * 7919 % 5000 for one in survey.worst(3)] == [0, 1, 2]
 
 
+def test_damaged_evaluations_are_a_problem_and_no_error() -> None:
+    survey = EpisodeSurvey(1.0)
+    good = replace(ended("a", 1.0, "a"), kind="eval", claim_version=1)
+    survey.add(good)
+    assert [one.passed for one in survey.evaluations] == [1]
+    assert survey.problem == ""
+    survey.add(replace(good, claim_version="x"))  # type: ignore[arg-type]
+    assert survey.evaluations == []
+    assert "An evaluation episode is damaged" in survey.problem
+
+
 def test_failures_keep_the_newest_reason_unless_texts_are_left_out() -> None:
     for reasons, expected in ((True, "second"), (False, "")):
         survey = EpisodeSurvey(1.0, reasons=reasons)

@@ -22,11 +22,19 @@ from ajet_core.interfaces import (
     MetricsLogger,
     WorkerContext,
 )
-from ajet_core.protocol import Evaluation, Finding, RunConfig, StepSummary
+from ajet_core.protocol import (
+    ComponentChoice,
+    Evaluation,
+    Finding,
+    ModelConfig,
+    RunConfig,
+    StepSummary,
+)
 from ajet_installation.settings import Settings
 from ajet_server.build import build_service
 from ajet_server.observe.logger_thread import LoggerThread
 from ajet_server.observe.metrics_loggers import MetricsLoggers
+from ajet_server.security.secrets import without_secrets
 from ajet_testing.plugins import scripted_plugins
 
 CONFIG = RunConfig.model_validate(
@@ -183,6 +191,18 @@ async def test_a_logger_does_not_see_secrets() -> None:
     assert isinstance(run := logger.seen[0], LoggedRun)
     assert run.config.engine.settings == {"api_key": "**********", "size": 3}
     assert CONFIG.engine.settings["api_key"] == "hidden"
+
+
+def test_users_of_urls_are_masked_in_all_settings() -> None:
+    config = RunConfig(
+        model=ModelConfig(path="https://me:hunter@hub/model"),
+        engine=ComponentChoice(
+            name="e", settings={"urls": ["http://a:b@c/d", "http://e@f"], "n": 1}
+        ),
+    )
+    masked = without_secrets(config)
+    assert masked.model.path == "https://***@hub/model"
+    assert masked.engine.settings == {"urls": ["http://***@c/d", "http://e@f"], "n": 1}
 
 
 async def test_a_server_can_have_several_runs_one_after_another() -> None:

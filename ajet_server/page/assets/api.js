@@ -1,6 +1,9 @@
 // Requests to the server that the page comes from.
 
 const KEY = "ajet-token";
+// A server that does not answer in this time is asked again. Stopping a run saves a checkpoint.
+const READ_SECONDS = 60;
+const CHANGE_SECONDS = 600;
 
 /** An answer that is no success, with the server's sentence. */
 export class ServerError extends Error {
@@ -52,17 +55,20 @@ async function request(method, path, query, body) {
   const filled = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const headers = { authorization: `Bearer ${sessionStorage.getItem(KEY)}` };
   if (body !== undefined) headers["content-type"] = "application/json";
+  const signal = AbortSignal.timeout((method === "GET" ? READ_SECONDS : CHANGE_SECONDS) * 1000);
   let answer;
   try {
     answer = await fetch(filled.length ? `${path}?${new URLSearchParams(filled)}` : path, {
       method,
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
     });
   } catch {
     throw new ServerError(0, "The server does not answer.");
   }
-  const content = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new ServerError(answer.status, content.error?.message ?? `The server answers ${answer.status}.`);
+  const content = await answer.json().catch(() => null);
+  if (!answer.ok) throw new ServerError(answer.status, content?.error?.message ?? `The server answers ${answer.status}.`);
+  if (content === null) throw new ServerError(0, "The server did not answer to the end.");
   return content;
 }

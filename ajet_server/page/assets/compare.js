@@ -8,6 +8,10 @@ const LETTERS = "ABCDEF";
 const LAST = 20;
 const LEAST_LAST = 5;
 const Z = 1.959963984540054;
+// To these lengths, reports cut settings, and they have at most so many.
+const NAME_CHARS = 120;
+const TEXT_CHARS = 300;
+const MOST_SETTINGS = 300;
 const MOST_BYTES = 64 * 2 ** 20;
 const METRICS = [
   "reward_mean",
@@ -87,7 +91,7 @@ async function runsOf(file) {
         curves: new Map(kept.map(([name, curve]) => [name, curve.mean.map((value) => (typeof value === "number" ? value : null))])),
         config: new Map(Object.entries(run.config).map(([name, value]) => [name, normal(String(value))])),
         final: new Map(Object.entries(run.final).map(([name, [mean, ends]]) => [name, withEnds(mean, ends)])),
-        evaluations: run.evaluations.map((one) => ({ tag: String(one.tag), text: `step ${number(Number(one.step))}: ${Object.entries(one.pass_at).map(([k, [value, ends]]) => `pass@${k} ${withEnds(value, ends)}`).join(", ")}` })),
+        evaluations: run.evaluations.map((one) => ({ tag: String(one.tag), step: Number(one.step), text: `step ${number(Number(one.step))}: ${Object.entries(one.pass_at).map(([k, [value, ends]]) => `pass@${k} ${withEnds(value, ends)}`).join(", ")}` })),
       };
     });
   } catch {
@@ -104,10 +108,11 @@ async function thisRun(app) {
     name: `this run (${status.run_id ?? "none"})`,
     steps: all.steps,
     curves: new Map(Object.entries(all.curves).map(([name, curve]) => [name, curve.mean])),
-    config: new Map(flat("", config ?? {}).map(([name, value]) => [name, normal(value)])),
+    config: new Map(flat("", config ?? {}).map(([name, value]) => [cut(name, NAME_CHARS), cut(normal(value), TEXT_CHARS)])),
     final: new Map(Object.entries(last.curves).map(([name, curve]) => [name, meanOf(curve.mean.filter((value) => value !== null))])),
     evaluations: status.evaluations.map((one) => ({
       tag: one.tag,
+      step: one.step,
       text: `step ${number(one.step)}: ${Object.entries(one.pass_at).map(([k, value]) => `pass@${k} ${withEnds(value, k === "1" && one.tasks ? wilson(value, one.tasks) : null)}`).join(", ")}`,
     })),
   };
@@ -118,6 +123,12 @@ function flat(name, value) {
     return Object.entries(value).flatMap(([key, inner]) => flat(name ? `${name}.${key}` : key, inner));
   }
   return [[name, typeof value === "string" ? value : JSON.stringify(value)]];
+}
+
+/** As reports cut texts: whole characters are counted, not UTF-16 units. */
+function cut(text, most) {
+  const chars = text.length > most ? Array.from(text) : [];
+  return chars.length > most ? `${chars.slice(0, most).join("")} [${chars.length - most} more characters]` : text;
 }
 
 /** The text of a setting in one spelling: `1.0` and `1` are equal. */
@@ -153,7 +164,8 @@ function comparison(runs) {
   const columns = (cell) => runs.map((run, i) => [run.label, (row) => cell(run, row, i)]);
   const tags = [...new Set(runs.flatMap((run) => run.evaluations.map((one) => one.tag)))].sort();
   const names = [...new Set(runs.flatMap((run) => [...run.config.keys()]))].sort();
-  const differing = names.filter((name) => new Set(runs.map((run) => run.config.get(name))).size > 1);
+  const known = (name) => runs.filter((run) => run.config.has(name) || run.config.size < MOST_SETTINGS);
+  const differing = names.filter((name) => new Set(known(name).map((run) => run.config.get(name))).size > 1);
   return [
     section(
       "Final numbers",
@@ -163,13 +175,18 @@ function comparison(runs) {
         METRICS.filter((name) => runs.some((run) => run.final.has(name))),
       ),
     ),
-    tags.length ? section("Evaluations", table("The last of each task set, with intervals of 95 %", [["task set", (tag) => tag || "(no tag)"], ...columns((run, tag) => run.evaluations.find((one) => one.tag === tag)?.text ?? "-")], tags)) : make("div"),
+    tags.length ? section("Evaluations", table("The last of each task set, with intervals of 95 %", [["task set", (tag) => tag || "(no tag)"], ...columns((run, tag) => lastOf(run, tag)?.text ?? "-")], tags)) : make("div"),
     section("Curves", make("div", { class: "charts" }, METRICS.map((name) => overlaid(name, runs)).filter((card) => card.dataset.metrics))),
     section(
       "Settings that differ",
       differing.length ? table("Settings", [["setting", (name) => name], ...columns((run, name) => run.config.get(name) ?? "(not set)")], differing) : make("p", {}, "All settings are the same."),
     ),
   ];
+}
+
+/** The evaluation of a tag at the greatest step: several clients may have evaluated it. */
+function lastOf(run, tag) {
+  return run.evaluations.filter((one) => one.tag === tag).reduce((last, one) => (last && last.step > one.step ? last : one), null);
 }
 
 /** One metric over the steps of all runs; a run has the same colour and dashes in each chart. */

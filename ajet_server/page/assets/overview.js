@@ -11,7 +11,7 @@ const PHASES = ["rollout_seconds", "merge_seconds", "update_seconds", "sync_seco
 
 /** The charts, by title: metrics, unit. Those of single tags are added to the first. */
 const CHARTS = [
-  ["Reward", ["reward_mean"], "reward"],
+  ["Reward", ["reward_mean"], ""],
   ["Tasks with equal rewards", ["tasks_equal", "tasks"], "tasks"],
   ["Loss", ["loss"], ""],
   ["Entropy", ["entropy", "sampled_entropy"], "nats"],
@@ -37,7 +37,9 @@ export async function overviewView(place, app) {
     renew(progress, [filling, mixture, trained, overview.seconds_per_step, Math.floor(overview.status.uptime_seconds / 60)], () => batch(overview));
     renew(rest, overview.status.spending, () => left(overview));
     renew(spent, overview.status.spending, () => costs(overview));
-    renew(shares, [overview.config?.mixture, overview.scope, state === "OFFLINE"], () => mixtureForm(app));
+    const mixed = overview.config?.mixture;
+    const ratios = mixed && ratiosOf(mixed, trained + 1);
+    renew(shares, [mixed, ratios, overview.scope, state === "OFFLINE"], () => mixtureForm(app, ratios));
     const { evaluations: evaluated, counters, quarantined } = overview.status;
     renew(measured, evaluated, () => evaluations(overview));
     renew(failed, [Object.entries(counters).filter(([name]) => name.startsWith("aborted_")), quarantined], () => failures(overview));
@@ -101,13 +103,16 @@ function controls(app) {
   );
 }
 
-/** Changes the ratios of the tags, for tokens of the scope control. */
-function mixtureForm(app) {
+/** The ratios of the batch of a step. */
+function ratiosOf(mixture, step) {
+  return mixture.schedule.findLast((stage) => stage.from_step <= step)?.ratios ?? mixture.ratios;
+}
+
+/** Changes the ratios of the tags, for tokens of the scope control; `now` has the present ones. */
+function mixtureForm(app, now) {
   const { config, scope, status } = app.overview;
   const mixture = config?.mixture;
   if (!mixture || scope !== "control" || status.state === "OFFLINE") return make("div");
-  const stages = mixture.schedule.filter((stage) => stage.from_step <= status.step + 1);
-  const now = stages.length ? stages[stages.length - 1].ratios : mixture.ratios;
   const said = make("span", { role: "status", class: "bad" });
   const total = make("output", { class: "dim" });
   const fields = Object.entries(now).map(([tag, ratio], i) => [

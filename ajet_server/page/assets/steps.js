@@ -15,13 +15,15 @@ export async function stepView(place, app, { id, query }) {
     other ? get("/v1/episodes", { step: other, task, limit: MANY, order: "highest", outputs: true }) : null,
   ]);
   place.append(
-    make("h2", {}, `Step ${step}`),
+    make("h2", {}, task ? `Step ${step}, task ${task}` : `Step ${step}`),
     make(
       "p",
       { class: "filters" },
-      step > 1 && make("a", { href: `#/step/${step - 1}` }, `step ${step - 1}`),
+      step > 1 && make("a", { href: `#/${address(step - 1, { task })}` }, `step ${step - 1}`),
       " ",
-      make("a", { href: `#/step/${step + 1}` }, `step ${step + 1}`),
+      make("a", { href: `#/${address(step + 1, { task })}` }, `step ${step + 1}`),
+      " ",
+      task && make("a", { href: `#/${address(step, { with: other })}` }, "all tasks"),
       " ",
       compare(app, step, other, task),
     ),
@@ -40,6 +42,12 @@ export async function stepView(place, app, { id, query }) {
     );
   }
   return null;
+}
+
+/** The address of a step's view, with what is chosen of the query. */
+function address(step, query) {
+  const chosen = Object.entries(query).filter(([, value]) => value);
+  return `step/${step}${chosen.length ? `?${new URLSearchParams(chosen)}` : ""}`;
 }
 
 async function metricsOf(step) {
@@ -68,8 +76,7 @@ function compare(app, step, other, task) {
       class: "inline",
       onsubmit: (event) => {
         event.preventDefault();
-        const chosen = Object.entries({ with: field.value, task }).filter(([, value]) => value);
-        app.go(`step/${step}${chosen.length ? `?${new URLSearchParams(chosen)}` : ""}`);
+        app.go(address(step, { with: field.value, task }));
       },
     },
     make("label", { for: "with" }, "compare with step "),

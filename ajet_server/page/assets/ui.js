@@ -165,9 +165,12 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 document.addEventListener("visibilitychange", refresh);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 async function again() {
-  await refresh();
-  // Browsers must not all ask at the same moment.
-  setTimeout(again, (app.overview?.again_seconds ?? FIRST_SECONDS) * 1000 * (0.9 + 0.2 * Math.random()));
+  try {
+    await refresh();
+  } finally {
+    // Browsers must not all ask at the same moment.
+    setTimeout(again, (app.overview?.again_seconds ?? FIRST_SECONDS) * 1000 * (0.9 + 0.2 * Math.random()));
+  }
 }
 
 setTimeout(again, FIRST_SECONDS * 1000);

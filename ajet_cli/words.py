@@ -14,8 +14,7 @@ def number(value: float | None) -> str:
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     if 1e-4 <= abs(value) < 1e6:
-        short = float(f"{value:.4g}")
-        return f"{int(short):,}" if short.is_integer() else f"{short:.10f}".rstrip("0")
+        return f"{float(f'{value:.4g}'):.10g}"
     return f"{value:.2e}"
 
 
