@@ -28,6 +28,8 @@ PAUSED = "paused"
 _PHASE = ""
 _HOUR = 3600.0
 _MILLION = 1_000_000
+# Models that a finding names.
+_SHOWN = 3
 # Phases in which no step makes progress.
 _IDLE = frozenset({"boot", PAUSED})
 
@@ -116,7 +118,8 @@ class SpendingMeter:
         """Count a client's report once; it is durable when this returns.
 
         :return: whether it was not counted before.
-        :raises RequestError: another report of this client has its id.
+        :raises RequestError: another report of this client has its id, or there are too many
+            sources and models.
         :raises StoreUnavailableError: send it again.
         """
         # To the end even if the client is gone: what is written must be counted.
@@ -226,7 +229,10 @@ class SpendingMeter:
         )
 
     def unpriced(self, configured: BudgetConfig) -> list[str]:
-        """Return what a budget in USD does not cover because it has no price."""
+        """Return what a budget in USD does not cover because it has no price.
+
+        Of many models, it names the first.
+        """
         if self.budget(configured).usd is None:
             return []
         kinds = [
@@ -234,8 +240,12 @@ class SpendingMeter:
             for kind in self._devices
             if kind not in self._costs.device_hour
         ]
-        models = {model for (_, model) in self._paid if model and model not in self._costs.models}
-        return kinds + [f"the model {model!r} (setting costs.models)" for model in sorted(models)]
+        models = sorted(
+            {model for (_, model) in self._paid if model and model not in self._costs.models}
+        )
+        shown = [f"the model {model!r} (setting costs.models)" for model in models[:_SHOWN]]
+        more = [f"{len(models) - _SHOWN} more models"] if len(models) > _SHOWN else []
+        return kinds + shown + more
 
     def _active_hours(self) -> float:
         return (

@@ -19,7 +19,7 @@ from ajet_core.errors import RequestError, StoreError
 from ajet_core.protocol import BudgetConfig, SpendingReport
 from ajet_installation.settings import CostSettings
 from ajet_server.spending.devices import MACHINE, _selected, seen_devices
-from ajet_server.spending.ledger import LEDGER
+from ajet_server.spending.ledger import LEDGER, MOST_PAIRS
 from ajet_server.spending.meter import SpendingMeter
 
 NO_BUDGET = BudgetConfig()
@@ -214,6 +214,48 @@ async def test_a_failed_write_delays_the_record_of_time(tmp_path: Path) -> None:
     await again.meter.open()
     assert again.meter.spending(NO_BUDGET, None).seconds == {"rollout": 7.0}
     await again.meter.close()
+
+
+async def test_a_run_has_a_limited_number_of_sources_and_models(tmp_path: Path) -> None:
+    def report(number: int, source: str) -> SpendingReport:
+        return SpendingReport(report_id=f"{number:032d}", usd=0.5, source=source)
+
+    bench = Bench(tmp_path)
+    await bench.meter.open()
+    # Two more than there may be, all at once.
+    answers = await asyncio.gather(
+        *(bench.meter.report(report(n, f"s{n}"), "alice") for n in range(MOST_PAIRS + 2)),
+        return_exceptions=True,
+    )
+    refused = [number for number, answer in enumerate(answers) if answer is not True]
+    assert len(refused) == 2
+    assert all(isinstance(answers[number], RequestError) for number in refused)
+    await bench.meter.close()
+    again = Bench(tmp_path)
+    await again.meter.open()
+    with pytest.raises(RequestError, match="256 pairs"):
+        await again.meter.report(report(refused[0], "another"), "alice")
+    counted = next(number for number in range(MOST_PAIRS) if number not in refused)
+    assert await again.meter.report(report(1000, f"s{counted}"), "alice")
+    assert not await again.meter.report(report(counted, f"s{counted}"), "alice")
+    assert len(again.meter.spending(NO_BUDGET, None).paid) == MOST_PAIRS
+    await again.meter.close()
+
+
+async def test_of_many_models_without_a_price_the_first_are_named(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.meter.open()
+    for number in range(9):
+        report = SpendingReport(report_id=f"{number:032d}", model=f"m{number}", input_tokens=1)
+        await bench.meter.report(report, "alice")
+    unpriced = bench.meter.unpriced(BudgetConfig(usd=1.0))
+    assert [text.partition(" (")[0] for text in unpriced] == [
+        "the model 'm0'",
+        "the model 'm1'",
+        "the model 'm2'",
+        "6 more models",
+    ]
+    await bench.meter.close()
 
 
 async def test_a_damaged_record_is_named_with_a_way_out(tmp_path: Path) -> None:
