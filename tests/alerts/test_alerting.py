@@ -194,10 +194,12 @@ async def test_the_end_waits_for_a_write_in_progress(
     bench.alerts.look([finding("kl")], settled=True, run_id="r", step=3)
     await begun.wait()
     closing = asyncio.create_task(bench.alerts.close())
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert not closing.done()
-    go_on.set()
+    try:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not closing.done()
+    finally:
+        go_on.set()
     await closing
     assert "kl" in (bench.run_dir / ALERTS).read_text()
 
