@@ -71,6 +71,47 @@ async def test_agents_in_threads_report_too(server: Running) -> None:
     assert use["input_tokens"] + use["output_tokens"] == judge.spent_tokens > 0
 
 
+async def test_tokens_are_reported_also_if_the_runner_is_cancelled(server: Running) -> None:
+    await server.roll()
+    judged = asyncio.Event()
+    with JudgingEndpoint(_rated).serving() as endpoint:
+        judge = _judge(endpoint)
+
+        async def agent(task: Any, episode: Any) -> float:
+            await asyncio.to_thread(_verdict, judge, episode.episode_id)
+            judged.set()
+            await asyncio.Event().wait()
+            return 0.0
+
+        async with AsyncSwarmClient(server.url, TOKENS.control) as client:
+            running = asyncio.create_task(client.run_episodes_until_all_complete(["a"], agent))
+            await judged.wait()
+            running.cancel()
+            await asyncio.wait([running])
+            assert running.cancelled()
+    (use,) = await _paid(server)
+    assert use["input_tokens"] + use["output_tokens"] == judge.spent_tokens > 0
+
+
+async def test_tokens_are_reported_also_if_an_agent_ends_the_program(server: Running) -> None:
+    await server.roll()
+    with JudgingEndpoint(_rated).serving() as endpoint:
+        judge = _judge(endpoint)
+
+        def agent(task: Any, episode: Any) -> float:
+            _verdict(judge, episode.episode_id)
+            raise SystemExit("enough")
+
+        def run() -> None:
+            with SwarmClient(server.url, TOKENS.control) as client:
+                with pytest.raises(SystemExit):
+                    client.run_episodes_until_all_complete(["a"], agent)
+
+        await asyncio.to_thread(run)
+    (use,) = await _paid(server)
+    assert use["input_tokens"] + use["output_tokens"] == judge.spent_tokens > 0
+
+
 async def test_what_could_not_be_reported_keeps_its_id(server: Running) -> None:
     assert (await server.put_run()).status_code == 200
     tokens = PaidTokens()
