@@ -17,7 +17,7 @@ from ajet_core.protocol import (
     SpendingReport,
 )
 from ajet_installation.settings import CostSettings
-from ajet_server.spending.devices import seen_devices
+from ajet_server.spending.devices import devices_of_machine
 from ajet_server.spending.ledger import NANO, Paid, SpendingLedger
 from ajet_server.spending.time_left import WINDOW, time_left
 
@@ -65,6 +65,7 @@ class SpendingMeter:
         self._since = clock()
         # As in `Entries`.
         self._spent: dict[tuple[str, str], float] = {}
+        self._written: dict[tuple[str, str], float] = {}
         self._paid: dict[tuple[str, str], Paid] = {}
         self._chosen: tuple[BudgetConfig, BudgetConfig] | None = None
         self._steps: deque[float] = deque(maxlen=WINDOW)
@@ -79,8 +80,9 @@ class SpendingMeter:
         """
         entries = await asyncio.to_thread(self._ledger.open)
         self._spent, self._paid, self._chosen = entries.seconds, entries.paid, entries.chosen
+        self._written = dict(self._spent)
         if not self._devices:
-            self._devices = await asyncio.to_thread(seen_devices)
+            self._devices = await devices_of_machine()
         self._phase, self._since = self._phase_now(), self._clock()
         self._working_at_step = self._working_seconds
 
@@ -103,12 +105,17 @@ class SpendingMeter:
             self._spent[key] = self._spent.get(key, 0.0) + passed * number
 
     async def save(self) -> None:
-        """Write the time until now; a failure is logged, and made up for by the next call."""
+        """Write the time until now, if it has changed.
+
+        A failure is logged, and made up for by the next call.
+        """
         async with self._saving:
             self.mark()
+            if (spent := dict(self._spent)) == self._written:
+                return
             try:
-                await asyncio.to_thread(self._ledger.put_seconds, dict(self._spent))
-                self._unwritten = False
+                await asyncio.to_thread(self._ledger.put_seconds, spent)
+                self._written, self._unwritten = spent, False
             except StoreError as error:
                 if not self._unwritten:
                     _log.error("%s; the time is written once that is possible", error.message)
