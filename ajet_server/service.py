@@ -503,7 +503,8 @@ class SwarmService:
     async def report_spending(self, report: SpendingReport, client_id: str) -> SpendingReceipt:
         """Count what a client paid for, once.
 
-        :raises RequestError: another report of this client has its id.
+        :raises RequestError: another report of this client has its id, or there are too many
+            sources and models.
         """
         return SpendingReceipt(counted=await self.parts.spending.report(report, client_id))
 

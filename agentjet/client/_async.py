@@ -551,8 +551,8 @@ class AsyncSwarmClient:
         if resume:
             left = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
             remaining = list(left.remaining)
-        with PAID_TOKENS.counting():
-            report = await run_episodes(
+        async with self._paying():
+            return await run_episodes(
                 self,
                 make_jobs(remaining),
                 agent,
@@ -567,8 +567,6 @@ class AsyncSwarmClient:
                 on_result=on_result,
                 clock=self._connection.clock,
             )
-        await self.report_paid_tokens()
-        return report
 
     async def evaluate(
         self,
@@ -802,7 +800,8 @@ class AsyncSwarmClient:
         :param source: what it was paid for, as the status shows it.
         :param episode: the episode that it was paid for.
         :param report_id: 16 to 128 letters, digits, ``_`` and ``-``. The same report with the same
-            id is counted once, also if another process sends it. Random by default.
+            id is counted once, also if another process sends it with the same token. Random by
+            default.
         :return: whether it was not counted before.
         :raises RequestError: there is neither an amount nor a model, or both, or a report with this
             id has other values.
@@ -843,6 +842,18 @@ class AsyncSwarmClient:
             # Another call may have reported it meanwhile, which counts once.
             with contextlib.suppress(ValueError):
                 self._unreported.remove(report)
+
+    @contextlib.asynccontextmanager
+    async def _paying(self) -> AsyncIterator[None]:
+        """Count paid tokens within the context, and report them at its end, also after an error."""
+        # An error is not to be delayed for long.
+        retries: int | None = 0
+        with PAID_TOKENS.counting():
+            try:
+                yield
+                retries = None
+            finally:
+                await self.report_paid_tokens(retries=retries)
 
     async def set_budget(
         self, *, usd: float | None = None, hours: float | None = None

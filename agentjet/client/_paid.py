@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 from ajet_core.protocol import SpendingReport
 
+MAX_TOKENS = 2**31 - 1
+"""The most tokens of a kind in one report."""
+
 
 class PaidTokens:
     """Sums of tokens by source and model. Any number of threads may use it.
@@ -49,12 +52,22 @@ class PaidTokens:
             SpendingReport(
                 report_id=secrets.token_hex(16),
                 source=source,
-                model=model[:256],
+                model=model[:256] or "unnamed",
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,
             )
-            for (source, model), (input_tokens, output_tokens) in sums.items()
+            for (source, model), tokens in sums.items()
+            for input_tokens, output_tokens in _parts(*tokens)
         ]
+
+
+def _parts(input_tokens: int, output_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield sums as parts that a report can have."""
+    for start in range(0, max(input_tokens, output_tokens, 1), MAX_TOKENS):
+        yield (
+            min(max(0, input_tokens - start), MAX_TOKENS),
+            min(max(0, output_tokens - start), MAX_TOKENS),
+        )
 
 
 PAID_TOKENS = PaidTokens()

@@ -35,7 +35,6 @@ from agentjet.client._episode import (
 )
 from agentjet.client._groups import GroupReward, check_group_reward
 from agentjet.client._joint import Rewards, SwarmEpisode, SwarmOutcome, check_configs
-from agentjet.client._paid import PAID_TOKENS
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     Concurrency,
@@ -478,7 +477,7 @@ class AsyncSwarm:
         if resume:
             left = await self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
             remaining = list(left.remaining)
-        with PAID_TOKENS.counting():
+        async with self.clients[self.arbiter]._paying():
             report = await run_episodes(
                 self,
                 make_jobs(remaining),
@@ -494,7 +493,6 @@ class AsyncSwarm:
                 on_result=on_result,
                 clock=self._clock,
             )
-        await self.clients[self.arbiter].report_paid_tokens()
         await self.resolve()
         return report
 

@@ -34,7 +34,6 @@ from agentjet.client._episode import (
 )
 from agentjet.client._groups import GroupReward, check_group_reward
 from agentjet.client._joint import Rewards, SwarmEpisode, SwarmOutcome, check_configs
-from agentjet.client._paid import PAID_TOKENS
 from agentjet.client._runner import (
     RUNNER_LEASE_SECONDS,
     Concurrency,
@@ -473,7 +472,7 @@ class Swarm:
         if resume:
             left = self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
             remaining = list(left.remaining)
-        with PAID_TOKENS.counting():
+        with self.clients[self.arbiter]._paying():
             report = run_episodes(
                 self,
                 make_jobs(remaining),
@@ -489,7 +488,6 @@ class Swarm:
                 on_result=on_result,
                 clock=self._clock,
             )
-        self.clients[self.arbiter].report_paid_tokens()
         self.resolve()
         return report
 

@@ -549,8 +549,8 @@ class SwarmClient:
         if resume:
             left = self.resume(tasks, episodes_per_task=episodes_per_task, kind=kind)
             remaining = list(left.remaining)
-        with PAID_TOKENS.counting():
-            report = run_episodes(
+        with self._paying():
+            return run_episodes(
                 self,
                 make_jobs(remaining),
                 agent,
@@ -565,8 +565,6 @@ class SwarmClient:
                 on_result=on_result,
                 clock=self._connection.clock,
             )
-        self.report_paid_tokens()
-        return report
 
     def evaluate(
         self,
@@ -798,7 +796,8 @@ class SwarmClient:
         :param source: what it was paid for, as the status shows it.
         :param episode: the episode that it was paid for.
         :param report_id: 16 to 128 letters, digits, ``_`` and ``-``. The same report with the same
-            id is counted once, also if another process sends it. Random by default.
+            id is counted once, also if another process sends it with the same token. Random by
+            default.
         :return: whether it was not counted before.
         :raises RequestError: there is neither an amount nor a model, or both, or a report with this
             id has other values.
@@ -839,6 +838,18 @@ class SwarmClient:
             # Another call may have reported it meanwhile, which counts once.
             with contextlib.suppress(ValueError):
                 self._unreported.remove(report)
+
+    @contextlib.contextmanager
+    def _paying(self) -> Iterator[None]:
+        """Count paid tokens within the context, and report them at its end, also after an error."""
+        # An error is not to be delayed for long.
+        retries: int | None = 0
+        with PAID_TOKENS.counting():
+            try:
+                yield
+                retries = None
+            finally:
+                self.report_paid_tokens(retries=retries)
 
     def set_budget(self, *, usd: float | None = None, hours: float | None = None) -> BudgetConfig:
         """Replace the budget of the run; needs a control token. A paused run stays paused.

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from agentjet.agents.route import passthrough
-from agentjet.client._paid import PAID_TOKENS
+from agentjet.client._paid import MAX_TOKENS, PAID_TOKENS
 
 _OK = 200
 # Of which another attempt may succeed (RFC 9110, section 15; 529 is that of an overloaded service).
@@ -159,7 +159,7 @@ class ChatEndpoint:
         try:
             answer: dict[str, Any] = response.json()
             tokens, written = _tokens(answer, "total_tokens"), _tokens(answer, "completion_tokens")
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise self._unreadable(response.text) from error
         # An answer without a usable text costs as much.
         PAID_TOKENS.note(self._name, model, max(0, tokens - written), written)
@@ -190,7 +190,9 @@ class ChatEndpoint:
 
 
 def _tokens(answer: Mapping[str, Any], name: str = "total_tokens") -> int:
-    return max(0, int((answer.get("usage") or {}).get(name) or 0))
+    tokens = int((answer.get("usage") or {}).get(name) or 0)
+    # An endpoint may answer any number.
+    return min(max(0, tokens), MAX_TOKENS)
 
 
 def json_objects(text: str) -> Iterator[dict[str, Any]]:

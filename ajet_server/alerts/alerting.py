@@ -8,7 +8,8 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -37,6 +38,7 @@ class _Recipient:
     """One entry of the settings.
 
     :ivar label: names it in messages, without its secrets.
+    :ivar target: a hash of its address and of what it gets, under which the state is kept.
     :ivar absent: by key of the findings that were sent: for how long each has been absent.
     :ivar waiting: the alerts to send, by key, in order.
     :ivar failing: the last failure, "" after a success.
@@ -45,18 +47,12 @@ class _Recipient:
 
     settings: AlertSettings
     label: str
+    target: str
     absent: dict[str, float] = field(default_factory=dict)
     waiting: dict[str, Alert] = field(default_factory=dict)
     failing: str = ""
     failing_since: float = 0.0
     news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def target(self) -> str:
-        """A hash of the command or URL, under which the state is kept."""
-        url = self.settings.url
-        plain = json.dumps(self.settings.command) if url is None else url.get_secret_value()
-        return hashlib.sha256(plain.encode()).hexdigest()[:32]
 
     def concerns(self, finding: Finding) -> bool:
         """Return whether a finding is one of those that are sent, once it is grave enough."""
@@ -92,8 +88,10 @@ class Alerts:
         sending: Send = send,
     ) -> None:
         self._recipients = [
-            _Recipient(settings, label(number, settings))
-            for number, settings in enumerate(recipients, start=1)
+            _Recipient(settings, label(number, settings), target)
+            for number, (settings, target) in enumerate(
+                zip(recipients, _targets(recipients), strict=True), start=1
+            )
         ]
         self._file = run_dir / ALERTS
         self._redact = redact
@@ -119,6 +117,8 @@ class Alerts:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A task that was cancelled may not have saved what it sent.
+        await self.save()
 
     def look(self, findings: Sequence[Finding], *, settled: bool, run_id: str, step: int) -> None:
         """Send the findings that have begun; called regularly.
@@ -164,6 +164,11 @@ class Alerts:
 
     async def save(self) -> None:
         """Write what was sent, if that has changed; a failure is logged."""
+        # To the end even if the caller is cancelled: a write in a thread cannot be stopped, and
+        # must not replace a later one.
+        await asyncio.shield(asyncio.ensure_future(self._save()))
+
+    async def _save(self) -> None:
         async with self._saving:
             if not self._unsaved:
                 return
@@ -220,6 +225,23 @@ class Alerts:
             except (UnreadableFileError, AttributeError, TypeError, ValueError) as error:
                 _log.error("alerts may be sent again: %s is damaged (%s)", self._file, error)
         return {}
+
+
+def _targets(recipients: Sequence[AlertSettings]) -> Iterator[str]:
+    """Yield the hash of each recipient; those that are alike get different ones by their order."""
+    alike: Counter[str] = Counter()
+    for recipient in recipients:
+        url = recipient.url and recipient.url.get_secret_value()
+        plain = json.dumps(
+            [
+                url or recipient.command,
+                recipient.findings,
+                recipient.only_stuck,
+                recipient.quiet_seconds,
+            ]
+        )
+        alike[plain] += 1
+        yield hashlib.sha256(f"{plain} {alike[plain]}".encode()).hexdigest()[:32]
 
 
 def label(number: int, settings: AlertSettings) -> str:

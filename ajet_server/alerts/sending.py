@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
 _SHOWN_BYTES = 500
+# The time that a command has for its end after it was killed.
+_END_SECONDS = 1.0
 
 
 class AlertFailedError(Exception):
@@ -113,43 +115,64 @@ async def _run(
     alert: Alert, recipient: AlertSettings, redact: Redactor, environ: Mapping[str, str]
 ) -> None:
     names = (*_PASSED, *recipient.environment)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *recipient.command,
-            stdin=PIPE,
-            stdout=DEVNULL,
-            stderr=PIPE,
-            env={name: environ[name] for name in names if name in environ},
-            # So that its children are ended with it.
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        raise AlertFailedError(f"the command cannot be started: {error}") from None
-    assert process.stdin is not None
-    assert process.stderr is not None
-    said = asyncio.create_task(_first_bytes(process.stderr))
-    try:
-        process.stdin.write(alert.as_json())
-        # A command need not read what it gets.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            await process.stdin.drain()
-        process.stdin.close()
-        status = await process.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        # The end of its group ends the pipe, unless a child left the group.
-        await asyncio.wait([said], timeout=1.0)
-        said.cancel()
-        await process.wait()
+    async with _own_pipe() as (said, end):
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *recipient.command,
+                stdin=PIPE,
+                stdout=DEVNULL,
+                stderr=end,
+                env={name: environ[name] for name in names if name in environ},
+                # So that its children are ended with it.
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise AlertFailedError(f"the command cannot be started: {error}") from None
+        finally:
+            os.close(end)
+        assert process.stdin is not None
+        first = bytearray()
+        reading = asyncio.create_task(_read_first(said, first))
+        try:
+            process.stdin.write(alert.as_json())
+            # A command need not read what it gets.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                await process.stdin.drain()
+            process.stdin.close()
+            status = await process.wait()
+        finally:
+            # A command that has changed its user cannot be ended.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # The end of its group ends the pipe, unless a child left the group.
+            last = asyncio.ensure_future(process.wait())
+            await asyncio.wait([reading, last], timeout=_END_SECONDS)
+            last.cancel()
+            reading.cancel()
     if status:
-        text = said.result() if said.done() and not said.cancelled() else ""
+        text = first.decode("utf-8", "replace").strip()
         raise AlertFailedError(f"the command ended with status {status}: {redact(text) or '-'}")
 
 
-async def _first_bytes(stream: asyncio.StreamReader) -> str:
-    """Read a stream to its end, and return how it begins."""
-    first = b""
+@contextlib.asynccontextmanager
+async def _own_pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
+    """Yield a reader of a pipe, and the end to write to, which the caller closes.
+
+    With a pipe of asyncio, a command would end only when its children in the background do.
+    """
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    source, end = os.pipe()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb", 0)
+    )
+    try:
+        yield reader, end
+    finally:
+        transport.close()
+
+
+async def _read_first(stream: asyncio.StreamReader, first: bytearray) -> None:
+    """Read a stream to its end, and keep how it begins."""
     while chunk := await stream.read(4096):
         first += chunk[: _SHOWN_BYTES - len(first)]
-    return first.decode("utf-8", "replace").strip()

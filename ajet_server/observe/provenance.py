@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from ajet_core import __version__
 from ajet_installation.environment import find_environments
 from ajet_installation.settings import Settings
-from ajet_server.observe.system_metrics import gpu_names
+from ajet_server.observe.system_metrics import gpus
 
 FILE_NAME = "provenance.jsonl"
 _log = logging.getLogger("ajet.server")
@@ -69,7 +69,7 @@ def present(settings: Settings, at: float) -> Provenance:
         platform=platform.platform(),
         cpus=os.cpu_count() or 0,
         memory_bytes=psutil.virtual_memory().total,
-        gpus=gpu_names(),
+        gpus=[gpu.name for gpu in gpus()],
         packages=_noted(installed),
         environments={
             name: _noted(environment.installed().items())

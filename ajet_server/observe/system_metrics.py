@@ -76,7 +76,7 @@ class SystemMeter:
         self._run_dir = run_dir
         self._clock = clock
         self._process = psutil.Process()
-        self._gpus = list(_gpus())
+        self._gpus = list(gpus())
         self._counted_at, self._counts = clock(), _counts()
         # The first call of each only begins an interval.
         psutil.cpu_percent()
@@ -126,12 +126,7 @@ def _counts() -> dict[str, float]:
     return counts
 
 
-def gpu_names() -> list[str]:
-    """Return the names of the GPUs that the machine has."""
-    return [gpu.name for gpu in _gpus()]
-
-
-def _gpus() -> Iterator[Gpu]:
+def gpus() -> Iterator[Gpu]:
     """Yield the GPUs of NVIDIA that the machine has, if the package nvidia-ml-py is installed."""
     try:
         import pynvml
@@ -154,22 +149,31 @@ class Gpu:
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml = nvml
-        self._index = index
+        self.index = index
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     @property
     def name(self) -> str:
         """The name of its model, "" if it cannot be read."""
+        return self._text(self._nvml.nvmlDeviceGetName)
+
+    @property
+    def uuid(self) -> str:
+        """Its name in ``CUDA_VISIBLE_DEVICES``, "" if it cannot be read."""
+        return self._text(self._nvml.nvmlDeviceGetUUID)
+
+    def _text(self, read: Callable[[Any], str | bytes]) -> str:
         try:
-            name = self._nvml.nvmlDeviceGetName(self._handle)
+            text = read(self._handle)
         except self._nvml.NVMLError:
             return ""
-        return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        # Old versions of the package return bytes.
+        return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
     def read(self) -> dict[str, float]:
         """Return the measurements that the GPU supports, by name."""
         nvml, handle = self._nvml, self._handle
-        of = f"system/gpu_{self._index}"
+        of = f"system/gpu_{self.index}"
         readings: dict[str, Callable[[], float]] = {
             f"{of}_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
             f"{of}_memory_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,

@@ -2,50 +2,61 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Mapping
+
+from ajet_server.observe.system_metrics import gpus
+
+_log = logging.getLogger("ajet.server")
 
 MACHINE = "machine"
 """The kind of device of a server without a GPU: the machine as a whole."""
 
+UNNAMED = "gpu"
+"""The kind of a GPU whose name cannot be read."""
 
-def seen_devices(environ: Mapping[str, str] = os.environ) -> dict[str, int]:
+_LIMIT_SECONDS = 10.0
+
+
+async def devices_of_machine(
+    environ: Mapping[str, str] = os.environ, *, limit: float = _LIMIT_SECONDS
+) -> dict[str, int]:
+    """Return what `seen_devices` does; one `MACHINE`, with a warning, if it takes too long.
+
+    :param limit: seconds; a driver may hang.
+    """
+    seen: list[dict[str, int]] = []
+    # A daemon: nothing waits for a driver that hangs, not even the end of the server.
+    thread = threading.Thread(
+        target=lambda: seen.append(seen_devices(environ)), name="devices", daemon=True
+    )
+    thread.start()
+    await asyncio.to_thread(thread.join, limit)
+    if seen:
+        return seen[0]
+    _log.warning(
+        "the GPUs cannot be listed%s: the run counts the hours of the machine as a whole; "
+        "name its devices in costs.devices",
+        f" within {limit:g} seconds" if thread.is_alive() else "",
+    )
+    return {MACHINE: 1}
+
+
+def seen_devices(environ: Mapping[str, str]) -> dict[str, int]:
     """Return the number of GPUs by name; one `MACHINE` if there are none.
 
     Only NVIDIA's are seen, by NVML, and only if the package ``nvidia-ml-py`` is installed.
 
     :param environ: ``CUDA_VISIBLE_DEVICES`` selects those that count.
     """
-    names = _gpus()
+    names = {(gpu.index, gpu.uuid): gpu.name or UNNAMED for gpu in gpus()}
     if (chosen := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = _selected(names, chosen)
     return dict(Counter(names.values())) or {MACHINE: 1}
-
-
-def _gpus() -> dict[tuple[int, str], str]:
-    """Return the names of GPUs by index and UUID."""
-    try:
-        import pynvml
-    except ImportError:
-        return {}
-    try:
-        pynvml.nvmlInit()
-        try:
-            handles = [
-                pynvml.nvmlDeviceGetHandleByIndex(index)
-                for index in range(pynvml.nvmlDeviceGetCount())
-            ]
-            return {
-                (index, _text(pynvml.nvmlDeviceGetUUID(handle))): _text(
-                    pynvml.nvmlDeviceGetName(handle)
-                )
-                for index, handle in enumerate(handles)
-            }
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return {}
 
 
 def _selected(names: Mapping[tuple[int, str], str], chosen: str) -> dict[tuple[int, str], str]:
@@ -61,8 +72,3 @@ def _selected(names: Mapping[tuple[int, str], str], chosen: str) -> dict[tuple[i
             break
         selected |= matches
     return selected
-
-
-def _text(value: str | bytes) -> str:
-    # Old versions of the package return bytes.
-    return value.decode() if isinstance(value, bytes) else value

@@ -16,6 +16,9 @@ LEDGER = "spending.sqlite"
 NANO = 10**9
 """Amounts are whole numbers of this part of a dollar, so that their sums are exact."""
 
+MOST_PAIRS = 256
+"""Of a source and a model; both are free text of clients, and every status lists all pairs."""
+
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE time (
@@ -77,8 +80,10 @@ class SpendingLedger:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / LEDGER
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
+        # Those of all reports, by which no report has to be read.
+        self._pairs: set[tuple[str, str]] = set()
 
     def open(self) -> Entries:
         """Open the ledger, or create it, and read it.
@@ -105,7 +110,9 @@ class SpendingLedger:
                     f"{self._path} was written by another version of agentjet: continue the run "
                     "with that version, or use another run_dir"
                 )
-            return _read(connection)
+            entries = _read(connection)
+            self._pairs = set(entries.paid)
+            return entries
 
     def close(self) -> None:
         """Close the ledger; does nothing if it is not open."""
@@ -129,29 +136,35 @@ class SpendingLedger:
         :param client: id of the token that sent it; ids of reports are its own.
         :param at: Unix seconds.
         :return: whether it is new.
-        :raises RequestError: another report has its id.
+        :raises RequestError: another report has its id, or it has a new source or model when there
+            are `MOST_PAIRS` already.
         :raises StoreUnavailableError: it may be written or not.
         """
+        pair = (report.source, report.model or "")
         nano = None if report.usd is None else round(report.usd * NANO)
         row = (
-            report.source,
-            report.model or "",
+            *pair,
             nano,
             report.input_tokens,
             report.output_tokens,
             report.episode_id,
         )
-        with self._writing() as connection:
-            before = connection.execute(
-                f"SELECT {_COLUMNS} FROM reports WHERE client = ? AND report_id = ?",  # noqa: S608
-                (client, report.report_id),
-            ).fetchone()
+        with self._lock:
+            with self._writing() as connection:
+                before = connection.execute(
+                    f"SELECT {_COLUMNS} FROM reports WHERE client = ? AND report_id = ?",  # noqa: S608
+                    (client, report.report_id),
+                ).fetchone()
+                if before is None:
+                    self._check_pair(pair)
+                    connection.execute(
+                        f"INSERT INTO reports (client, report_id, {_COLUMNS}, reported_at) "  # noqa: S608
+                        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        (client, report.report_id, *row, at),
+                    )
+            # Only what is written counts towards the limit.
             if before is None:
-                connection.execute(
-                    f"INSERT INTO reports (client, report_id, {_COLUMNS}, reported_at) "  # noqa: S608
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (client, report.report_id, *row, at),
-                )
+                self._pairs.add(pair)
         if before not in (None, row):
             raise RequestError(
                 f"report {report.report_id} was sent before with other values: give each report "
@@ -159,6 +172,14 @@ class SpendingLedger:
                 param="report_id",
             )
         return before is None
+
+    def _check_pair(self, pair: tuple[str, str]) -> None:
+        if pair not in self._pairs and len(self._pairs) >= MOST_PAIRS:
+            raise RequestError(
+                f"the run already has {MOST_PAIRS} pairs of a source and a model: report under one "
+                "of them",
+                param="source",
+            )
 
     def choose(self, configured: BudgetConfig, chosen: BudgetConfig) -> None:
         """Write a budget that replaces a configured one.

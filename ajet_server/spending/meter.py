@@ -17,7 +17,7 @@ from ajet_core.protocol import (
     SpendingReport,
 )
 from ajet_installation.settings import CostSettings
-from ajet_server.spending.devices import seen_devices
+from ajet_server.spending.devices import devices_of_machine
 from ajet_server.spending.ledger import NANO, Paid, SpendingLedger
 from ajet_server.spending.time_left import WINDOW, time_left
 
@@ -28,6 +28,8 @@ PAUSED = "paused"
 _PHASE = ""
 _HOUR = 3600.0
 _MILLION = 1_000_000
+# Models that a finding names.
+_SHOWN = 3
 # Phases in which no step makes progress.
 _IDLE = frozenset({"boot", PAUSED})
 
@@ -63,6 +65,7 @@ class SpendingMeter:
         self._since = clock()
         # As in `Entries`.
         self._spent: dict[tuple[str, str], float] = {}
+        self._written: dict[tuple[str, str], float] = {}
         self._paid: dict[tuple[str, str], Paid] = {}
         self._chosen: tuple[BudgetConfig, BudgetConfig] | None = None
         self._steps: deque[float] = deque(maxlen=WINDOW)
@@ -77,8 +80,9 @@ class SpendingMeter:
         """
         entries = await asyncio.to_thread(self._ledger.open)
         self._spent, self._paid, self._chosen = entries.seconds, entries.paid, entries.chosen
+        self._written = dict(self._spent)
         if not self._devices:
-            self._devices = await asyncio.to_thread(seen_devices)
+            self._devices = await devices_of_machine()
         self._phase, self._since = self._phase_now(), self._clock()
         self._working_at_step = self._working_seconds
 
@@ -101,12 +105,17 @@ class SpendingMeter:
             self._spent[key] = self._spent.get(key, 0.0) + passed * number
 
     async def save(self) -> None:
-        """Write the time until now; a failure is logged, and made up for by the next call."""
+        """Write the time until now, if it has changed.
+
+        A failure is logged, and made up for by the next call.
+        """
         async with self._saving:
             self.mark()
+            if (spent := dict(self._spent)) == self._written:
+                return
             try:
-                await asyncio.to_thread(self._ledger.put_seconds, dict(self._spent))
-                self._unwritten = False
+                await asyncio.to_thread(self._ledger.put_seconds, spent)
+                self._written, self._unwritten = spent, False
             except StoreError as error:
                 if not self._unwritten:
                     _log.error("%s; the time is written once that is possible", error.message)
@@ -116,7 +125,8 @@ class SpendingMeter:
         """Count a client's report once; it is durable when this returns.
 
         :return: whether it was not counted before.
-        :raises RequestError: another report of this client has its id.
+        :raises RequestError: another report of this client has its id, or there are too many
+            sources and models.
         :raises StoreUnavailableError: send it again.
         """
         # To the end even if the client is gone: what is written must be counted.
@@ -226,7 +236,10 @@ class SpendingMeter:
         )
 
     def unpriced(self, configured: BudgetConfig) -> list[str]:
-        """Return what a budget in USD does not cover because it has no price."""
+        """Return what a budget in USD does not cover because it has no price.
+
+        Of many models, it names the first.
+        """
         if self.budget(configured).usd is None:
             return []
         kinds = [
@@ -234,8 +247,12 @@ class SpendingMeter:
             for kind in self._devices
             if kind not in self._costs.device_hour
         ]
-        models = {model for (_, model) in self._paid if model and model not in self._costs.models}
-        return kinds + [f"the model {model!r} (setting costs.models)" for model in sorted(models)]
+        models = sorted(
+            {model for (_, model) in self._paid if model and model not in self._costs.models}
+        )
+        shown = [f"the model {model!r} (setting costs.models)" for model in models[:_SHOWN]]
+        more = [f"{len(models) - _SHOWN} more models"] if len(models) > _SHOWN else []
+        return kinds + shown + more
 
     def _active_hours(self) -> float:
         return (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ajet_core.files import write_whole
 from ajet_core.protocol import Finding
 from ajet_installation.settings import AlertSettings, Settings
+from ajet_server.alerts import alerting
 from ajet_server.alerts.alerting import ALERTS, Alerts
 from ajet_server.alerts.redacting import Redactor
 from ajet_server.alerts.sending import Alert, AlertFailedError
@@ -29,12 +33,13 @@ def finding(code: str, message: str = "why", *, stuck: bool = True) -> Finding:
 
 @dataclass
 class Bench:
-    """Alerts to one recipient, whose time and successes a test decides."""
+    """Alerts to recipients, whose time and successes a test decides."""
 
     run_dir: Path
     recipient: AlertSettings = field(
         default_factory=lambda: AlertSettings(command=["notify"], quiet_seconds=QUIET, attempts=3)
     )
+    others: Sequence[AlertSettings] = ()
     now: float = 0.0
     problems: list[str] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)
@@ -47,7 +52,7 @@ class Bench:
 
     def _new(self) -> Alerts:
         return Alerts(
-            [self.recipient],
+            [self.recipient, *self.others],
             self.run_dir,
             Redactor(Settings(), {}),
             clock=lambda: self.now,
@@ -115,6 +120,88 @@ async def test_a_restart_and_its_boot_send_nothing_again(bench: Bench) -> None:
     await bench.look(finding("kl"))
     assert bench.sent == ["kl"]
     await bench.alerts.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"findings": ["kl"]},
+        {"only_stuck": True},
+        {"quiet_seconds": QUIET + 1},
+    ],
+)
+async def test_recipients_at_the_same_address_keep_what_each_got(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    one = AlertSettings(command=["notify"], quiet_seconds=QUIET)
+    bench = Bench(tmp_path, one, [one.model_copy(update=other)])
+    await bench.alerts.open()
+    await bench.look(finding("kl", stuck=False), finding("entropy"))
+    expected = Counter(bench.sent)
+    assert expected["kl"] + expected["entropy"] == (
+        3 if {"findings", "only_stuck"} & {*other} else 4
+    )
+    kept = [dict(recipient.absent) for recipient in bench.alerts._recipients]
+    await bench.restart()
+    assert [recipient.absent for recipient in bench.alerts._recipients] == kept
+    await bench.look(finding("kl", stuck=False), finding("entropy"))
+    assert Counter(bench.sent) == expected
+    await bench.alerts.close()
+
+
+async def test_of_recipients_that_are_alike_each_has_its_own_state(tmp_path: Path) -> None:
+    one = AlertSettings(command=["notify"], quiet_seconds=QUIET)
+    bench = Bench(tmp_path, one, [one])
+    await bench.alerts.open()
+    first, second = bench.alerts._recipients
+    first.absent["kl"] = 1.0
+    second.absent["kl"] = 2.0
+    bench.alerts._unsaved = True
+    await bench.restart()
+    assert [recipient.absent for recipient in bench.alerts._recipients] == [
+        {"kl": 1.0},
+        {"kl": 2.0},
+    ]
+    await bench.alerts.close()
+
+
+async def test_what_has_faded_is_saved_at_the_end(bench: Bench) -> None:
+    await bench.alerts.open()
+    await bench.look(finding("kl"))
+    for _ in range(2):
+        bench.now += QUIET
+        bench.alerts.look([], settled=True, run_id="r", step=3)
+    await bench.restart()
+    await bench.look(finding("kl"))
+    assert bench.sent == ["kl", "kl"]
+    await bench.alerts.close()
+
+
+async def test_the_end_waits_for_a_write_in_progress(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(path: Path, content: bytes) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        write_whole(path, content)
+
+    monkeypatch.setattr(alerting, "write_whole", slow)
+    await bench.alerts.open()
+    bench.alerts.look([finding("kl")], settled=True, run_id="r", step=3)
+    await begun.wait()
+    closing = asyncio.create_task(bench.alerts.close())
+    try:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not closing.done()
+    finally:
+        go_on.set()
+    await closing
+    assert "kl" in (bench.run_dir / ALERTS).read_text()
 
 
 async def test_what_a_closed_server_could_not_send_is_sent_later(bench: Bench) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 from ajet_cli.main import cli
 from ajet_core.protocol import Finding
 from ajet_installation.settings import AlertSettings, Settings
+from ajet_server.alerts import sending
 from ajet_server.alerts.redacting import Redactor
 from ajet_server.alerts.sending import Alert, AlertFailedError, send
 from ajet_testing.servers import CLIENT, ServerFactory
@@ -34,6 +36,13 @@ ALERT = Alert.of(FINDING, REDACT, run_id="r", step=2)
 WRITER = """
 import json, os, sys
 json.dump({"alert": json.load(sys.stdin), "environ": dict(os.environ)}, open(sys.argv[1], "w"))
+"""
+
+DETACHING = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                         start_new_session=True)
+sys.exit((print(child.pid, file=sys.stderr), 3)[1])
 """
 
 
@@ -131,6 +140,41 @@ child.wait()
     assert sending.cancelled()
     pids = [int(text) for text in file.read_text().split()]
     await _until(lambda: not any(map(_runs, pids)))
+
+
+async def test_a_child_in_the_background_does_not_delay_the_end() -> None:
+    await send(ALERT, AlertSettings(command=["sh", "-c", "sleep 600 & exit 0"]), REDACT)
+    # Nor one that no signal to the group reaches.
+    command = [sys.executable, "-c", DETACHING]
+    with pytest.raises(AlertFailedError, match=r"status 3: [0-9]+$") as raised:
+        await send(ALERT, AlertSettings(command=command), REDACT)
+    os.kill(int(str(raised.value).split()[-1]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_command_that_cannot_be_ended_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cancelled: bool
+) -> None:
+    killed: list[int] = []
+
+    def refuse(group: int, _: int) -> None:
+        killed.append(group)
+        raise PermissionError("it runs as another user")
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    monkeypatch.setattr(sending, "_END_SECONDS", 0.05)
+    source = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"
+    begun = tmp_path / "begun"
+    recipient = python(source, str(begun), timeout_seconds=60 if cancelled else 0.2)
+    task = asyncio.create_task(send(ALERT, recipient, REDACT))
+    if cancelled:
+        await _until(begun.exists)
+        task.cancel()
+    await asyncio.wait([task])
+    os.kill(killed[0], signal.SIGKILL)
+    assert task.cancelled() == cancelled
+    if not cancelled:
+        assert isinstance(task.exception(), AlertFailedError)
 
 
 async def test_a_command_over_its_time_is_a_failure() -> None:

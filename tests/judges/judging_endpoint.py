@@ -18,11 +18,13 @@ class JudgingEndpoint:
     """:ivar requests: bodies of all requests.
 
     :ivar most: the largest number of requests at a time.
+    :ivar tokens: that each answer says it has used.
     """
 
-    def __init__(self, verdict: Verdict, *, structured: bool = True) -> None:
+    def __init__(self, verdict: Verdict, *, structured: bool = True, tokens: float = 10) -> None:
         self.verdict = verdict
         self.structured = structured
+        self.tokens = tokens
         self.requests: list[dict[str, Any]] = []
         self.keys: Counter[str | None] = Counter()
         self.most = 0
@@ -87,4 +89,4 @@ class JudgingEndpoint:
             return verdict, {"error": {"message": "no"}}
         text = verdict if isinstance(verdict, str) else json.dumps(verdict)
         message = {"role": "assistant", "content": text}
-        return 200, {"choices": [{"message": message}], "usage": {"total_tokens": 10}}
+        return 200, {"choices": [{"message": message}], "usage": {"total_tokens": self.tokens}}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agentjet.client import AsyncSwarmClient, SwarmClient
-from agentjet.client._paid import PaidTokens
-from agentjet.judges.model import JudgingModel, ModelJudgeSettings, Query
+from agentjet.client._paid import MAX_TOKENS, PaidTokens
+from agentjet.judges.model import JudgeFailedError, JudgingModel, ModelJudgeSettings, Query
 from ajet_core.errors import ServerUnreachableError
 from ajet_testing.servers import TOKENS, Running
 from tests.judges.judging_endpoint import JudgingEndpoint
@@ -65,6 +65,47 @@ async def test_agents_in_threads_report_too(server: Running) -> None:
                 client.run_episodes_until_all_complete(
                     ["a"], lambda _, episode: _verdict(judge, episode.episode_id)
                 )
+
+        await asyncio.to_thread(run)
+    (use,) = await _paid(server)
+    assert use["input_tokens"] + use["output_tokens"] == judge.spent_tokens > 0
+
+
+async def test_tokens_are_reported_also_if_the_runner_is_cancelled(server: Running) -> None:
+    await server.roll()
+    judged = asyncio.Event()
+    with JudgingEndpoint(_rated).serving() as endpoint:
+        judge = _judge(endpoint)
+
+        async def agent(task: Any, episode: Any) -> float:
+            await asyncio.to_thread(_verdict, judge, episode.episode_id)
+            judged.set()
+            await asyncio.Event().wait()
+            return 0.0
+
+        async with AsyncSwarmClient(server.url, TOKENS.control) as client:
+            running = asyncio.create_task(client.run_episodes_until_all_complete(["a"], agent))
+            await judged.wait()
+            running.cancel()
+            await asyncio.wait([running])
+            assert running.cancelled()
+    (use,) = await _paid(server)
+    assert use["input_tokens"] + use["output_tokens"] == judge.spent_tokens > 0
+
+
+async def test_tokens_are_reported_also_if_an_agent_ends_the_program(server: Running) -> None:
+    await server.roll()
+    with JudgingEndpoint(_rated).serving() as endpoint:
+        judge = _judge(endpoint)
+
+        def agent(task: Any, episode: Any) -> float:
+            _verdict(judge, episode.episode_id)
+            raise SystemExit("enough")
+
+        def run() -> None:
+            with SwarmClient(server.url, TOKENS.control) as client:
+                with pytest.raises(SystemExit):
+                    client.run_episodes_until_all_complete(["a"], agent)
 
         await asyncio.to_thread(run)
     (use,) = await _paid(server)
@@ -130,3 +171,44 @@ def test_tokens_count_only_while_episodes_run(runners: int) -> None:
             pass
     tokens.note("judge", "m", 2, 1)
     assert tokens.take() == []
+
+
+@pytest.mark.parametrize(
+    "sums", [(0, 0), (5, MAX_TOKENS), (MAX_TOKENS + 1, 7), (3 * MAX_TOKENS, 0)]
+)
+def test_sums_beyond_what_a_report_can_have_are_divided(sums: tuple[int, int]) -> None:
+    tokens = PaidTokens()
+    with tokens.counting():
+        tokens.note("judge", "m", *sums)
+    reports = tokens.take()
+    assert len({report.report_id for report in reports}) == len(reports) >= 1
+    taken = [(report.input_tokens, report.output_tokens) for report in reports]
+    assert tuple(map(sum, zip(*taken, strict=True))) == sums
+
+
+def test_a_model_without_a_name_gets_one() -> None:
+    tokens = PaidTokens()
+    with tokens.counting():
+        tokens.note("judge", "", 1, 1)
+    assert [report.model for report in tokens.take()] == ["unnamed"]
+
+
+async def test_an_absurd_number_of_tokens_ends_no_episode(server: Running) -> None:
+    await server.roll()
+    with JudgingEndpoint(_rated, tokens=2**70).serving() as endpoint:
+        judge = _judge(endpoint)
+
+        async def agent(task: Any, episode: Any) -> float:
+            return await asyncio.to_thread(_verdict, judge, episode.episode_id)
+
+        async with AsyncSwarmClient(server.url, TOKENS.control) as client:
+            await client.run_episodes_until_all_complete(["a"], agent, episodes_per_task=2)
+    (use,) = await _paid(server)
+    assert use["input_tokens"] + use["output_tokens"] == 2 * MAX_TOKENS
+
+
+@pytest.mark.processes
+def test_an_infinite_number_of_tokens_is_no_completion() -> None:
+    with JudgingEndpoint(_rated, tokens=float("inf")).serving() as endpoint:
+        with pytest.raises(JudgeFailedError, match="no completion"):
+            _verdict(_judge(endpoint), "x")

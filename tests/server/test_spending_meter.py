@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,14 @@ from hypothesis import strategies as st
 from ajet_core.errors import RequestError, StoreError
 from ajet_core.protocol import BudgetConfig, SpendingReport
 from ajet_installation.settings import CostSettings
-from ajet_server.spending.devices import MACHINE, _selected, seen_devices
-from ajet_server.spending.ledger import LEDGER
+from ajet_server.spending.devices import (
+    MACHINE,
+    UNNAMED,
+    _selected,
+    devices_of_machine,
+    seen_devices,
+)
+from ajet_server.spending.ledger import LEDGER, MOST_PAIRS
 from ajet_server.spending.meter import SpendingMeter
 
 NO_BUDGET = BudgetConfig()
@@ -216,6 +223,69 @@ async def test_a_failed_write_delays_the_record_of_time(tmp_path: Path) -> None:
     await again.meter.close()
 
 
+async def test_time_is_written_only_if_it_has_changed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.meter.open()
+    connection = bench.meter._ledger._connection
+    assert connection is not None
+    bench.now = 5.0
+    await bench.meter.save()
+    written = connection.total_changes
+    await bench.meter.save()
+    # No run is active.
+    bench.enter(None)
+    bench.now = 50.0
+    await bench.meter.save()
+    assert connection.total_changes == written
+    bench.enter("rollout")
+    bench.now = 51.0
+    await bench.meter.save()
+    assert connection.total_changes > written
+    await bench.meter.close()
+
+
+async def test_a_run_has_a_limited_number_of_sources_and_models(tmp_path: Path) -> None:
+    def report(number: int, source: str) -> SpendingReport:
+        return SpendingReport(report_id=f"{number:032d}", usd=0.5, source=source)
+
+    bench = Bench(tmp_path)
+    await bench.meter.open()
+    # Two more than there may be, all at once.
+    answers = await asyncio.gather(
+        *(bench.meter.report(report(n, f"s{n}"), "alice") for n in range(MOST_PAIRS + 2)),
+        return_exceptions=True,
+    )
+    refused = [number for number, answer in enumerate(answers) if answer is not True]
+    assert len(refused) == 2
+    assert all(isinstance(answers[number], RequestError) for number in refused)
+    await bench.meter.close()
+    again = Bench(tmp_path)
+    await again.meter.open()
+    with pytest.raises(RequestError, match="256 pairs"):
+        await again.meter.report(report(refused[0], "another"), "alice")
+    counted = next(number for number in range(MOST_PAIRS) if number not in refused)
+    assert await again.meter.report(report(1000, f"s{counted}"), "alice")
+    assert not await again.meter.report(report(counted, f"s{counted}"), "alice")
+    assert len(again.meter.spending(NO_BUDGET, None).paid) == MOST_PAIRS
+    await again.meter.close()
+
+
+async def test_of_many_models_without_a_price_the_first_are_named(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.meter.open()
+    for number in range(9):
+        report = SpendingReport(report_id=f"{number:032d}", model=f"m{number}", input_tokens=1)
+        await bench.meter.report(report, "alice")
+    unpriced = bench.meter.unpriced(BudgetConfig(usd=1.0))
+    assert [text.partition(" (")[0] for text in unpriced] == [
+        "the model 'm0'",
+        "the model 'm1'",
+        "the model 'm2'",
+        "6 more models",
+    ]
+    await bench.meter.close()
+
+
 async def test_a_damaged_record_is_named_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / LEDGER).write_bytes(b"not a database, but long enough to look like one" * 30)
     with pytest.raises(StoreError, match="move it away"):
@@ -238,33 +308,55 @@ def test_gpus_are_chosen_as_cuda_does(chosen: str, expected: list[int]) -> None:
     assert [index for index, _ in _selected(names, chosen)] == expected
 
 
-def test_gpus_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = types.SimpleNamespace(
-        NVMLError=RuntimeError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: 3,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
+def _nvml(**changes: object) -> types.SimpleNamespace:
+    """Return a stand-in of the module pynvml for three GPUs."""
+    functions: dict[str, object] = {
+        "NVMLError": RuntimeError,
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 3,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetUUID": lambda index: f"GPU-{index}",
         # Old versions of the package return bytes.
-        nvmlDeviceGetName=lambda index: ["H100", b"H100", "A100"][index],
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        "nvmlDeviceGetName": lambda index: ["H100", b"H100", "A100"][index],
+    }
+    return types.SimpleNamespace(**(functions | changes))
+
+
+def _refuse(*_: object) -> None:
+    raise RuntimeError("no driver")
+
+
+def test_gpus_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml())
     assert seen_devices({}) == {"H100": 2, "A100": 1}
     assert seen_devices({"CUDA_VISIBLE_DEVICES": "2"}) == {"A100": 1}
+    assert seen_devices({"CUDA_VISIBLE_DEVICES": "GPU-1"}) == {"H100": 1}
     assert seen_devices({"CUDA_VISIBLE_DEVICES": ""}) == {MACHINE: 1}
 
 
-@pytest.mark.parametrize("module", [None, "no driver"])
-def test_without_gpus_the_machine_is_the_device(
-    monkeypatch: pytest.MonkeyPatch, module: str | None
-) -> None:
-    def refuse() -> None:
-        raise RuntimeError(module)
+def test_gpus_without_a_readable_name_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml(nvmlDeviceGetName=_refuse))
+    assert seen_devices({}) == {UNNAMED: 3}
 
-    nvml = module and types.SimpleNamespace(NVMLError=RuntimeError, nvmlInit=refuse)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert seen_devices({}) == {MACHINE: 1}
+
+@pytest.mark.parametrize("module", [None, _nvml(nvmlInit=_refuse)], ids=["missing", "no driver"])
+async def test_without_gpus_the_machine_is_the_device(
+    monkeypatch: pytest.MonkeyPatch, module: types.SimpleNamespace | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    assert await devices_of_machine({}) == {MACHINE: 1}
+
+
+async def test_a_driver_that_hangs_does_not_keep_a_server_from_starting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = threading.Event()
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml(nvmlInit=end.wait))
+    try:
+        assert await devices_of_machine({}, limit=0.0) == {MACHINE: 1}
+    finally:
+        end.set()
+    assert "costs.devices" in caplog.text
 
 
 def test_a_price_for_a_device_that_is_not_listed_is_refused() -> None:
