@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 import uuid
@@ -10,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote
+
+import httpx
 
 from ajet_core import __version__
 from ajet_core.errors import ConfigError
@@ -20,14 +23,21 @@ Signal = Literal["traces", "metrics", "logs"]
 SIGNALS: tuple[Signal, ...] = ("traces", "metrics", "logs")
 _DEFAULT_ENDPOINT = "http://localhost:4318"
 _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
+# What HTTP allows in a header. The names are those of tokens in RFC 9110.
+_HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the records of a signal are sent; `headers` may hold a key."""
+    """Where the records of a signal are sent; `url` and `headers` may hold secrets.
+
+    :param place: the URL without user, password, query and fragment, for messages.
+    """
 
     url: str
     headers: Mapping[str, str]
+    place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +100,12 @@ def read_terms(
 def _target(settings: TelemetrySettings, signal: Signal, env: Mapping[str, str]) -> Target:
     base = settings.endpoint or env.get("OTEL_EXPORTER_OTLP_ENDPOINT", _DEFAULT_ENDPOINT)
     url = f"{base.rstrip('/')}/v1/{signal}"
+    name = "OTEL_EXPORTER_OTLP_ENDPOINT" if settings.endpoint is None else "telemetry.endpoint"
     own = f"OTEL_EXPORTER_OTLP_{signal.upper()}"
     if settings.endpoint is None:
-        url = env.get(f"{own}_ENDPOINT", url)
+        if f"{own}_ENDPOINT" in env:
+            name = f"{own}_ENDPOINT"
+            url = env[name]
         protocol = env.get(f"{own}_PROTOCOL", env.get("OTEL_EXPORTER_OTLP_PROTOCOL"))
         if protocol not in {None, "http/protobuf"}:
             raise ConfigError(
@@ -101,20 +114,49 @@ def _target(settings: TelemetrySettings, signal: Signal, env: Mapping[str, str])
                 param="telemetry.endpoint",
             )
     headers = {
-        **_pairs(env, "OTEL_EXPORTER_OTLP_HEADERS"),
-        **_pairs(env, f"{own}_HEADERS"),
+        **_headers(env, "OTEL_EXPORTER_OTLP_HEADERS"),
+        **_headers(env, f"{own}_HEADERS"),
     }
-    return Target(url, headers)
+    return Target(url, headers, _place(name, url))
+
+
+def _place(name: str, url: str) -> str:
+    """Return a URL without what may be secret.
+
+    :param name: the setting or variable that it comes from.
+    """
+    try:
+        read = httpx.URL(url)
+    except httpx.InvalidURL:
+        read = httpx.URL()
+    if read.scheme not in {"http", "https"} or not read.host:
+        # Neither the URL nor why it is refused, which may quote parts of it.
+        raise ConfigError(f"{name} is not an http or https URL", param="telemetry.endpoint")
+    return str(read.copy_with(userinfo=b"", query=None, fragment=None))
+
+
+def _headers(env: Mapping[str, str], name: str) -> dict[str, str]:
+    headers = _pairs(env, name)
+    for key, value in headers.items():
+        # A name may be a secret as well, if the variable has another form than it should.
+        if not _HEADER_NAME.fullmatch(key):
+            raise ConfigError(f"{name} has a name that HTTP does not allow", param="telemetry")
+        if not _HEADER_VALUE.fullmatch(value):
+            raise ConfigError(
+                f"{name}: the value of {key} has control characters or characters outside ASCII",
+                param="telemetry",
+            )
+    return headers
 
 
 def _pairs(env: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return ``a=1,b=2``; keys and values are percent-encoded."""
+    """Return ``a=1,b=2``; keys and values are percent-encoded, without space around them."""
     pairs = {}
     for pair in filter(None, env.get(name, "").split(",")):
         key, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(f"{name} is not of the form key=value,key=value", param="telemetry")
-        pairs[unquote(key.strip())] = unquote(value.strip())
+        pairs[unquote(key).strip()] = unquote(value).strip()
     return pairs
 
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,6 +29,8 @@ _log = logging.getLogger(LOGGER)
 _REPEATED = frozenset({429, 502, 503, 504})
 _TRIES = 5
 _SHOWN = 200
+# Shorter words of a header, such as the scheme, are none.
+_SHORTEST_SECRET = 8
 
 
 class Exporter:
@@ -145,7 +147,7 @@ class Exporter:
             self._report(signal, target, problem)
         elif self._failing:
             self._failing = False
-            _log.info("%s takes telemetry again; %d records were lost", target.url, self.lost)
+            _log.info("%s takes telemetry again; %d records were lost", target.place, self.lost)
 
     def _post(self, http: httpx.Client, target: Target, body: bytes) -> str:
         """Return why the collector did not take a request, "" if it did."""
@@ -158,11 +160,14 @@ class Exporter:
             try:
                 answer = http.post(target.url, content=body, headers=headers)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = type(error).__name__
+                # This one quotes headers, and the other one the URL.
+                if not isinstance(error, httpx.LocalProtocolError | httpx.InvalidURL):
+                    problem += f": {error}"
             else:
                 if answer.is_success:
                     return ""
-                problem = f"{answer.status_code} {answer.text[:_SHOWN]}"
+                problem = f"{answer.status_code} {_without(target.headers, answer.text)[:_SHOWN]}"
                 if answer.status_code not in _REPEATED:
                     return problem
             # A collector that has been away for long is not worth waiting for.
@@ -191,7 +196,7 @@ class Exporter:
                 "cannot send %s to %s: %s. The run is not affected. Telemetry is lost until the "
                 "collector takes it again, which is logged",
                 signal,
-                target.url,
+                target.place,
                 problem,
             )
 
@@ -199,6 +204,15 @@ class Exporter:
 def _connection(terms: ExportTerms) -> httpx.Client:
     verify = True if terms.tls is None else terms.tls
     return httpx.Client(timeout=terms.timeout, verify=verify)
+
+
+def _without(headers: Mapping[str, str], text: str) -> str:
+    """Return what a collector says without the keys that it may quote."""
+    for value in headers.values():
+        for word in value.split():
+            if len(word) >= _SHORTEST_SECRET:
+                text = text.replace(word, "***")
+    return text
 
 
 def _taken(queue: deque[T], most: int) -> Sequence[T]:

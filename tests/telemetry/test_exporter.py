@@ -90,15 +90,22 @@ def test_what_does_not_fit_into_the_queue_is_dropped_and_reported_once(
     assert [one.name for one in received.named("span")] == ["span 0", "span 1", "span 2"]
 
 
-class Failing(httpx.BaseTransport):
-    """Answers with these statuses first, and with 200 afterwards; raises for 0."""
+class Counting(httpx.BaseTransport):
+    """Counts requests."""
 
-    def __init__(self, *statuses: int) -> None:
-        self.statuses = list(statuses)
+    def __init__(self) -> None:
         self.requests = 0
 
     def has_had(self, requests: int) -> bool:
         return self.requests >= requests
+
+
+class Failing(Counting):
+    """Answers with these statuses first, and with 200 afterwards; raises for 0."""
+
+    def __init__(self, *statuses: int) -> None:
+        super().__init__()
+        self.statuses = list(statuses)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         self.requests += 1
@@ -108,11 +115,11 @@ class Failing(httpx.BaseTransport):
         return httpx.Response(status, text="why")
 
 
-def exporting(transport: Failing) -> Exporter:
+def exporting(
+    transport: httpx.BaseTransport, url: str = "http://collector", **env: str
+) -> Exporter:
     """An exporter that pauses no second between its tries."""
-    exporter = Exporter(
-        terms("http://collector"), connect=lambda _: httpx.Client(transport=transport)
-    )
+    exporter = Exporter(terms(url, **env), connect=lambda _: httpx.Client(transport=transport))
     exporter.pause_seconds = 0.0
     return exporter
 
@@ -156,6 +163,44 @@ def test_failures_are_reported_once_and_so_is_their_end(
     assert len(messages) == 2
     assert messages[0].startswith("cannot send traces to http://collector/v1/traces: ConnectError")
     assert messages[1].endswith("takes telemetry again; 3 records were lost")
+
+
+class Quoting(Counting):
+    """Quotes the key of the request in an answer, and later in an error."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests += 1
+        key = request.headers["x-key"]
+        if self.requests == 1:
+            return httpx.Response(401, text=f"the key {key} is unknown")
+        if self.requests == 2:
+            return httpx.Response(200)
+        raise httpx.LocalProtocolError(f"Illegal header value b'{key}'")
+
+
+def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    transport = Quoting()
+    exporter = exporting(
+        transport,
+        "http://user:pa55w0rd@collector:1/base?token=t0ken",
+        OTEL_EXPORTER_OTLP_HEADERS="x-key=%20SECRETKEY%0A",
+    )
+    exporter.open()
+    for wanted in (1, 2, 3):
+        exporter.put_span(span("one"))
+        wait_until(partial(transport.has_had, wanted))
+    exporter.close(10)
+    said = [one.getMessage() for one in caplog.records if one.name == "ajet.telemetry"]
+    assert [one.split(": ")[0] for one in said] == [
+        "cannot send traces to http://collector:1/base",
+        "http://collector:1/base takes telemetry again; 1 records were lost",
+        "cannot send traces to http://collector:1/base",
+    ]
+    assert "401 the key *** is unknown" in said[0]
+    assert "LocalProtocolError" in said[2]
+    for secret in ("SECRETKEY", "pa55w0rd", "t0ken"):
+        assert secret not in "".join(said)
 
 
 def test_a_collector_that_hangs_does_not_hold_up_the_end() -> None:
