@@ -22,6 +22,8 @@ from ajet_server.telemetry.spans import Attributes
 Signal = Literal["traces", "metrics", "logs"]
 SIGNALS: tuple[Signal, ...] = ("traces", "metrics", "logs")
 _DEFAULT_ENDPOINT = "http://localhost:4318"
+# Seconds. OpenTelemetry's SDKs refuse intervals of 0 as well.
+_SHORTEST = 0.001
 _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 # What HTTP allows in a header. The names are those of tokens in RFC 9110.
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
@@ -49,7 +51,7 @@ class ExportTerms:
     :param timeout: seconds for a request.
     :param gzip: whether requests are compressed.
     :param tls: None uses the certificates that come with the HTTP library.
-    :param queue: most records of a signal that wait.
+    :param queue: most records of a kind that wait.
     :param batch: most records of a request.
     :param delay: seconds between exports.
     :param metrics_every: seconds between exports of metrics.
@@ -86,13 +88,13 @@ def read_terms(
     return ExportTerms(
         targets=targets,
         ratio=_ratio(settings, env),
-        timeout=_number(env, "OTEL_EXPORTER_OTLP_TIMEOUT", 10),
+        timeout=_number(env, "OTEL_EXPORTER_OTLP_TIMEOUT", 10, least=_SHORTEST),
         gzip=env.get("OTEL_EXPORTER_OTLP_COMPRESSION") == "gzip",
         tls=_tls(env),
-        queue=max(1, int(_number(env, "OTEL_BSP_MAX_QUEUE_SIZE", 2048))),
-        batch=max(1, int(_number(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512))),
-        delay=_number(env, "OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000,
-        metrics_every=_number(env, "OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000,
+        queue=int(_number(env, "OTEL_BSP_MAX_QUEUE_SIZE", 2048, least=1)),
+        batch=int(_number(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512, least=1)),
+        delay=_number(env, "OTEL_BSP_SCHEDULE_DELAY", 5000, least=1) / 1000,
+        metrics_every=_number(env, "OTEL_METRIC_EXPORT_INTERVAL", 60_000, least=1) / 1000,
         resource=_resource(process, env),
     )
 
@@ -160,13 +162,15 @@ def _pairs(env: Mapping[str, str], name: str) -> dict[str, str]:
     return pairs
 
 
-def _number(env: Mapping[str, str], name: str, default: float) -> float:
+def _number(env: Mapping[str, str], name: str, default: float, least: float = 0.0) -> float:
     try:
         value = float(env.get(name, default))
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"{name}: {env[name]!r} is not a usable number", param="telemetry")
+    if not least <= value < float("inf"):
+        raise ConfigError(
+            f"{name}: {env[name]!r} is not a number of at least {least:g}", param="telemetry"
+        )
     return value
 
 

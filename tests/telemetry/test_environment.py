@@ -122,9 +122,25 @@ def test_the_resource() -> None:
         {"OTEL_EXPORTER_OTLP_HEADERS": "no-equals-sign"},
         {"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"},
         {"OTEL_BSP_SCHEDULE_DELAY": "-1"},
+        {"OTEL_BSP_SCHEDULE_DELAY": "0"},
+        {"OTEL_METRIC_EXPORT_INTERVAL": "0"},
+        {"OTEL_EXPORTER_OTLP_TIMEOUT": "0"},
+        {"OTEL_BSP_MAX_QUEUE_SIZE": "0"},
+        {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "0.5"},
         {"OTEL_EXPORTER_OTLP_CERTIFICATE": "/nowhere/ca.pem"},
     ],
-    ids=["grpc", "headers", "timeout", "delay", "certificate"],
+    ids=[
+        "grpc",
+        "headers",
+        "timeout",
+        "delay",
+        "no-delay",
+        "no-interval",
+        "no-timeout",
+        "no-queue",
+        "no-batch",
+        "certificate",
+    ],
 )
 def test_a_variable_that_cannot_be_used_is_named(env: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(env))):
