@@ -33,6 +33,7 @@ from ajet_core.credentials import LOOPBACK_HOSTS
 from ajet_installation.settings_layers import ENV_PREFIX, Layers, config_error, leaves
 
 __all__ = [
+    "AJET_KEY",
     "HOST_PORT",
     "MASK",
     "SECRET_KEY",
@@ -58,6 +59,8 @@ __all__ = [
 ]
 
 SECRET_KEY = re.compile(r"password|secret|token|credential|dsn|api_?key", re.IGNORECASE)
+AJET_KEY = re.compile(r"(?P<kind>ajet-(?:ep|tk|ct|cl)-)[\w.~+/=-]+")
+"""Matches the keys of episodes and the tokens that servers generate, wherever a text has them."""
 MASK = "**********"
 """Displayed instead of a secret."""
 

@@ -41,8 +41,8 @@ from stub_processes import Child, gateway
 
 from ajet_core.timeline import Call
 from ajet_server.gateway.formats.request import ModelRequest
-from ajet_server.telemetry.calls import CallSpan
 from ajet_server.telemetry.encoding import Encoder
+from ajet_server.telemetry.spans import SpanData
 from ajet_server.telemetry.telemetry import Telemetry
 from ajet_testing.tokenizers import write_model
 
@@ -141,10 +141,10 @@ def span_us() -> dict[str, float]:
         "chatcmpl-0123456789ab", "episode", 0, [1] * 300, [1] * 64, [0.0] * 64, [7] * 64, 1, "stop"
     )
     request = ModelRequest("chatcmpl-", model="my-model", max_tokens=64)
-    finished: list[CallSpan] = []
+    finished: list[SpanData] = []
 
     class Sink:
-        def put_span(self, span: CallSpan) -> None:
+        def put_span(self, span: SpanData) -> None:
             finished.append(span)
 
     ours = Telemetry(Sink())  # type: ignore[arg-type]

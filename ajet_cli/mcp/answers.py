@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from ajet_core.errors import RequestError
+from ajet_installation.settings import AJET_KEY
 
 T = TypeVar("T")
 
@@ -23,7 +24,6 @@ _PAGE_BYTES = 16_000
 _TEXTS = (4000, 1000, 250, 60)
 _LISTS = (200, 50, 10, 3)
 _PROBLEMS = 5
-_TOKEN = re.compile(r"ajet-(?:ct|cl|tk|ep)-[A-Za-z0-9_.~+/=-]+")
 HIDDEN = "[token]"
 """Stands for a token in an answer."""
 
@@ -108,7 +108,7 @@ def without_tokens(value: Any, secrets: Iterable[str]) -> Any:
     :param secrets: further texts to hide.
     """
     others = [re.escape(secret) for secret in secrets if secret]
-    pattern = re.compile("|".join([*others, _TOKEN.pattern]))
+    pattern = re.compile("|".join([*others, AJET_KEY.pattern]))
 
     def hide(value: Any) -> Any:
         if isinstance(value, str):

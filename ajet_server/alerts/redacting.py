@@ -9,15 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from ajet_installation.settings import SECRET_KEY, Settings
+from ajet_installation.settings import AJET_KEY, SECRET_KEY, Settings
 
 # Shorter values would be replaced in ordinary words.
 _SHORTEST = 8
 _HIDDEN = "***"
 # What looks like a key, a token or a password, whoever it belongs to; and what stays before it.
 _LOOKS = re.compile(
-    r"\bajet-(?:ep|tk|ct|cl|pg)-[\w.-]+"
-    r"|\b(?:sk|pk|rk|hf|gh[opsu]|xox[abpr]|glpat)[-_][\w-]{8,}"
+    AJET_KEY.pattern + r"|\b(?:sk|pk|rk|hf|gh[opsu]|xox[abpr]|glpat)[-_][\w-]{8,}"
     r"|\beyJ[\w-]{8,}\.[\w.-]+"
     r"|(?P<scheme>\b[Bb]earer )[\w.~+/=-]{8,}"
     r"|(?P<url>://)[^/\s:@]*:[^/\s@]+(?=@)"

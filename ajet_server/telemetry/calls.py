@@ -32,7 +32,6 @@ class CallSpan:
         "_clock",
         "_content",
         "_ended",
-        "_episode_id",
         "_error",
         "_finish",
         "_first",
@@ -43,6 +42,7 @@ class CallSpan:
         "agent",
         "calls",
         "context",
+        "episode_id",
         "model",
         "request",
     )
@@ -57,7 +57,7 @@ class CallSpan:
         clock: Callable[[], int],
         content: bool,
     ) -> None:
-        self._episode_id = episode_id
+        self.episode_id = episode_id
         self.context = context
         self._parent = parent
         self._link = link
@@ -96,7 +96,7 @@ class CallSpan:
         """Return the finished span."""
         request, calls = self.request, self.calls
         name, fixed = "chat", _UNREAD
-        more: list[tuple[str, Attribute]] = [("gen_ai.conversation.id", self._episode_id)]
+        more: list[tuple[str, Attribute]] = [("gen_ai.conversation.id", self.episode_id)]
         if request is not None:
             versions = calls[-1].policy_versions if calls else None
             name, fixed = _shared(

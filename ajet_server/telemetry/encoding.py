@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -13,14 +14,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ScopeLogs, SeverityNumber
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from ajet_core import __version__
 from ajet_core.protocol import TraceParent
-from ajet_server.telemetry.spans import Attribute, Attributes, ExportedSpan, SpanData
+from ajet_server.telemetry.spans import Attribute, Attributes, SpanData, attributes_size
 
 if TYPE_CHECKING:
     # Workers need not have it.
@@ -30,7 +31,11 @@ SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai/1.42.0"
 """The version of the GenAI conventions that names of spans and attributes follow."""
 
 _TEMPLATES = 256
+# Bytes of a log record without its texts.
+_RECORD = 300
 _SAMPLED_FLAG = 1
+# What an integer of OTLP can be.
+_LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
 # OTLP's numbers of severities; Python's levels are multiples of 10.
 _SEVERITIES = {10: 5, 20: 9, 30: 13, 40: 17, 50: 21}
 
@@ -51,6 +56,20 @@ class LogData:
     attributes: Attributes = ()
     context: TraceParent | None = None
 
+    def size(self) -> int:
+        """Return how many bytes it takes, about."""
+        return sys.getsizeof(self.message) + _RECORD + attributes_size(self.attributes)
+
+
+class OtlpRequest(NamedTuple):
+    """A request for a collector.
+
+    :param errors: those of the records that could not be encoded and are not in it.
+    """
+
+    body: bytes
+    errors: Sequence[Exception]
+
 
 class Encoder:
     """Encodes the records of one process.
@@ -63,14 +82,19 @@ class Encoder:
         self._scope = InstrumentationScope(name="agentjet", version=__version__)
         self._templates: dict[tuple[object, ...], Span] = {}
 
-    def spans(self, spans: Iterable[ExportedSpan]) -> bytes:
+    def spans(self, spans: Iterable[SpanData]) -> OtlpRequest:
         """Return the request that exports spans."""
         request = ExportTraceServiceRequest()
         resource = request.resource_spans.add(resource=self._resource, schema_url=SCHEMA_URL)
         scope = resource.scope_spans.add(scope=self._scope, schema_url=SCHEMA_URL)
-        for finished in spans:
-            self._fill(scope.spans.add(), finished.data())
-        return bytes(request.SerializeToString())
+        errors: list[Exception] = []
+        for data in spans:
+            try:
+                self._fill(scope.spans.add(), data)
+            except Exception as error:  # noqa: BLE001 - the others of the request are exported
+                errors.append(error)
+                del scope.spans[-1]
+        return OtlpRequest(request.SerializeToString(), errors)
 
     def _fill(self, span: Span, data: SpanData) -> None:
         # Copying a span with most of its attributes takes a fraction of the time of making one.
@@ -94,7 +118,7 @@ class Encoder:
             span.links.add(trace_id=link.trace_id, span_id=link.span_id, flags=int(link.sampled))
         for event in data.events:
             pairs = [_pair(*one) for one in event.attributes]
-            span.events.add(name=event.name, time_unix_nano=event.at, attributes=pairs)
+            span.events.add(name=_text(event.name), time_unix_nano=event.at, attributes=pairs)
         if data.error:
             span.status.code = Status.STATUS_CODE_ERROR
             span.attributes.append(_pair("error.type", data.error))
@@ -102,37 +126,31 @@ class Encoder:
     def _template(self, data: SpanData) -> Span:
         """Return a span with the attributes of another; those that change come first."""
         return Span(
-            name=data.name,
+            name=_text(data.name),
             kind=cast("Span.SpanKind.ValueType", data.kind),
             flags=_SAMPLED_FLAG,
             attributes=[_pair(*one) for one in (*data.attributes, *data.fixed)],
         )
 
-    def logs(self, records: Iterable[LogData]) -> bytes:
+    def logs(self, records: Iterable[LogData]) -> OtlpRequest:
         """Return the request that exports log records."""
         request = ExportLogsServiceRequest()
         resource = request.resource_logs.add(resource=self._resource)
-        by_logger: dict[str, Callable[..., LogRecord]] = {}
+        by_logger: dict[str, ScopeLogs] = {}
+        errors: list[Exception] = []
         for record in records:
+            try:
+                encoded = _log_record(record)
+            except Exception as error:  # noqa: BLE001 - as above
+                errors.append(error)
+                continue
             if record.logger not in by_logger:
-                scope = InstrumentationScope(name=record.logger, version=__version__)
-                by_logger[record.logger] = resource.scope_logs.add(scope=scope).log_records.add
-            context = record.context
-            level = record.level // 10 * 10
-            by_logger[record.logger](
-                time_unix_nano=record.at,
-                observed_time_unix_nano=record.at,
-                severity_number=_SEVERITIES.get(level, 1 if level < 10 else 21),
-                severity_text=logging.getLevelName(record.level),
-                body=AnyValue(string_value=record.message),
-                attributes=[_pair(*one) for one in record.attributes],
-                trace_id=b"" if context is None else context.trace_id,
-                span_id=b"" if context is None else context.span_id,
-                flags=0 if context is None else int(context.sampled),
-            )
-        return bytes(request.SerializeToString())
+                scope = InstrumentationScope(name=_text(record.logger), version=__version__)
+                by_logger[record.logger] = resource.scope_logs.add(scope=scope)
+            by_logger[record.logger].log_records.append(encoded)
+        return OtlpRequest(request.SerializeToString(), errors)
 
-    def metrics(self, families: Iterable[Family], at: int) -> bytes:
+    def metrics(self, families: Iterable[Family], at: int) -> OtlpRequest:
         """Return the request that exports metrics of Prometheus.
 
         :param at: Unix time in nanoseconds.
@@ -140,14 +158,35 @@ class Encoder:
         request = ExportMetricsServiceRequest()
         resource = request.resource_metrics.add(resource=self._resource)
         scope = resource.scope_metrics.add(scope=self._scope)
-        for family in families:
-            if family.samples:
-                scope.metrics.append(_metric(family, at))
-        return bytes(request.SerializeToString())
+        errors: list[Exception] = []
+        try:
+            for family in families:
+                if family.samples:
+                    scope.metrics.append(_metric(family, at))
+        except Exception as error:  # noqa: BLE001 - as above; an engine's, which come last
+            errors.append(error)
+        return OtlpRequest(request.SerializeToString(), errors)
+
+
+def _log_record(record: LogData) -> LogRecord:
+    context = record.context
+    level = record.level // 10 * 10
+    severity = _SEVERITIES.get(level, 1 if level < 10 else 21)
+    return LogRecord(
+        time_unix_nano=record.at,
+        observed_time_unix_nano=record.at,
+        severity_number=cast("SeverityNumber.ValueType", severity),
+        severity_text=_text(logging.getLevelName(record.level)),
+        body=AnyValue(string_value=_text(record.message)),
+        attributes=[_pair(*one) for one in record.attributes],
+        trace_id=b"" if context is None else context.trace_id,
+        span_id=b"" if context is None else context.span_id,
+        flags=0 if context is None else int(context.sampled),
+    )
 
 
 def _metric(family: Family, at: int) -> Metric:
-    metric = Metric(name=family.name, description=family.documentation)
+    metric = Metric(name=_text(family.name), description=_text(family.documentation))
     if family.type == "histogram":
         _fill_histogram(metric, family, at)
         return metric
@@ -196,22 +235,23 @@ def _fill_histogram(metric: Metric, family: Family, at: int) -> None:
 
 
 def _pair(name: str, value: Attribute) -> KeyValue:
-    pair = KeyValue(key=name)
+    pair = KeyValue(key=_text(name))
     _set(pair.value, value)
     return pair
 
 
+def _text(value: str) -> str:
+    """Return a text that can be encoded: half of a surrogate pair cannot."""
+    return value if value.isascii() else value.encode(errors="replace").decode()
+
+
 def _set(target: AnyValue, value: Attribute) -> None:
     if isinstance(value, str):
-        try:
-            target.string_value = value
-        except ValueError:
-            # Half of a surrogate pair cannot be encoded.
-            target.string_value = value.encode(errors="replace").decode()
+        target.string_value = _text(value)
     elif isinstance(value, bool):
         target.bool_value = value
     elif isinstance(value, int):
-        target.int_value = value
+        target.int_value = max(_LEAST_INT, min(value, _MOST_INT))
     elif isinstance(value, float):
         target.double_value = value
     else:

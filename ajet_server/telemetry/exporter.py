@@ -7,20 +7,25 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import httpx
 
-from ajet_server.telemetry.encoding import Encoder, LogData
+from ajet_server.telemetry.encoding import Encoder, LogData, OtlpRequest
 from ajet_server.telemetry.environment import ExportTerms, Signal, Target
-from ajet_server.telemetry.spans import ExportedSpan
+from ajet_server.telemetry.spans import SpanData
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-T = TypeVar("T")
+
+class _SizedRecord(Protocol):
+    def size(self) -> int: ...
+
+
+T = TypeVar("T", bound=_SizedRecord)
 
 LOGGER = "ajet.telemetry"
 _log = logging.getLogger(LOGGER)
@@ -29,6 +34,58 @@ _log = logging.getLogger(LOGGER)
 _REPEATED = frozenset({429, 502, 503, 504})
 _TRIES = 5
 _SHOWN = 200
+# Shorter words of a header, such as the scheme, are none.
+_SHORTEST_SECRET = 8
+# Bytes of the records of a kind that wait, and of a request before it is encoded. With messages, a
+# record may take megabytes. Collectors refuse requests of more than 20 MiB unless told otherwise.
+_MOST_BYTES = 64 * 2**20
+_FULL_BYTES = 8 * 2**20
+
+
+class _RecordQueue(Generic[T]):
+    """Records that wait, within bounds; threads may share it.
+
+    :param most: number of records that it takes.
+    :param batch: number of records of a request.
+    """
+
+    def __init__(self, most: int, batch: int) -> None:
+        self._most = most
+        self._batch = batch
+        self._lock = threading.Lock()
+        self._records: deque[tuple[T, int]] = deque()
+        self._bytes = 0
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request can be filled."""
+        return len(self._records) >= self._batch or self._bytes >= _FULL_BYTES
+
+    def put(self, record: T) -> None:
+        """Add a record, or drop it if that would exceed the bounds."""
+        size = record.size()
+        with self._lock:
+            if len(self._records) >= self._most or self._bytes + size > _MOST_BYTES:
+                self.dropped += 1
+                return
+            self._records.append((record, size))
+            self._bytes += size
+
+    def take(self) -> Sequence[T]:
+        """Remove the records of one request, the oldest first."""
+        taken: list[T] = []
+        size = 0
+        with self._lock:
+            while self._records and len(taken) < self._batch and size < _FULL_BYTES:
+                record, own = self._records.popleft()
+                taken.append(record)
+                size += own
+            self._bytes -= size
+        return taken
 
 
 class Exporter:
@@ -38,7 +95,6 @@ class Exporter:
 
     :param connect: makes the connection for a number of seconds per request.
     :ivar pause_seconds: pause before a request is repeated for the first time; it doubles.
-    :ivar lost: number of records that were dropped or refused.
     """
 
     def __init__(
@@ -47,18 +103,26 @@ class Exporter:
         self._terms = terms
         self._connect = connect or _connection
         self._encoder = Encoder(terms.resource)
-        self._spans: deque[ExportedSpan] = deque()
-        self._logs: deque[LogData] = deque()
+        self._spans = _RecordQueue[SpanData](terms.queue, terms.batch)
+        self._logs = _RecordQueue[LogData](terms.queue, terms.batch)
         self._metrics: tuple[Callable[[], Iterable[Metric]], int] | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._deadline = float("inf")
         self._failing = False
-        self._dropped = 0
         self._warned = False
+        self._refused = 0
         self.pause_seconds = 1.0
-        self.lost = 0
+
+    @property
+    def lost(self) -> int:
+        """Number of records that were dropped or refused."""
+        return self._refused + self._dropped
+
+    @property
+    def _dropped(self) -> int:
+        return self._spans.dropped + self._logs.dropped
 
     def open(self) -> None:
         """Start the thread."""
@@ -73,7 +137,7 @@ class Exporter:
         if waiting := len(self._spans) + len(self._logs):
             _log.warning("%d spans and log records were not sent", waiting)
 
-    def put_span(self, span: ExportedSpan) -> None:
+    def put_span(self, span: SpanData) -> None:
         """Export a span."""
         self._put(self._spans, span)
 
@@ -90,43 +154,56 @@ class Exporter:
         self._metrics = families, at
         self._wake.set()
 
-    def _put(self, queue: deque[T], record: T) -> None:
-        waiting = len(queue)
-        if waiting >= self._terms.queue:
-            self._dropped += 1
-            self.lost += 1
-            return
-        queue.append(record)
-        if waiting + 1 == self._terms.batch:
+    def _put(self, queue: _RecordQueue[T], record: T) -> None:
+        queue.put(record)
+        if queue.is_full and not self._wake.is_set():
             self._wake.set()
 
     def _run(self) -> None:
         with self._connect(self._terms) as http:
+            due = time.monotonic() + self._terms.delay
             while not self._closing.is_set():
-                self._wake.wait(self._terms.delay)
+                if not (self._spans.is_full or self._logs.is_full):
+                    self._wake.wait(max(0.0, due - time.monotonic()))
                 self._wake.clear()
-                self._export(http)
-                self._report_dropped()
-            self._export(http)
+                is_due = time.monotonic() >= due
+                self._export(http, rest=is_due)
+                if is_due:
+                    due = time.monotonic() + self._terms.delay
+            self._export(http, rest=True)
 
-    def _export(self, http: httpx.Client) -> None:
-        """Send all that is waiting."""
-        while self._spans or self._logs or self._metrics is not None:
-            if time.monotonic() > self._deadline:
-                return
-            if spans := _taken(self._spans, self._terms.batch):
-                self._send(http, "traces", partial(self._encoder.spans, spans), len(spans))
-            if records := _taken(self._logs, self._terms.batch):
-                self._send(http, "logs", partial(self._encoder.logs, records), len(records))
-            if (metrics := self._metrics) is not None:
-                self._metrics = None
-                self._send(http, "metrics", partial(self._encode_metrics, *metrics), 0)
+    def _export(self, http: httpx.Client, *, rest: bool) -> None:
+        """Send the metrics and, of the records that wait, those that fill requests.
 
-    def _encode_metrics(self, families: Callable[[], Iterable[Metric]], at: int) -> bytes:
+        :param rest: send also the others. What comes meanwhile waits for more to come.
+        """
+        if (metrics := self._metrics) is not None:
+            self._metrics = None
+            self._send(http, "metrics", partial(self._encode_metrics, *metrics), 0)
+        self._export_records(http, "traces", self._spans, self._encoder.spans, rest=rest)
+        self._export_records(http, "logs", self._logs, self._encoder.logs, rest=rest)
+
+    def _export_records(
+        self,
+        http: httpx.Client,
+        signal: Signal,
+        queue: _RecordQueue[T],
+        encode: Callable[[Sequence[T]], OtlpRequest],
+        *,
+        rest: bool,
+    ) -> None:
+        waiting = len(queue)
+        while waiting > 0 and (rest or queue.is_full) and time.monotonic() <= self._deadline:
+            records = queue.take()
+            waiting -= len(records)
+            self._send(http, signal, partial(encode, records), len(records))
+            self._report_dropped()
+
+    def _encode_metrics(self, families: Callable[[], Iterable[Metric]], at: int) -> OtlpRequest:
         return self._encoder.metrics(families(), at)
 
     def _send(
-        self, http: httpx.Client, signal: Signal, encode: Callable[[], bytes], count: int
+        self, http: httpx.Client, signal: Signal, encode: Callable[[], OtlpRequest], count: int
     ) -> None:
         """Send one request, repeating it where that may help.
 
@@ -136,16 +213,22 @@ class Exporter:
         if target is None:
             return
         try:
-            problem = self._post(http, target, encode())
+            body, errors = encode()
+            if errors:
+                left_out = min(count, len(errors))
+                count -= left_out
+                self._refused += left_out
+                _log.error("cannot export %d %s", len(errors), signal, exc_info=errors[0])
+            problem = self._post(http, target, body)
         except Exception as error:  # noqa: BLE001 - a defect must not end the export of the rest
             _log.exception("cannot export %s", signal)
-            problem = str(error)
+            problem = type(error).__name__
         if problem:
-            self.lost += count
+            self._refused += count
             self._report(signal, target, problem)
         elif self._failing:
             self._failing = False
-            _log.info("%s takes telemetry again; %d records were lost", target.url, self.lost)
+            _log.info("%s takes telemetry again; %d records were lost", target.place, self.lost)
 
     def _post(self, http: httpx.Client, target: Target, body: bytes) -> str:
         """Return why the collector did not take a request, "" if it did."""
@@ -158,11 +241,14 @@ class Exporter:
             try:
                 answer = http.post(target.url, content=body, headers=headers)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = type(error).__name__
+                # This one quotes headers, and the other one the URL.
+                if not isinstance(error, httpx.LocalProtocolError | httpx.InvalidURL):
+                    problem += f": {error}"
             else:
                 if answer.is_success:
                     return ""
-                problem = f"{answer.status_code} {answer.text[:_SHOWN]}"
+                problem = f"{answer.status_code} {_without(target.headers, answer.text)[:_SHOWN]}"
                 if answer.status_code not in _REPEATED:
                     return problem
             # A collector that has been away for long is not worth waiting for.
@@ -177,10 +263,12 @@ class Exporter:
         if self._dropped and not (self._failing or self._warned):
             self._warned = True
             _log.warning(
-                "%d spans or log records did not fit into the queue of %d and are lost, and so "
-                "may be more: lower telemetry.sample_ratio, or raise OTEL_BSP_MAX_QUEUE_SIZE",
+                "%d spans or log records did not fit into the queue of %d and %d MiB and are lost, "
+                "and so may be more: lower telemetry.sample_ratio, or raise "
+                "OTEL_BSP_MAX_QUEUE_SIZE",
                 self._dropped,
                 self._terms.queue,
+                _MOST_BYTES // 2**20,
             )
 
     def _report(self, signal: Signal, target: Target, problem: str) -> None:
@@ -191,7 +279,7 @@ class Exporter:
                 "cannot send %s to %s: %s. The run is not affected. Telemetry is lost until the "
                 "collector takes it again, which is logged",
                 signal,
-                target.url,
+                target.place,
                 problem,
             )
 
@@ -201,5 +289,10 @@ def _connection(terms: ExportTerms) -> httpx.Client:
     return httpx.Client(timeout=terms.timeout, verify=verify)
 
 
-def _taken(queue: deque[T], most: int) -> Sequence[T]:
-    return [queue.popleft() for _ in range(min(most, len(queue)))]
+def _without(headers: Mapping[str, str], text: str) -> str:
+    """Return what a collector says without the keys that it may quote."""
+    for value in headers.values():
+        for word in value.split():
+            if len(word) >= _SHORTEST_SECRET:
+                text = text.replace(word, "***")
+    return text

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import re
 import traceback
 
+from ajet_installation.settings import AJET_KEY, MASK
 from ajet_server.telemetry.encoding import LogData
 from ajet_server.telemetry.exporter import LOGGER, Exporter
 from ajet_server.telemetry.spans import CURRENT, Attribute
 
 # The exporter's own records, and those of its HTTP library, would cause others forever.
 _SILENT = (LOGGER, "httpx", "httpcore")
-_KEY = re.compile(r"\b(ajet-(?:ep|tk|ct|cl)-)[\w.-]+")
 
 
 class ExportHandler(logging.Handler):
@@ -52,4 +51,4 @@ class ExportHandler(logging.Handler):
 
 def without_keys(text: str) -> str:
     """Return `text` with the keys and tokens of agentjet masked."""
-    return _KEY.sub(r"\1**********", text)
+    return AJET_KEY.sub(rf"\g<kind>{MASK}", text)

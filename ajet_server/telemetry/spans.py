@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import random
+import sys
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ajet_core.errors import AjetError
 from ajet_core.protocol import TraceParent
@@ -16,6 +17,10 @@ Attributes = tuple[tuple[str, Attribute], ...]
 # Numbers of OTLP.
 INTERNAL = 1
 SERVER = 2
+
+# Bytes, with what surrounds them.
+_OBJECT = 200
+_NUMBER = 32
 
 CURRENT: contextvars.ContextVar[TraceParent | None] = contextvars.ContextVar(
     "ajet_span", default=None
@@ -57,16 +62,24 @@ class SpanData(NamedTuple):
     events: tuple[SpanEvent, ...] = ()
     error: str = ""
 
-    def data(self) -> SpanData:
-        """Return the span itself, as a `ExportedSpan`."""
-        return self
+    def size(self) -> int:
+        """Return how many bytes it takes, about."""
+        events = sum([_OBJECT + attributes_size(event.attributes) for event in self.events])
+        own = attributes_size(self.fixed) + attributes_size(self.attributes)
+        return sys.getsizeof(self.name) + _OBJECT * (4 + len(self.links)) + own + events
 
 
-class ExportedSpan(Protocol):
-    """An object from which the exporter's thread makes a span."""
-
-    def data(self) -> SpanData:
-        """Return the span."""
+def attributes_size(attributes: Attributes) -> int:
+    """Return how many bytes attributes take, about, without their names."""
+    size = 0
+    for _, value in attributes:
+        if isinstance(value, str):
+            size += sys.getsizeof(value)
+        elif isinstance(value, Sequence):
+            size += sum(map(sys.getsizeof, value))
+        else:
+            size += _NUMBER
+    return size
 
 
 def error_kind(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from ajet_installation.settings import TelemetrySettings
 from ajet_server.observe.prometheus import families
 from ajet_server.telemetry.calls import PROVIDER, CallSpan
 from ajet_server.telemetry.environment import read_terms
-from ajet_server.telemetry.exporter import Exporter
+from ajet_server.telemetry.exporter import LOGGER, Exporter
 from ajet_server.telemetry.log_handler import ExportHandler, without_keys
 from ajet_server.telemetry.spans import (
     CURRENT,
@@ -31,6 +31,8 @@ from ajet_server.telemetry.spans import (
     is_chosen,
     new_span_id,
 )
+
+_log = logging.getLogger(LOGGER)
 
 _CLOSE_SECONDS = 5.0
 _NANO = 1e9
@@ -130,8 +132,15 @@ class Telemetry:
         return CallSpan(episode_id, context, parent, link, self._finish, self._clock, self._content)
 
     def _finish(self, span: CallSpan) -> None:
-        if span.context.sampled:
-            self._exporter.put_span(span)
+        if not span.context.sampled:
+            return
+        try:
+            # Not later: the request and its calls take more memory than what is exported of them.
+            data = span.data()
+        except Exception:  # noqa: BLE001 - a defect must not end the call
+            _log.exception("cannot export a call of episode %s", span.episode_id)
+            return
+        self._export(data)
 
     @contextmanager
     def claim(self, headers: Mapping[str, str]) -> Iterator[list[str]]:

@@ -89,7 +89,7 @@ class GenerationSpan:
         if error is not None:
             self._error = error_kind(error)
         self._ended = self._clock()
-        self._exporter.put_span(self)
+        self._exporter.put_span(self.data())
 
     def take(self, chunk: GenerateChunk) -> None:
         """Note what the engine sampled."""

@@ -57,6 +57,37 @@ def test_headers_come_from_the_environment() -> None:
     assert found.targets["logs"].headers == {"authorization": "Bearer key", "x": "z"}
 
 
+def test_space_around_a_header_is_dropped_even_if_it_is_encoded() -> None:
+    found = terms(OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer%20SECRETKEY%0A,%20x=%09y%20")
+    assert found.targets["traces"].headers == {"authorization": "Bearer SECRETKEY", "x": "y"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    ["authorization=Bearer%0ASECRETKEY", "x=SECRETKEY%00y", "x=SECRETKEY%C3%A9", "SECRETKEY%20z=="],
+    ids=["newline", "zero", "not-ascii", "name"],
+)
+def test_a_header_that_http_does_not_allow_is_refused_without_its_value(headers: str) -> None:
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as caught:
+        terms(OTEL_EXPORTER_OTLP_HEADERS=headers)
+    assert "SECRETKEY" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "url"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:pa55/w0rd@host:1"),
+        ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "user:pa55w0rd@host:1/v1/logs"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://user:pa55w0rd@host"),
+    ],
+    ids=["port", "no-scheme", "scheme"],
+)
+def test_an_endpoint_that_is_no_url_is_refused_without_its_value(variable: str, url: str) -> None:
+    with pytest.raises(ConfigError, match=variable) as caught:
+        terms(**{variable: url})
+    assert "pa55" not in str(caught.value)
+
+
 def test_signals_can_be_turned_off() -> None:
     assert list(terms(OTEL_LOGS_EXPORTER="none").targets) == ["traces", "metrics"]
     assert not terms(OTEL_SDK_DISABLED="true").targets
@@ -91,9 +122,25 @@ def test_the_resource() -> None:
         {"OTEL_EXPORTER_OTLP_HEADERS": "no-equals-sign"},
         {"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"},
         {"OTEL_BSP_SCHEDULE_DELAY": "-1"},
+        {"OTEL_BSP_SCHEDULE_DELAY": "0"},
+        {"OTEL_METRIC_EXPORT_INTERVAL": "0"},
+        {"OTEL_EXPORTER_OTLP_TIMEOUT": "0"},
+        {"OTEL_BSP_MAX_QUEUE_SIZE": "0"},
+        {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "0.5"},
         {"OTEL_EXPORTER_OTLP_CERTIFICATE": "/nowhere/ca.pem"},
     ],
-    ids=["grpc", "headers", "timeout", "delay", "certificate"],
+    ids=[
+        "grpc",
+        "headers",
+        "timeout",
+        "delay",
+        "no-delay",
+        "no-interval",
+        "no-timeout",
+        "no-queue",
+        "no-batch",
+        "certificate",
+    ],
 )
 def test_a_variable_that_cannot_be_used_is_named(env: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(env))):

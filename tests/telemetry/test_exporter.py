@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.parser import text_string_to_metric_families
 
 from ajet_core.protocol import TraceParent
 from ajet_installation.settings import TelemetrySettings
-from ajet_server.telemetry.encoding import LogData
+from ajet_server.telemetry.encoding import Encoder, LogData
 from ajet_server.telemetry.environment import ExportTerms, read_terms
 from ajet_server.telemetry.exporter import Exporter
-from ajet_server.telemetry.spans import INTERNAL, SpanData
+from ajet_server.telemetry.spans import INTERNAL, Attributes, SpanData, SpanEvent
 from tests.support.otlp import Received, attributes, receiving
 
 pytestmark = pytest.mark.processes
@@ -90,15 +95,22 @@ def test_what_does_not_fit_into_the_queue_is_dropped_and_reported_once(
     assert [one.name for one in received.named("span")] == ["span 0", "span 1", "span 2"]
 
 
-class Failing(httpx.BaseTransport):
-    """Answers with these statuses first, and with 200 afterwards; raises for 0."""
+class Counting(httpx.BaseTransport):
+    """Counts requests."""
 
-    def __init__(self, *statuses: int) -> None:
-        self.statuses = list(statuses)
+    def __init__(self) -> None:
         self.requests = 0
 
     def has_had(self, requests: int) -> bool:
         return self.requests >= requests
+
+
+class Failing(Counting):
+    """Answers with these statuses first, and with 200 afterwards; raises for 0."""
+
+    def __init__(self, *statuses: int) -> None:
+        super().__init__()
+        self.statuses = list(statuses)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         self.requests += 1
@@ -108,11 +120,11 @@ class Failing(httpx.BaseTransport):
         return httpx.Response(status, text="why")
 
 
-def exporting(transport: Failing) -> Exporter:
+def exporting(
+    transport: httpx.BaseTransport, url: str = "http://collector", **env: str
+) -> Exporter:
     """An exporter that pauses no second between its tries."""
-    exporter = Exporter(
-        terms("http://collector"), connect=lambda _: httpx.Client(transport=transport)
-    )
+    exporter = Exporter(terms(url, **env), connect=lambda _: httpx.Client(transport=transport))
     exporter.pause_seconds = 0.0
     return exporter
 
@@ -158,6 +170,44 @@ def test_failures_are_reported_once_and_so_is_their_end(
     assert messages[1].endswith("takes telemetry again; 3 records were lost")
 
 
+class Quoting(Counting):
+    """Quotes the key of the request in an answer, and later in an error."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests += 1
+        key = request.headers["x-key"]
+        if self.requests == 1:
+            return httpx.Response(401, text=f"the key {key} is unknown")
+        if self.requests == 2:
+            return httpx.Response(200)
+        raise httpx.LocalProtocolError(f"Illegal header value b'{key}'")
+
+
+def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    transport = Quoting()
+    exporter = exporting(
+        transport,
+        "http://user:pa55w0rd@collector:1/base?token=t0ken",
+        OTEL_EXPORTER_OTLP_HEADERS="x-key=%20SECRETKEY%0A",
+    )
+    exporter.open()
+    for wanted in (1, 2, 3):
+        exporter.put_span(span("one"))
+        wait_until(partial(transport.has_had, wanted))
+    exporter.close(10)
+    said = [one.getMessage() for one in caplog.records if one.name == "ajet.telemetry"]
+    assert [one.split(": ")[0] for one in said] == [
+        "cannot send traces to http://collector:1/base",
+        "http://collector:1/base takes telemetry again; 1 records were lost",
+        "cannot send traces to http://collector:1/base",
+    ]
+    assert "401 the key *** is unknown" in said[0]
+    assert "LocalProtocolError" in said[2]
+    for secret in ("SECRETKEY", "pa55w0rd", "t0ken"):
+        assert secret not in "".join(said)
+
+
 def test_a_collector_that_hangs_does_not_hold_up_the_end() -> None:
     hanging, released = threading.Event(), threading.Event()
 
@@ -176,23 +226,129 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end() -> None:
     released.set()
 
 
-def test_a_span_that_cannot_be_made_does_not_end_the_export(
+def test_only_what_cannot_be_encoded_is_lost(
     receiver: tuple[str, Received], caplog: pytest.LogCaptureFixture
 ) -> None:
     url, received = receiver
     exporter = Exporter(terms(url))
-    exporter.open()
-
-    class Broken:
-        def data(self) -> SpanData:
-            raise RuntimeError("broken")
-
-    exporter.put_span(Broken())
-    wait_until(lambda: exporter.lost == 1)
     exporter.put_span(span("one"))
-    received.wait_for("one")
+    exporter.put_span(span("broken", attributes=(("x", object()),)))
+    exporter.put_span(span("two"))
+    exporter.put_log(LogData(1, 30, "ajet", "before"))
+    exporter.put_log(LogData(-1, 30, "ajet", "a time before 1970"))
+    exporter.put_log(LogData(1, 30, "ajet", "after"))
+    exporter.open()
     exporter.close(10)
-    assert "cannot export traces" in caplog.text
+    assert sorted(one.name for _, one in received.spans) == ["one", "two"]
+    assert [one.body.string_value for one in received.logs] == ["before", "after"]
+    assert exporter.lost == 2
+    assert "cannot export 1 traces" in caplog.text
+    assert "cannot export 1 logs" in caplog.text
+
+
+def test_an_engine_whose_metrics_are_unreadable_does_not_hide_those_of_the_server(
+    receiver: tuple[str, Received], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, received = receiver
+    registry = CollectorRegistry()
+    Counter("requests", "how many", registry=registry).inc()
+    exporter = Exporter(terms(url))
+    exporter.open()
+    exporter.put_metrics(
+        lambda: chain(registry.collect(), text_string_to_metric_families("a{ b\n")), 7
+    )
+    received.wait_until(lambda: received.metrics)
+    exporter.close(10)
+    assert [one.name for one in received.metrics] == ["requests"]
+    assert "cannot export 1 metrics" in caplog.text
+
+
+NUMBERS = st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans())
+TEXTS = st.text(st.characters(exclude_categories=[]), max_size=20)
+VALUES = st.one_of(TEXTS, NUMBERS, st.lists(TEXTS, max_size=3).map(tuple))
+
+
+@settings(deadline=None)
+@given(TEXTS, st.lists(st.tuples(TEXTS, VALUES), max_size=4).map(tuple))
+def test_any_texts_and_numbers_can_be_encoded(name: str, values: Attributes) -> None:
+    encoder = Encoder((("service.name", "a"),))
+    event = SpanEvent(name, 1, values)
+    for _ in range(2):
+        traces = encoder.spans([span(name, attributes=values, fixed=values, events=(event,))])
+        assert not traces.errors
+        (sent,) = (
+            ExportTraceServiceRequest.FromString(traces.body).resource_spans[0].scope_spans[0].spans
+        )
+        for pair, (_, value) in zip(sent.attributes, values, strict=False):
+            if isinstance(value, int) and not isinstance(value, bool):
+                assert pair.value.int_value == max(-(2**63), min(value, 2**63 - 1))
+    assert not encoder.logs([LogData(1, 30, name, name, values)]).errors
+
+
+def test_records_that_wait_are_bounded_in_bytes(
+    receiver: tuple[str, Received], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, received = receiver
+    exporter = Exporter(terms(url))
+    for number in range(80):
+        text = ("content", f"{number}" + "x" * 2**20)
+        exporter.put_span(span(f"span {number}", attributes=(text,)))
+    assert exporter.lost == 80 - 63
+    exporter.open()
+    exporter.close(30)
+    assert len(received.named("span")) == 63
+    assert "did not fit into the queue of 2048 and 64 MiB" in caplog.text
+    # Collectors refuse larger ones.
+    assert max(map(len, received.bodies)) < 20 * 2**20
+
+
+class Busy(httpx.BaseTransport):
+    """Puts further spans while each of the first requests is answered."""
+
+    def __init__(self, requests: int, each: int) -> None:
+        self.requests = requests
+        self.each = each
+        self.exporter: Exporter
+        self.sizes: list[int] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        traces = ExportTraceServiceRequest.FromString(request.content)
+        self.sizes.append(len(traces.resource_spans[0].scope_spans[0].spans))
+        if len(self.sizes) < self.requests:
+            for _ in range(self.each):
+                self.exporter.put_span(span("more"))
+        return httpx.Response(200)
+
+
+def busy(transport: Busy, **env: str) -> Exporter:
+    exporter = exporting(transport, **env)
+    transport.exporter = exporter
+    return exporter
+
+
+def test_what_comes_while_a_request_is_sent_waits_for_a_full_one() -> None:
+    transport = Busy(6, 1)
+    exporter = busy(transport, OTEL_BSP_SCHEDULE_DELAY="600000", OTEL_BSP_MAX_EXPORT_BATCH_SIZE="3")
+    for _ in range(12):
+        exporter.put_span(span("one"))
+    exporter.open()
+    wait_until(lambda: len(transport.sizes) >= 5)
+    exporter.close(10)
+    # 12 at first, and one more for each of five requests; the end sends the rest.
+    assert transport.sizes == [3, 3, 3, 3, 3, 2]
+
+
+def test_a_queue_that_never_empties_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    transport = Busy(10**9, 5)
+    exporter = busy(transport, OTEL_BSP_MAX_QUEUE_SIZE="4", OTEL_BSP_MAX_EXPORT_BATCH_SIZE="2")
+    exporter.put_span(span("one"))
+    exporter.put_span(span("one"))
+    exporter.open()
+    wait_until(lambda: bool(caplog.records))
+    transport.each = 0
+    exporter.close(10)
+    (report,) = caplog.records
+    assert "did not fit into the queue of 4 and 64 MiB" in report.message
 
 
 def test_attributes_of_each_type_arrive(receiver: tuple[str, Received]) -> None:
