@@ -6,6 +6,7 @@ moment: the next leader continues behind the last row.
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import socket
@@ -41,7 +42,7 @@ from ajet_research.events import (
 from ajet_research.ledger import LEDGER, StudyLedger, read_ledger
 from ajet_research.registration import Registration, register
 from ajet_research.report import compile_report
-from ajet_research.runners import LocalRunner, Settled, TrialRunner
+from ajet_research.runners import FULL_DISK, LocalRunner, TrialRunner
 from ajet_research.state import StudyState, fold
 from ajet_research.study import Study, parse_study, study_text
 
@@ -112,21 +113,24 @@ class StudyLeader:
     def lead(self) -> StudyState:
         """Bring the study to its end.
 
-        :raises StoreError: the ledger cannot be written.
+        :raises StoreError: the ledger cannot be written, or a trial cannot run on this machine now.
         """
         if self.state.reported is None:
             self._append(LeaderStarted(host=socket.gethostname(), pid=os.getpid()))
-        turn = 0
-        while todo := actions(self.state):
+        for turn in itertools.count():
             if turn % _MEASURED_EVERY == 0:
                 self._check_measured_limits()
-            turn += 1
+            if not (todo := actions(self.state)):
+                break
             if not self._advance(todo):
                 self.clock.pause(_TURN)
         return self.state
 
     def _advance(self, todo: list[Action]) -> bool:
-        """Do what is to be done now; return whether anything happened."""
+        """Do what is to be done now; return whether anything happened.
+
+        Once an attempt has settled, the rest may no longer be what the rows call for.
+        """
         running = sum(isinstance(action, Await) for action in todo)
         happened = False
         for action in todo:
@@ -135,9 +139,11 @@ class StudyLeader:
                     if running < self.parallel:
                         running += 1
                         happened = True
-                        self._reserve(action.trial)
+                        if self._reserve(action.trial):
+                            return True
                 case Await():
-                    happened |= self._await(action.trial)
+                    if self._await(action.trial):
+                        return True
                 case GiveUp():
                     happened = True
                     self._append(Lost(trial=action.trial))
@@ -151,17 +157,22 @@ class StudyLeader:
                     self._proceed(action)
         return happened
 
-    def _reserve(self, trial: str) -> None:
+    def _reserve(self, trial: str) -> bool:
         its = self.state.trials[trial]
         self._append(Reserved(trial=trial, attempt=its.attempts + 1, seconds=its.blueprint.seconds))
-        self._await(trial)
+        return self._await(trial)
 
     def _await(self, trial: str) -> bool:
+        """See that an attempt runs; return whether it has settled."""
         its = self.state.trials[trial]
         try:
             settled = self.runner.poll(its.blueprint, its.attempts)
         except OSError as error:
-            settled = Settled(0.0, cause=f"the worker cannot be started: {error.strerror}")
+            kind = StoreFullError if error.errno in FULL_DISK else StoreError
+            raise kind(
+                f"The trial {trial} cannot run: {error}. Its attempt does not count, and no result "
+                "is lost. Remove the cause and run the same command again."
+            ) from error
         if settled is None:
             return False
         if settled.evidence is None:
