@@ -11,7 +11,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -39,8 +39,8 @@ from ajet_research.events import (
     Reported,
     Reserved,
 )
-from ajet_research.ledger import LEDGER, StudyLedger, read_ledger
-from ajet_research.registration import Registration, register
+from ajet_research.ledger import LEDGER, LedgerRow, StudyLedger, read_ledger
+from ajet_research.registration import Registration, code_of, register
 from ajet_research.report import compile_report
 from ajet_research.runners import FULL_DISK, LocalRunner, TrialRunner
 from ajet_research.state import StudyState, fold
@@ -282,6 +282,7 @@ def registered_event(registration: Registration) -> Registered:
             "python": platform.python_version(),
         },
         warnings=list(registration.warnings),
+        directory=str(registration.directory.resolve()) if study.code else "",
     )
 
 
@@ -312,27 +313,34 @@ def run_study(
     clock: StudyClock | None = None,
     on_event: Callable[[AnyEvent], None] | None = None,
     runner: Callable[[Path, Arena], TrialRunner] = LocalRunner,
+    base: Path | None = None,
 ) -> StudyState:
     """Start a study, resume it, or return the state of a finished one.
 
     :param source: the study file. It may be missing once the study is registered.
     :param directory: all of the study's state; it is created if it does not exist.
     :param runner: makes what runs the trials, from their directory and the arena.
-    :raises ConfigError: the study is invalid or refused, or is not the one that is registered.
+    :param base: where relative paths of the study start; by default, where `source` is.
+    :raises ConfigError: the study is invalid or refused, or it or its code is not the one that is
+        registered.
     :raises BusyError: another leader has the directory.
     :raises DamagedRecordError: the ledger is damaged; nothing was changed.
     :raises StoreError: the directory cannot be written.
     """
     path = directory / LEDGER
-    registered = fold(read_ledger(path)) if path.exists() else StudyState()
+    rows = list(read_ledger(path)) if path.exists() else []
+    registered = fold(rows)
     registration = None
     if registered.study is None:
         text = study_text(source)
-        registration = register(parse_study(text, str(source)), source.resolve().parent)
+        registration = register(parse_study(text, str(source)), base or source.resolve().parent)
     elif source.is_file():
         _check_same(parse_study(study_text(source), str(source)), registered, source)
     if registered.reported is not None:
         return registered
+    if registered.study is not None:
+        own = base is None and source.resolve().parent == directory.resolve()
+        _check_code(rows, None if own else base or source.resolve().parent)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with held(directory), closing(StudyLedger(path)) as ledger:
@@ -350,6 +358,24 @@ def run_study(
             f"Cannot write in {directory}: {error.strerror}. Run the same command again once this "
             "is possible."
         ) from error
+
+
+def _check_code(rows: Sequence[LedgerRow], base: Path | None) -> None:
+    """Refuse to continue with other code than that of the trials so far.
+
+    :param base: where the path of the code starts; None if the registered directory is meant.
+    """
+    first = rows[0].event
+    assert isinstance(first, Registered)
+    study = Study.model_validate(first.study)
+    if study.code is None:
+        return
+    (registered,) = {one.code for one in first.blueprints}
+    if code_of(study, base or Path(first.directory)) != registered:
+        raise ConfigError(
+            f"The code in {study.code.path} is not the one that is registered. Check out the "
+            f"version with the tree {registered}, or run the study in another directory with --dir."
+        )
 
 
 def _check_same(study: Study, registered: StudyState, source: Path) -> None:

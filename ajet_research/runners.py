@@ -176,11 +176,12 @@ def settled_attempt(arena: Arena, blueprint: TrialBlueprint, trial: Path, attemp
     if result.status == "failed":
         full = any(f"[Errno {code}]" in result.cause for code in FULL_DISK) or _is_full(trial)
         return Settled(result.seconds, cause=_FULL if full else result.cause)
-    if result.status == "limit":
-        return Settled(result.seconds, evidence=TrialEvidence(failed="time limit"), limit=True)
     try:
         evidence = read_evidence(arena, blueprint, trial / STORE)
     except AjetError as error:
+        if result.status == "limit":
+            over = TrialEvidence(failed="time limit")
+            return Settled(result.seconds, evidence=over, limit=True)
         return Settled(result.seconds, cause=error.message)
     return Settled(result.seconds, evidence=evidence, store=store_hashes(trial / STORE))
 

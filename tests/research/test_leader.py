@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ajet_core.errors import BusyError, ConfigError, StoreError, StoreFullError
 from ajet_research.actions import Await, Proceed, Reserve, Stop, actions, needed_now
-from ajet_research.analysis import final_verdicts
+from ajet_research.analysis import final_verdicts, outcomes
 from ajet_research.arenas import TrialBlueprint
 from ajet_research.events import (
     AttemptFailed,
@@ -377,3 +377,21 @@ def test_every_numeral_of_every_report_is_linked() -> None:
             assert bare == [], (world, page)
             total += count
     assert total > 1000
+
+
+def test_guardrails_take_their_worst_value_from_a_failed_trial_not_the_registered_outcome() -> None:
+    looks = [{"seeds": 16, "alpha": 0.05}]
+    changes = {
+        "inference__looks": looks,
+        "budget__trials": 40,
+        "outcome__failed": 0.5,
+        "outcome__guardrails": [{"metric": "far_score", "margin": 0.1}],
+        "base__set": {"world": "survivors", "steps": 2},
+    }
+    state = led(study(**changes)).state
+    failed = {
+        one.blueprint.seed for one in state.trials.values() if one.outcome and one.outcome.failed
+    }
+    assert failed
+    assert {outcomes(state, 'method="b"', "score")[seed] for seed in failed} == {0.5}
+    assert {outcomes(state, 'method="b"', "far_score")[seed] for seed in failed} == {-8.0}
