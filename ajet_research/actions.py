@@ -52,8 +52,9 @@ Action = Reserve | Await | GiveUp | Stop | Proceed
 def actions(state: StudyState) -> list[Action]:
     """Return what to do now; empty if the study is finished.
 
-    `Await` and `Reserve` may be done in any order and number; each of the others is the only one in
-    the list.
+    Several `Await` and `Reserve` may be done in any order, until an attempt settles: what to do is
+    then asked again. `GiveUp` stands alone or behind `Await`, and replaces every `Reserve`. `Stop`
+    and `Proceed` are the only one in the list.
     """
     if state.reported is not None:
         return []

@@ -41,9 +41,14 @@ def decision(state: StudyState) -> int:
 
 
 def outcomes(state: StudyState, arm: str, metric: str) -> dict[int, float]:
-    """Return by seed the outcomes of an arm: a failed trial has the registered one."""
-    failed = state.registered.outcome.failed
-    worst = state.metrics[metric].worst
+    """Return by seed the outcomes of an arm.
+
+    A failed trial has the registered outcome, and the worst value of each other metric.
+    """
+    value = state.metrics[metric].worst
+    registered = state.registered.outcome
+    if metric == registered.metric and registered.failed != "worst":
+        value = registered.failed
     its: dict[int, float] = {}
     for trial in state.trials.values():
         outcome = trial.outcome
@@ -52,7 +57,6 @@ def outcomes(state: StudyState, arm: str, metric: str) -> dict[int, float]:
         if not outcome.failed:
             its[trial.blueprint.seed] = outcome.metrics[metric]
         else:
-            value = worst if failed == "worst" else failed
             assert value is not None, "registration refuses this"
             its[trial.blueprint.seed] = value
     return its
@@ -70,7 +74,8 @@ def _finding(state: StudyState, one: Compare, look: int) -> LookFinding:
     arm, against = arm_name(one.arm), arm_name(one.against)
 
     def differences(of: str) -> dict[int, float]:
-        both = paired(outcomes(state, arm, of), outcomes(state, against, of), sign=sign(state, of))
+        its, others = (outcomes(state, side, of) for side in (arm, against))
+        both = paired(its, others, sign=sign(state, of))
         return {seed: value for seed, value in both.items() if seed < first + count}
 
     pairs = differences(metric)

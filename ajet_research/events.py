@@ -31,6 +31,7 @@ class Registered(LedgerEvent):
     :param blueprints: all trials that the study may need, in the order in which they start.
     :param arms: by trial, its arm.
     :param versions: of agentjet, Python and numpy.
+    :param directory: where the path of the user's code starts; "" without code.
     """
 
     kind: Literal["registered"] = "registered"
@@ -41,6 +42,7 @@ class Registered(LedgerEvent):
     metrics: dict[str, KnownMetric]
     versions: dict[str, str]
     warnings: list[str]
+    directory: str
 
 
 class LeaderStarted(LedgerEvent):

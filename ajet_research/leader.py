@@ -6,11 +6,12 @@ moment: the next leader continues behind the last row.
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,10 +39,10 @@ from ajet_research.events import (
     Reported,
     Reserved,
 )
-from ajet_research.ledger import LEDGER, StudyLedger, read_ledger
-from ajet_research.registration import Registration, register
+from ajet_research.ledger import LEDGER, LedgerRow, StudyLedger, read_ledger
+from ajet_research.registration import Registration, code_of, register
 from ajet_research.report import compile_report
-from ajet_research.runners import LocalRunner, Settled, TrialRunner
+from ajet_research.runners import FULL_DISK, LocalRunner, TrialRunner
 from ajet_research.state import StudyState, fold
 from ajet_research.study import Study, parse_study, study_text
 
@@ -112,21 +113,24 @@ class StudyLeader:
     def lead(self) -> StudyState:
         """Bring the study to its end.
 
-        :raises StoreError: the ledger cannot be written.
+        :raises StoreError: the ledger cannot be written, or a trial cannot run on this machine now.
         """
         if self.state.reported is None:
             self._append(LeaderStarted(host=socket.gethostname(), pid=os.getpid()))
-        turn = 0
-        while todo := actions(self.state):
+        for turn in itertools.count():
             if turn % _MEASURED_EVERY == 0:
                 self._check_measured_limits()
-            turn += 1
+            if not (todo := actions(self.state)):
+                break
             if not self._advance(todo):
                 self.clock.pause(_TURN)
         return self.state
 
     def _advance(self, todo: list[Action]) -> bool:
-        """Do what is to be done now; return whether anything happened."""
+        """Do what is to be done now; return whether anything happened.
+
+        Once an attempt has settled, the rest may no longer be what the rows call for.
+        """
         running = sum(isinstance(action, Await) for action in todo)
         happened = False
         for action in todo:
@@ -135,9 +139,11 @@ class StudyLeader:
                     if running < self.parallel:
                         running += 1
                         happened = True
-                        self._reserve(action.trial)
+                        if self._reserve(action.trial):
+                            return True
                 case Await():
-                    happened |= self._await(action.trial)
+                    if self._await(action.trial):
+                        return True
                 case GiveUp():
                     happened = True
                     self._append(Lost(trial=action.trial))
@@ -151,17 +157,22 @@ class StudyLeader:
                     self._proceed(action)
         return happened
 
-    def _reserve(self, trial: str) -> None:
+    def _reserve(self, trial: str) -> bool:
         its = self.state.trials[trial]
         self._append(Reserved(trial=trial, attempt=its.attempts + 1, seconds=its.blueprint.seconds))
-        self._await(trial)
+        return self._await(trial)
 
     def _await(self, trial: str) -> bool:
+        """See that an attempt runs; return whether it has settled."""
         its = self.state.trials[trial]
         try:
             settled = self.runner.poll(its.blueprint, its.attempts)
         except OSError as error:
-            settled = Settled(0.0, cause=f"the worker cannot be started: {error.strerror}")
+            kind = StoreFullError if error.errno in FULL_DISK else StoreError
+            raise kind(
+                f"The trial {trial} cannot run: {error}. Its attempt does not count, and no result "
+                "is lost. Remove the cause and run the same command again."
+            ) from error
         if settled is None:
             return False
         if settled.evidence is None:
@@ -271,6 +282,7 @@ def registered_event(registration: Registration) -> Registered:
             "python": platform.python_version(),
         },
         warnings=list(registration.warnings),
+        directory=str(registration.directory.resolve()) if study.code else "",
     )
 
 
@@ -301,27 +313,34 @@ def run_study(
     clock: StudyClock | None = None,
     on_event: Callable[[AnyEvent], None] | None = None,
     runner: Callable[[Path, Arena], TrialRunner] = LocalRunner,
+    base: Path | None = None,
 ) -> StudyState:
     """Start a study, resume it, or return the state of a finished one.
 
     :param source: the study file. It may be missing once the study is registered.
     :param directory: all of the study's state; it is created if it does not exist.
     :param runner: makes what runs the trials, from their directory and the arena.
-    :raises ConfigError: the study is invalid or refused, or is not the one that is registered.
+    :param base: where relative paths of the study start; by default, where `source` is.
+    :raises ConfigError: the study is invalid or refused, or it or its code is not the one that is
+        registered.
     :raises BusyError: another leader has the directory.
     :raises DamagedRecordError: the ledger is damaged; nothing was changed.
     :raises StoreError: the directory cannot be written.
     """
     path = directory / LEDGER
-    registered = fold(read_ledger(path)) if path.exists() else StudyState()
+    rows = list(read_ledger(path)) if path.exists() else []
+    registered = fold(rows)
     registration = None
     if registered.study is None:
         text = study_text(source)
-        registration = register(parse_study(text, str(source)), source.resolve().parent)
+        registration = register(parse_study(text, str(source)), base or source.resolve().parent)
     elif source.is_file():
         _check_same(parse_study(study_text(source), str(source)), registered, source)
     if registered.reported is not None:
         return registered
+    if registered.study is not None:
+        own = base is None and source.resolve().parent == directory.resolve()
+        _check_code(rows, None if own else base or source.resolve().parent)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with held(directory), closing(StudyLedger(path)) as ledger:
@@ -339,6 +358,24 @@ def run_study(
             f"Cannot write in {directory}: {error.strerror}. Run the same command again once this "
             "is possible."
         ) from error
+
+
+def _check_code(rows: Sequence[LedgerRow], base: Path | None) -> None:
+    """Refuse to continue with other code than that of the trials so far.
+
+    :param base: where the path of the code starts; None if the registered directory is meant.
+    """
+    first = rows[0].event
+    assert isinstance(first, Registered)
+    study = Study.model_validate(first.study)
+    if study.code is None:
+        return
+    (registered,) = {one.code for one in first.blueprints}
+    if code_of(study, base or Path(first.directory)) != registered:
+        raise ConfigError(
+            f"The code in {study.code.path} is not the one that is registered. Check out the "
+            f"version with the tree {registered}, or run the study in another directory with --dir."
+        )
 
 
 def _check_same(study: Study, registered: StudyState, source: Path) -> None:

@@ -27,18 +27,21 @@ class Registration:
         start: block after block of one seed, arms within it in an order drawn from the study.
     :param arms: the arm of each trial.
     :param warnings: what the author should know, such as a low power.
+    :param directory: relative paths of the study start here.
     """
 
     study: Study
     blueprints: dict[str, TrialBlueprint]
     arms: dict[str, str]
     warnings: tuple[str, ...]
+    directory: Path
 
 
-def register(study: Study, directory: Path) -> Registration:
+def register(study: Study, directory: Path, *, code: str | None = None) -> Registration:
     """Check a study, and resolve all its trials.
 
     :param directory: relative paths of the study start here.
+    :param code: tree hash of the user's code; by default it is read from its repository.
     :raises ConfigError: the study is refused; each line of the message is one reason.
     """
     arena = load_arena(study.base.arena)
@@ -55,30 +58,38 @@ def register(study: Study, directory: Path) -> Registration:
         except ConfigError as error:
             refusals.append(f"The arm {arm_name(arm)}: {error.message}")
     if len(resolved) == len(study.arms):
+        refusals += _same_arms(resolved)
         refusals += _confounds(study, resolved)
         refusals += _leaks(arena, resolved)
-    code = ""
-    try:
-        code = _code(study, directory)
-    except ConfigError as error:
-        refusals.append(error.message)
-    if refusals:
+    if code is None:
+        try:
+            code = code_of(study, directory)
+        except ConfigError as error:
+            refusals.append(error.message)
+    if refusals or code is None:
         raise ConfigError("The study is refused:\n" + "\n".join(f"- {one}" for one in refusals))
     evaluators = {name: arena.evaluator(settings) for name, settings in resolved.items()}
     blueprints, arms = _trials(study, resolved, evaluators, code)
     if over := list(_over_budget(study, len(blueprints))):
         raise ConfigError("The study is refused:\n" + "\n".join(f"- {one}" for one in over))
-    return Registration(study, blueprints, arms, tuple(_weak(study)))
+    return Registration(study, blueprints, arms, tuple(_weak(study)), directory)
 
 
 def _unknown_metrics(study: Study, arena: Arena) -> Iterator[str]:
     known = ", ".join(arena.metrics)
-    for metric in (study.outcome.metric, *(one.metric for one in study.outcome.guardrails)):
+    bounded = ", ".join(name for name, its in arena.metrics.items() if its.worst is not None)
+    guardrails = [one.metric for one in study.outcome.guardrails]
+    for metric in dict.fromkeys((study.outcome.metric, *guardrails)):
         if metric not in arena.metrics:
             yield (
                 f"The evaluator of {study.base.arena} has no metric {metric!r}; it has: {known}."
             )
-        elif study.outcome.failed == "worst" and arena.metrics[metric].worst is None:
+        elif arena.metrics[metric].worst is None and metric in guardrails:
+            yield (
+                f"The guardrail {metric!r} has no worst value, so that a failed trial could pass "
+                f"it. Use a metric that has one: {bounded or 'there is none, so no guardrail'}."
+            )
+        elif arena.metrics[metric].worst is None and study.outcome.failed == "worst":
             yield (
                 f"{metric!r} has no worst value, so that a failed trial would have no outcome. "
                 "Write a number as outcome.failed."
@@ -138,6 +149,16 @@ def _unsupported(study: Study) -> Iterator[str]:
             yield f"The conclusion of decision {index}: {problem}."
 
 
+def _same_arms(resolved: dict[str, dict[str, Scalar]]) -> Iterator[str]:
+    seen: dict[str, str] = {}
+    for name, settings in resolved.items():
+        if (first := seen.setdefault(canonical(settings), name)) != name:
+            yield (
+                f"The arms {first} and {name} have the same settings once they are resolved, so "
+                "they are one arm. Remove one of them, or set what they differ in."
+            )
+
+
 def _confounds(study: Study, resolved: dict[str, dict[str, Scalar]]) -> Iterator[str]:
     for one in study.compare:
         arm, against = resolved[arm_name(one.arm)], resolved[arm_name(one.against)]
@@ -190,7 +211,7 @@ def _over_budget(study: Study, trials: int) -> Iterator[str]:
         )
 
 
-def _code(study: Study, directory: Path) -> str:
+def code_of(study: Study, directory: Path) -> str:
     """Return the tree hash of the user's code; "" without.
 
     :raises ConfigError: it is not committed.

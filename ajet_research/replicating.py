@@ -9,10 +9,12 @@ from pathlib import Path
 from ajet_core.errors import ConfigError
 from ajet_core.files import write_whole
 from ajet_research.analysis import final_verdicts
-from ajet_research.events import AnyEvent
+from ajet_research.arenas import Arena
+from ajet_research.events import AnyEvent, Registered
 from ajet_research.inference import Verdict
 from ajet_research.leader import run_study
 from ajet_research.ledger import LEDGER, read_ledger
+from ajet_research.runners import LocalRunner, TrialRunner
 from ajet_research.state import fold
 from ajet_research.study import canonical
 
@@ -38,6 +40,7 @@ def replicate_study(
     *,
     parallel: int = 1,
     on_event: Callable[[AnyEvent], None] | None = None,
+    runner: Callable[[Path, Arena], TrialRunner] = LocalRunner,
 ) -> Replication:
     """Run a finished study again with the seeds after its last one.
 
@@ -45,8 +48,9 @@ def replicate_study(
     :raises ConfigError: there is no finished study in `directory`.
     """
     path = directory / LEDGER
-    state = fold(read_ledger(path)) if path.exists() else None
-    if state is None or state.decided is None:
+    rows = list(read_ledger(path)) if path.exists() else []
+    state = fold(rows)
+    if state.decided is None:
         raise ConfigError(f"There is no finished study in {directory}: ajet research run it first.")
     study = state.registered
     inference = study.inference.model_copy(update={"first_seed": study.seeds.stop})
@@ -58,5 +62,11 @@ def replicate_study(
         write_whole(source, content.encode(), mode=0o644)
     elif fold(read_ledger(target / LEDGER)).digest != fresh.digest():
         raise ConfigError(f"{target} has another study. Choose another directory with --dir.")
-    again = run_study(source, target, parallel=parallel, on_event=on_event)
+    first = rows[0].event
+    assert isinstance(first, Registered)
+    # Relative paths mean what they meant in the first study.
+    base = Path(first.directory) if first.directory else None
+    again = run_study(
+        source, target, parallel=parallel, on_event=on_event, runner=runner, base=base
+    )
     return Replication(final_verdicts(state), final_verdicts(again))

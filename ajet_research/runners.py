@@ -31,6 +31,9 @@ from ajet_research.worker import (
 
 _ROOM = 1024 * 1024
 """With fewer free bytes, the disk counts as full."""
+_FULL = "the disk is full"
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a disk, or of its quota, without room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,10 @@ class TrialRunner(Protocol):
     """Runs attempts. Each method may be called any number of times, also by another leader."""
 
     def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
-        """See that an attempt runs; return what became of it once it has ended."""
+        """See that an attempt runs; return what became of it once it has ended.
+
+        :raises OSError: the machine does not let it run. It does not count: call again later.
+        """
 
 
 class LocalRunner:
@@ -68,7 +74,23 @@ class LocalRunner:
         self._workers: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
 
     def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
-        """Start the attempt, unless a worker has it or has ended; return its result."""
+        """Start the attempt, unless a worker has it or has ended; return its result.
+
+        :raises OSError: it cannot be started, or it ended because the disk is full.
+        """
+        settled = self._look_at(blueprint, attempt)
+        if settled is None or settled.cause != _FULL:
+            return settled
+        # A full disk says nothing about a trial. Without these files, the attempt starts again.
+        trial = self._directory / blueprint.id
+        begun_path(trial, attempt).unlink(missing_ok=True)
+        result_path(trial, attempt).unlink(missing_ok=True)
+        if self._workers.pop((blueprint.id, attempt), None) is not None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(trial))
+        # It ended under another leader, and there may be room by now.
+        return None
+
+    def _look_at(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
         trial = self._directory / blueprint.id
         worker = self._workers.get((blueprint.id, attempt))
         status = worker.poll() if worker is not None else None
@@ -82,7 +104,7 @@ class LocalRunner:
             # It was written between the two looks.
             return settled_attempt(self._arena, blueprint, trial, attempt)
         if begun_path(trial, attempt).exists() or status not in (None, HELD):
-            return Settled(blueprint.seconds, cause=self._cause(status))
+            return Settled(blueprint.seconds, cause=_cause(status, trial))
         self._start(blueprint, trial, attempt)
         return None
 
@@ -97,11 +119,6 @@ class LocalRunner:
             # It outlives its leader, and the leader's terminal.
             start_new_session=True,
         )
-
-    def _cause(self, status: int | None) -> str:
-        if shutil.disk_usage(self._directory).free < _ROOM:
-            return "the disk is full"
-        return "the worker was lost" if status in (None, 0) else f"the worker ended with {status}"
 
 
 class FileRunner:
@@ -147,20 +164,24 @@ def write_blueprint(trial: Path, blueprint: TrialBlueprint) -> None:
 
 
 def settled_attempt(arena: Arena, blueprint: TrialBlueprint, trial: Path, attempt: int) -> Settled:
-    """Read what became of an attempt whose result is written: the raw store decides."""
+    """Read what became of an attempt whose result is written: the raw store decides.
+
+    :raises OSError: the result cannot be read now.
+    """
     path = result_path(trial, attempt)
     try:
         result = AttemptResult.model_validate_json(path.read_bytes(), strict=True)
-    except (OSError, InvalidModelError):
+    except InvalidModelError:
         return Settled(blueprint.seconds, cause="the result of the worker cannot be read")
     if result.status == "failed":
-        full = f"[Errno {errno.ENOSPC}]" in result.cause
-        return Settled(result.seconds, cause="the disk is full" if full else result.cause)
-    if result.status == "limit":
-        return Settled(result.seconds, evidence=TrialEvidence(failed="time limit"), limit=True)
+        full = any(f"[Errno {code}]" in result.cause for code in FULL_DISK) or _is_full(trial)
+        return Settled(result.seconds, cause=_FULL if full else result.cause)
     try:
         evidence = read_evidence(arena, blueprint, trial / STORE)
     except AjetError as error:
+        if result.status == "limit":
+            over = TrialEvidence(failed="time limit")
+            return Settled(result.seconds, evidence=over, limit=True)
         return Settled(result.seconds, cause=error.message)
     return Settled(result.seconds, evidence=evidence, store=store_hashes(trial / STORE))
 
@@ -178,6 +199,17 @@ def store_hashes(store: Path) -> dict[str, str]:
         }
     except OSError as error:
         raise ConfigError(f"The raw store {store} cannot be read: {error}") from error
+
+
+def _cause(status: int | None, trial: Path) -> str:
+    """Return why a worker has left no result."""
+    if _is_full(trial):
+        return _FULL
+    return "the worker was lost" if status in (None, 0) else f"the worker ended with {status}"
+
+
+def _is_full(directory: Path) -> bool:
+    return shutil.disk_usage(directory).free < _ROOM
 
 
 def _is_held(lock: Path) -> bool:

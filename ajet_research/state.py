@@ -111,6 +111,8 @@ class StudyState:
                 trial.status = "planned"
             case Finished():
                 trial = self._settle(row, event)
+                if event.metrics.keys() != (set() if event.failed else self.metrics.keys()):
+                    raise _misplaced(row)
                 trial.status, trial.outcome = "finished", event
             case Lost():
                 self._trial(row, event.trial, "planned").status = "lost"
@@ -122,6 +124,8 @@ class StudyState:
         event = row.event
         match event:
             case Looked(look=look) if look == len(self.findings) and self.decided is None:
+                if look >= len(self.registered.inference.looks):
+                    raise _misplaced(row)
                 self.findings.append(event.findings)
             case Decided() if self.decided is None:
                 self.decided = event
@@ -140,6 +144,9 @@ class StudyState:
         except ValueError:
             raise _misplaced(row) from None
         if self.study.digest() != event.digest:
+            raise _misplaced(row)
+        used = {self.study.outcome.metric, *(one.metric for one in self.study.outcome.guardrails)}
+        if event.arms.keys() != {one.id for one in event.blueprints} or used - event.metrics.keys():
             raise _misplaced(row)
         self.digest, self.metrics = event.digest, event.metrics
         self.trials = {one.id: TrialState(one, event.arms[one.id]) for one in event.blueprints}

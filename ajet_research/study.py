@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 from pydantic import ValidationError as InvalidModelError
 
 from ajet_core.errors import ConfigError, UnreadableFileError
@@ -24,7 +24,9 @@ from ajet_research.inference import MOST_SEEDS, VERDICTS, Verdict
 SCHEMA = 1
 """The version of the study file, of the ledger and of the trial directories."""
 
-Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
+Scalar = (
+    StrictBool | StrictInt | Annotated[float, Field(strict=True, allow_inf_nan=False)] | StrictStr
+)
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -72,7 +74,7 @@ class Measure(_StudyPart):
     :param metric: a metric of the arena's evaluator, which also says which direction is better.
     :param smallest: the smallest effect of interest, in the metric's unit.
     :param failed: the outcome of a trial that fails by what its arm does. ``worst`` is the worst
-        value of the metric.
+        value of the metric. In guardrails, it always has the worst value of their metric.
     """
 
     metric: str
@@ -136,7 +138,7 @@ class Decide(_StudyPart):
 class Budget(_StudyPart):
     """What may be spent. A trial's worst case is reserved before the trial starts.
 
-    :param trials: attempts that may be started.
+    :param trials: that may be started, each with all its attempts.
     :param trial_seconds: wall time after which an attempt is killed.
     :param compute_hours: wall time of all attempts together.
     :param wall_hours: time in which a leader was at work.
@@ -329,7 +331,7 @@ def _problem(text: str, source: str, content: object, error: Mapping[str, Any]) 
     return f"{at}: {name}: {error['msg']}"
 
 
-def _is_in(content: object, part: object, keys: tuple[object, ...]) -> bool:
+def _is_in(content: Any, part: object, keys: tuple[object, ...]) -> bool:
     """Return whether a part of a location is a key of the file, not a branch of a type."""
     for key in keys:
         inside = (isinstance(content, dict) and key in content) or (
@@ -338,7 +340,7 @@ def _is_in(content: object, part: object, keys: tuple[object, ...]) -> bool:
         if inside:
             if key is part:
                 return True
-            content = content[key]  # type: ignore[index]  # just checked
+            content = content[key]
     return False
 
 

@@ -37,6 +37,8 @@ from ajet_research.study import Compare, Study, arm_name, parse_study
 from ajet_research.worker import BLUEPRINT, STORE, AttemptResult, result_path
 
 _NEAR = 1e-9
+_ROUNDING = 1e-12
+"""What lies closer to a limit, relative to the numbers compared, counts as on it."""
 _REPORT, _TRIALS = "report", "trials"
 
 
@@ -73,6 +75,8 @@ def verify_study(directory: Path) -> Verification:
         result.problems.append(f"{error.filename} cannot be read: {error.strerror}")
     except ValueError as error:
         result.problems.append(f"A file of the study cannot be decoded: {error}")
+    except Exception as error:  # noqa: BLE001 - a study that breaks the check does not pass it
+        result.problems.append(f"The study cannot be checked: {type(error).__name__}: {error}")
     return result
 
 
@@ -181,20 +185,13 @@ def _wrong_finding(
             yield "a verdict without outcomes"
         return
     its = list(values.values())
-    for name, mine, theirs in (
-        ("mean of the arm", math.fsum(arm[s] for s in values) / len(its), finding.arm_mean),
-        (
-            "mean of the other",
-            math.fsum(against[s] for s in values) / len(its),
-            finding.against_mean,
-        ),
-        ("difference", math.fsum(its) / len(its), finding.gain),
-        ("p value", _p(its, 0.0), finding.p),
-        ("share of wins", sum((d > 0) + (d == 0) / 2 for d in its) / len(its), finding.wins),
+    for name, sample, theirs in (
+        ("mean of the arm", [arm[s] for s in values], finding.arm_mean),
+        ("mean of the other", [against[s] for s in values], finding.against_mean),
     ):
-        if theirs is None or abs(mine - theirs) > _NEAR * max(1.0, abs(mine)):
+        if theirs is None or not _near(mine := math.fsum(sample) / len(its), theirs, sample):
             yield f"the {name} is {mine!r}, not {theirs!r}"
-    yield from _wrong_interval(its, finding.low, finding.high, alpha)
+    yield from _wrong_estimate(its, finding, alpha)
     holding = True
     for guard in study.outcome.guardrails:
         guarded = finding.guardrails.get(guard.metric)
@@ -204,8 +201,9 @@ def _wrong_finding(
             continue
         yield from _wrong_interval(guarded_values, guarded.low, guarded.high, alpha)
         gain = math.fsum(guarded_values) / len(guarded_values)
-        holds = guarded.low is not None and guarded.low > -guard.margin
-        if guarded.holds != holds or abs(guarded.gain - gain) > _NEAR * max(1.0, abs(gain)):
+        room = _ROUNDING * max(abs(guarded.gain), guard.margin)
+        holds = guarded.low is not None and guarded.low > -guard.margin + room
+        if guarded.holds != holds or not _near(gain, guarded.gain, guarded_values):
             yield f"the guardrail {guard.metric} has another state"
         holding = holding and holds
     if set(finding.guardrails) - {guard.metric for guard in study.outcome.guardrails}:
@@ -236,13 +234,35 @@ def _verdict(
     smallest = study.outcome.smallest
     low = -math.inf if finding.low is None else finding.low
     high = math.inf if finding.high is None else finding.high
-    if high < -smallest:
+    room = _ROUNDING * max(abs(finding.gain or 0.0), smallest)
+    if high < -smallest - room:
         return "worse"
     if not holding:
         return "undecided"
-    if low > smallest:
+    if low > smallest + room:
         return "better"
-    return "equivalent" if -smallest < low and high < smallest else "undecided"
+    within = low > -smallest + room and high < smallest - room
+    return "equivalent" if within else "undecided"
+
+
+def _wrong_estimate(values: Sequence[float], finding: LookFinding, alpha: float) -> Iterator[str]:
+    """Check what a finding says about differences; shape of `values`: ``[seeds]``."""
+    gain = math.fsum(values) / len(values)
+    if finding.gain is None or not _near(gain, finding.gain, values):
+        yield f"the difference is {gain!r}, not {finding.gain!r}"
+    # Rounding decides between sums that are equal but for it, and a finding may have either.
+    least, most = (_p(values, 0.0, room=room) for room in (_ROUNDING / 10, _NEAR))
+    if finding.p is None or not least - _NEAR <= finding.p <= most + _NEAR:
+        yield f"the p value is {most!r}, not {finding.p!r}"
+    tie = _ROUNDING * max(abs(value) for value in values)
+    wins = sum(1.0 if d > tie else 0.5 if d >= -tie else 0.0 for d in values) / len(values)
+    if finding.wins is None or abs(wins - finding.wins) > _NEAR:
+        yield f"the share of wins is {wins!r}, not {finding.wins!r}"
+    yield from _wrong_interval(values, finding.low, finding.high, alpha)
+
+
+def _near(mine: float, theirs: float, of: Sequence[float]) -> bool:
+    return abs(mine - theirs) <= _NEAR * max(abs(value) for value in of)
 
 
 def _wrong_interval(
@@ -250,57 +270,63 @@ def _wrong_interval(
 ) -> Iterator[str]:
     """The test rejects just outside an interval, and not just inside it."""
     scale = max(abs(value) for value in values) or 1.0
-    step = 1e-7 * scale
     mean = math.fsum(values) / len(values)
-    for name, end, outward in (("lower", low, -step), ("upper", high, step)):
+    for name, end, outward in (("lower", low, -1.0), ("upper", high, 1.0)):
+        step = outward * 1e-7 * scale
         if end is None:
-            far = mean + math.copysign(4 * scale, outward)
-            wrong = _p(values, far) <= alpha * (1 + 1e-9)
+            wrong = _p(values, mean + outward * 4 * scale) <= alpha * (1 + _NEAR)
         else:
-            wrong = _p(values, end + outward) > alpha * (1 + 1e-9)
-            wrong = wrong or _p(values, end - outward) <= alpha * (1 + 1e-9)
-            # Of equal differences, the interval is one point.
-            wrong = wrong and not (low == high == end and abs(end - mean) < step)
+            # An interval reaches to the mean at least, however narrow it is.
+            inside = min(end - step, mean) if outward < 0 else max(end - step, mean)
+            wrong = _p(values, end + step) > alpha * (1 + _NEAR)
+            wrong = wrong or _p(values, inside) <= alpha * (1 + _NEAR)
         if wrong:
             yield f"the {name} end of an interval does not invert the test"
 
 
-def _p(values: Sequence[float], theta: float) -> float:
-    """Return the p value of the hypothesis that the true difference is `theta`."""
+def _p(values: Sequence[float], theta: float, *, room: float = _NEAR) -> float:
+    """Return the p value of the hypothesis that the true difference is `theta`.
+
+    :param room: relative to the largest value; a sum that is smaller than the observed one by less
+        counts as equal.
+    """
     import numpy as np
     from scipy import stats
 
+    if len(values) == 1:
+        # SciPy refuses a single pair, both of whose signs are as extreme.
+        return 1.0
     moved = np.asarray(values) - theta
-    # Rounding must not decide between equal statistics: SciPy compares with a tolerance of its own
-    # that is relative to the statistic, which is 0 here for some data.
-    moved[np.abs(moved) < 1e-13 * max(1.0, float(np.abs(values).max()))] = 0.0
+    scale = float(np.abs(values).max()) or 1.0
+    observed = abs(float(moved.sum()))
 
-    def total(sample: np.ndarray, axis: int) -> np.ndarray:
-        sums: np.ndarray = np.abs(np.round(sample.sum(axis=axis), 12))
-        return sums
+    def extreme(sample: np.ndarray, axis: int) -> np.ndarray:
+        # All that SciPy has to compare is then 0 or 1, so that its own tolerance has no effect.
+        as_extreme: np.ndarray = np.abs(sample.sum(axis=axis)) >= observed - room * scale
+        return as_extreme.astype(float)
 
     done = stats.permutation_test(
         (moved,),
-        total,
+        extreme,
         permutation_type="samples",
         alternative="greater",
         n_resamples=math.inf,
         vectorized=True,
         batch=4096,
     )
-    return float(done.pvalue)
+    return float(done.null_distribution.mean())
 
 
 def _outcomes(state: StudyState, arm: str, metric: str) -> dict[int, float]:
-    known = state.metrics[metric]
-    failed = state.registered.outcome.failed
-    worst = known.worst if failed == "worst" else failed
-    its = {}
-    for trial in state.trials.values():
-        if trial.arm == arm and not trial.blueprint.repeat and trial.outcome is not None:
-            value = worst if trial.outcome.failed else trial.outcome.metrics[metric]
-            its[trial.blueprint.seed] = float(value)  # type: ignore[arg-type]  # registration proves it
-    return its
+    worst, failed = state.metrics[metric].worst, state.registered.outcome.failed
+    # `outcome.failed` is a value of the study's metric, not of its guardrails.
+    if failed == "worst" or metric != state.registered.outcome.metric:
+        failed = math.nan if worst is None else worst
+    return {
+        trial.blueprint.seed: failed if trial.outcome.failed else trial.outcome.metrics[metric]
+        for trial in state.trials.values()
+        if trial.arm == arm and not trial.blueprint.repeat and trial.outcome is not None
+    }
 
 
 def _differences(state: StudyState, one: Compare, metric: str, seeds: range) -> dict[int, float]:
@@ -319,12 +345,12 @@ def _other_study(directory: Path, study: Study, first: Registered) -> Iterator[s
             break
     else:
         yield f"{directory} lacks its study file."
-    # The code of the user's may have moved on; its hash is in each blueprint.
-    again = register(study.model_copy(update={"code": None}), directory)
-    plain = [one.model_copy(update={"code": ""}) for one in first.blueprints]
-    if len({one.code for one in first.blueprints}) > 1:
-        yield "The trials do not have the same code."
-    if plain != list(again.blueprints.values()):
+    # The user's code may have moved on: its hash is the one in the blueprints.
+    code = first.blueprints[0].code if first.blueprints else ""
+    again = register(study, directory, code=code)
+    if bool(code) != (study.code is not None):
+        yield "The trials have code that the study does not have, or lack it."
+    if first.blueprints != list(again.blueprints.values()):
         yield (
             "The registered trials are not those of the study with this version of the arena and "
             "its evaluator."
@@ -354,36 +380,47 @@ def _wrong_outcomes(
         trial, blueprint = trials / event.trial, state.trials[event.trial].blueprint
         ended = _result(trial, event.attempt)
         if isinstance(event, AttemptFailed):
-            if (
-                ended is not None
-                and ended.status != "failed"
-                and _has_evidence(arena, trial, ended)
+            if ended is not None and (
+                ended.status == "limit"
+                or (ended.status == "done" and _has_evidence(arena, trial, blueprint))
             ):
                 yield f"Row {row.seq}: attempt {event.attempt} of {event.trial} has a result."
             continue
         result.trials += 1
-        at = f"Row {row.seq}, trial {event.trial}"
-        stored = json.loads((trial / BLUEPRINT).read_bytes())
-        if stored != blueprint.model_dump(mode="json"):
-            yield f"{at}: the blueprint in its directory is another one."
-        if ended is None or ended.seconds != event.seconds:
-            yield f"{at}: the result of its attempt is missing or another one."
-            continue
-        if (ended.status == "limit") != event.limit or ended.status == "failed":
-            yield f"{at}: its attempt ended in another way."
-        if event.limit:
-            if event.metrics or event.failed != "time limit" or event.store:
-                yield f"{at}: it has an outcome, though its time was over."
-            continue
-        if store_hashes(trial / STORE) != event.store:
-            yield f"{at}: its raw store has changed."
-        evidence = read_evidence(arena, blueprint, trial / STORE)
-        if (dict(evidence.metrics), evidence.failed, evidence.fingerprint) != (
-            event.metrics,
-            event.failed,
-            event.fingerprint,
-        ):
-            yield f"{at}: its outcome is not the one of its raw store."
+        for what in _wrong_outcome(trial, blueprint, event, ended, arena):
+            yield f"Row {row.seq}, trial {event.trial}: {what}."
+
+
+def _wrong_outcome(
+    trial: Path,
+    blueprint: TrialBlueprint,
+    event: Finished,
+    ended: AttemptResult | None,
+    arena: Arena,
+) -> Iterator[str]:
+    if json.loads((trial / BLUEPRINT).read_bytes()) != blueprint.model_dump(mode="json"):
+        yield "the blueprint in its directory is another one"
+    if ended is None or ended.seconds != event.seconds:
+        yield "the result of its attempt is missing or another one"
+        return
+    # A trial may have measured all when its time was over.
+    if ended.status == "failed" or (event.limit and ended.status != "limit"):
+        yield "its attempt ended in another way"
+    if event.limit:
+        if ended.seconds < blueprint.seconds or _has_evidence(arena, trial, blueprint):
+            yield "it ended before its time was over"
+        if event.failed != "time limit" or event.store or event.fingerprint:
+            yield "it has an outcome, though its time was over"
+        return
+    if store_hashes(trial / STORE) != event.store:
+        yield "its raw store has changed"
+    evidence = read_evidence(arena, blueprint, trial / STORE)
+    if (dict(evidence.metrics), evidence.failed, evidence.fingerprint) != (
+        event.metrics,
+        event.failed,
+        event.fingerprint,
+    ):
+        yield "its outcome is not the one of its raw store"
 
 
 def _result(trial: Path, attempt: int) -> AttemptResult | None:
@@ -397,10 +434,7 @@ def _result(trial: Path, attempt: int) -> AttemptResult | None:
     return result if result.attempt == attempt else None
 
 
-def _has_evidence(arena: Arena, trial: Path, ended: AttemptResult) -> bool:
-    if ended.status == "limit":
-        return True
-    blueprint = TrialBlueprint.model_validate_json((trial / BLUEPRINT).read_bytes())
+def _has_evidence(arena: Arena, trial: Path, blueprint: TrialBlueprint) -> bool:
     try:
         read_evidence(arena, blueprint, trial / STORE)
     except AjetError:

@@ -8,6 +8,8 @@ imported.
 from __future__ import annotations
 
 import functools
+import math
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -64,13 +66,33 @@ def load_arena(name: str) -> Arena:
 def read_evidence(arena: Arena, blueprint: TrialBlueprint, store: Path) -> TrialEvidence:
     """Read the raw store of a trial.
 
-    :raises ConfigError: the store is damaged, however the arena notices that.
+    :return: each metric of the arena as a finite number, or none if the trial failed.
+    :raises ConfigError: the store is damaged, however the arena notices that, or metrics are not
+        those of the arena.
     """
     try:
-        return arena.evidence(blueprint, store)
+        evidence = arena.evidence(blueprint, store)
+        if evidence.failed:
+            return replace(evidence, metrics={})
+        _check_metrics(arena, evidence, store)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
             f"The raw store {store} cannot be read: {type(error).__name__}: {error}"
         ) from error
+    return evidence
+
+
+def _check_metrics(arena: Arena, evidence: TrialEvidence, store: Path) -> None:
+    if evidence.metrics.keys() != arena.metrics.keys():
+        raise ConfigError(
+            f"The raw store {store} gives the metrics {', '.join(sorted(evidence.metrics))}, and "
+            f"the arena has {', '.join(sorted(arena.metrics))}."
+        )
+    for name, value in evidence.metrics.items():
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"The raw store {store} gives {name} = {value}, which is not a finite number. If "
+                "the arm caused it, the arena has to report that the trial failed."
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -13,18 +14,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_core.errors import BusyError, ConfigError, StoreError
+from ajet_core.errors import BusyError, ConfigError, StoreError, StoreFullError
 from ajet_research.actions import Await, Proceed, Reserve, Stop, actions, needed_now
-from ajet_research.analysis import final_verdicts
+from ajet_research.analysis import final_verdicts, outcomes
 from ajet_research.arenas import TrialBlueprint
-from ajet_research.events import AttemptFailed, ClockJumped, Exhausted, Lost
+from ajet_research.events import (
+    AttemptFailed,
+    ClockJumped,
+    Exhausted,
+    LeaderStarted,
+    Lost,
+    Reserved,
+)
 from ajet_research.leader import StudyLeader, held, registered_event, run_study
 from ajet_research.ledger import LEDGER, StudyLedger
 from ajet_research.registration import register
 from ajet_research.report import compile_report, unlinked_numerals
 from ajet_research.runners import FileRunner, InlineRunner, Settled
-from ajet_research.state import fold
+from ajet_research.state import StudyState, fold
 from ajet_research.study import Study
+from ajet_research.verifying import _out_of_order
 from tests.research.studies import TEXT, study, written
 
 
@@ -54,16 +63,20 @@ class KilledError(Exception):
 
 @dataclass
 class Runner:
-    """Runs trials inline, some of which fail, and dies at a chosen call."""
+    """Runs trials inline, some of which fail, and dies or has an error at chosen calls."""
 
     lost: Callable[[TrialBlueprint, int], bool] = lambda blueprint, attempt: False
     kill_at: set[int] = field(default_factory=set)
+    errors: dict[int, OSError] = field(default_factory=dict)
     calls: Iterator[int] = field(default_factory=itertools.count)
     inner: InlineRunner = field(default_factory=InlineRunner)
 
     def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
-        if next(self.calls) in self.kill_at:
+        call = next(self.calls)
+        if call in self.kill_at:
             raise KilledError
+        if call in self.errors:
+            raise self.errors[call]
         if self.lost(blueprint, attempt):
             return Settled(blueprint.seconds, cause="the worker was lost")
         return self.inner.poll(blueprint, attempt)
@@ -174,6 +187,43 @@ def test_a_trial_that_succeeds_at_the_second_attempt_counts_once() -> None:
     assert {one.attempts for one in retried.state.trials.values()} <= {0, 2}
 
 
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.ENOSPC, StoreFullError), (errno.EDQUOT, StoreFullError), (errno.EAGAIN, StoreError)],
+)
+def test_a_machine_that_runs_no_trial_is_an_error_and_a_rerun_continues(
+    code: int, kind: type[StoreError]
+) -> None:
+    error = OSError(code, os.strerror(code), "trial")
+    runner = Runner(errors=dict.fromkeys(range(4, 12), error))
+    ledger = new_ledger(study())
+    for _ in range(8):
+        with pytest.raises(StoreError, match="does not count") as raised:
+            StudyLeader(ledger, runner, None, Clock()).lead()
+        assert type(raised.value) is kind
+        assert isinstance(ledger.rows[-1].event, Reserved | LeaderStarted)
+    state = StudyLeader(ledger, runner, None, Clock()).lead()
+    assert not [row for row in ledger.rows if isinstance(row.event, AttemptFailed)]
+    assert state.verdicts == led(study()).state.verdicts
+
+
+def not_called_for(ledger: StudyLedger) -> list[str]:
+    """The rows that `ajet research verify` would refuse at their place."""
+    state = StudyState()
+    problems: list[str] = []
+    for row in ledger.rows:
+        problems += _out_of_order(row, state)
+        state.apply(row)
+    return problems
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_rows_are_called_for_though_attempts_fail_beside_others(parallel: int) -> None:
+    leader = led(study(), Runner(lambda blueprint, attempt: blueprint.seed < 4), parallel=parallel)
+    assert sum(isinstance(row.event, Lost) for row in leader.ledger.rows) >= 6
+    assert not_called_for(leader.ledger) == []
+
+
 def test_a_budget_that_retries_use_up_ends_in_a_decision() -> None:
     its = study(budget__compute_hours=17 * 30 / 3600)
     leader = led(its, Runner(lambda blueprint, attempt: True))
@@ -189,6 +239,7 @@ def test_a_wall_time_that_is_over_ends_in_a_decision() -> None:
     assert leader.state.exhausted is not None
     assert leader.state.exhausted.resource == "wall_hours"
     assert leader.state.decided is not None
+    assert not_called_for(leader.ledger) == []
 
 
 def test_a_clock_that_jumps_is_a_row_and_changes_no_result() -> None:
@@ -326,3 +377,21 @@ def test_every_numeral_of_every_report_is_linked() -> None:
             assert bare == [], (world, page)
             total += count
     assert total > 1000
+
+
+def test_guardrails_take_their_worst_value_from_a_failed_trial_not_the_registered_outcome() -> None:
+    looks = [{"seeds": 16, "alpha": 0.05}]
+    changes = {
+        "inference__looks": looks,
+        "budget__trials": 40,
+        "outcome__failed": 0.5,
+        "outcome__guardrails": [{"metric": "far_score", "margin": 0.1}],
+        "base__set": {"world": "survivors", "steps": 2},
+    }
+    state = led(study(**changes)).state
+    failed = {
+        one.blueprint.seed for one in state.trials.values() if one.outcome and one.outcome.failed
+    }
+    assert failed
+    assert {outcomes(state, 'method="b"', "score")[seed] for seed in failed} == {0.5}
+    assert {outcomes(state, 'method="b"', "far_score")[seed] for seed in failed} == {-8.0}

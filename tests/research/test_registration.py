@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ajet_core.errors import ConfigError
-from ajet_research.arenas import load_arena
+from ajet_research.arenas import MetricSpec, TrialEvidence, load_arena, read_evidence
 from ajet_research.arenas.synthetic import SyntheticArena
+from ajet_research.events import AnyEvent
+from ajet_research.leader import run_study
 from ajet_research.registration import power, register
-from tests.research.studies import study
+from ajet_research.replicating import replicate_study
+from ajet_research.runners import FileRunner
+from ajet_research.verifying import verify_study
+from tests.research.studies import TEXT, study, written
 
 
 def refusal(**changes: Any) -> str:
@@ -197,3 +205,111 @@ def test_code_that_is_not_committed_is_refused(tmp_path: Path) -> None:
     git("commit", "-q", "-m", "Agent")
     registration = register(study(code={"path": "."}), tmp_path)
     assert {len(one.code) for one in registration.blueprints.values()} == {40}
+
+
+@pytest.mark.processes
+def test_a_study_with_code_verifies_resumes_and_replicates_with_the_same_code_alone(
+    tmp_path: Path,
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    committed(code, "x = 1\n")
+    text = TEXT.replace(
+        "{ seeds = 6, alpha = 0.04 }, { seeds = 8, alpha = 0.01 }", "{ seeds = 6, alpha = 0.05 }"
+    )
+    source = written(tmp_path, text + '\n[code]\npath = "code"\n')
+    directory = tmp_path / "elsewhere" / "study"
+    run_study(source, directory, runner=FileRunner)
+    assert verify_study(directory).problems == []
+    # A relative path means the same in the copy, which lies elsewhere.
+    again = replicate_study(directory, tmp_path / "new", runner=FileRunner)
+    assert again.first.keys() == again.again.keys()
+    assert verify_study(tmp_path / "new").problems == []
+    committed(code, "x = 2\n")
+    assert verify_study(directory).problems == []
+    with pytest.raises(ConfigError, match="The code in code is not the one that is registered"):
+        interrupted(source, tmp_path / "other", lambda: committed(code, "x = 3\n"))
+
+
+def committed(code: Path, content: str) -> None:
+    """Commit a file to a repository, which is created if there is none."""
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
+    (code / "agent.py").write_text(content)
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "Agent"]):
+        subprocess.run(["git", "-C", str(code), *identity, *command], check=True)
+
+
+def interrupted(source: Path, directory: Path, meanwhile: Callable[[], None]) -> None:
+    """Run a study whose leader ends after ten rows, and run it again."""
+
+    class EndedError(Exception):
+        pass
+
+    rows = itertools.count()
+
+    def end(event: AnyEvent) -> None:
+        if next(rows) == 10:
+            raise EndedError
+
+    with pytest.raises(EndedError):
+        run_study(source, directory, runner=FileRunner, on_event=end)
+    meanwhile()
+    run_study(source, directory, runner=FileRunner)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"score": 1.0}, "gives the metrics score, and the arena has far_score, loss, score"),
+        (dict.fromkeys(SyntheticArena.metrics, math.nan), "= nan, which is not a finite number"),
+        (dict.fromkeys(SyntheticArena.metrics, math.inf), "= inf, which is not a finite number"),
+    ],
+    ids=["missing", "nan", "infinite"],
+)
+def test_evidence_without_a_finite_number_for_each_metric_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, float], problem: str
+) -> None:
+    evidence = TrialEvidence(metrics=values, fingerprint="1")
+    monkeypatch.setattr(SyntheticArena, "evidence", lambda *arguments: evidence)
+    its = next(iter(register(study(), Path()).blueprints.values()))
+    with pytest.raises(ConfigError, match=problem):
+        read_evidence(SyntheticArena(), its, tmp_path)
+    state = run_study(written(tmp_path), tmp_path / "study", runner=FileRunner)
+    assert {one.status for one in state.trials.values() if one.attempts} == {"lost"}
+
+
+def test_a_failed_trial_has_no_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = TrialEvidence(metrics={"score": 9.0}, failed="all episodes failed")
+    monkeypatch.setattr(SyntheticArena, "evidence", lambda *arguments: evidence)
+    its = next(iter(register(study(), Path()).blueprints.values()))
+    assert read_evidence(SyntheticArena(), its, tmp_path).metrics == {}
+
+
+def test_a_guardrail_without_a_worst_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = {**SyntheticArena.metrics, "far_score": MetricSpec("max", None, "")}
+    monkeypatch.setattr(SyntheticArena, "metrics", metrics)
+    guardrails = [{"metric": "far_score", "margin": 1.0}]
+    message = refusal(outcome__guardrails=guardrails, outcome__failed=-3.0)
+    assert "'far_score' has no worst value" in message
+    assert "Use a metric that has one: score, loss, train_reward." in message
+
+
+def test_two_arms_with_equal_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = SyntheticArena.resolve
+    monkeypatch.setattr(
+        SyntheticArena,
+        "resolve",
+        lambda self, settings: resolve(
+            self, {**settings, "method": "b" if settings["method"] == "c" else settings["method"]}
+        ),
+    )
+    message = refusal(
+        factors__method__levels=["a", "b", "c"],
+        compare=[
+            {"id": f"{one}-vs-a", "arm": {"method": one}, "against": {"method": "a"}}
+            for one in ("b", "c")
+        ],
+        decide=[{"otherwise": True, "conclude": "Keep a."}],
+        budget__trials=100,
+    )
+    assert 'method="b" and method="c" have the same settings' in message

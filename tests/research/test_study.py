@@ -126,3 +126,8 @@ def test_a_topic_without_a_study_is_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"There is no study file .*none\.toml"):
         study_text(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("level", ["nan", "inf", "-inf"])
+def test_a_level_that_is_not_finite_is_refused(level: str) -> None:
+    assert "finite number" in refusal('levels = ["a", "b"]', f"levels = [0.5, {level}]")

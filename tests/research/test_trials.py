@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,15 @@ from ajet_research.leader import MachineClock, run_study
 from ajet_research.runners import LocalRunner, Settled
 from ajet_research.suites.faults import run_faults
 from ajet_research.verifying import verify_study
-from ajet_research.worker import HELD, LOCK, STORE, main
+from ajet_research.worker import (
+    HELD,
+    LOCK,
+    STORE,
+    AttemptResult,
+    begun_path,
+    main,
+    result_path,
+)
 from tests.research.studies import TEXT, written
 
 pytestmark = pytest.mark.processes
@@ -83,6 +93,40 @@ def test_another_attempt_continues_the_raw_store_of_a_killed_one(tmp_path: Path)
     assert again.evidence == whole.evidence
     after = (tmp_path / "killed" / its.id / STORE / RAW).read_bytes()
     assert after.startswith(before[: before.rfind(b"\n") + 1])
+
+
+def failed_for_space(directory: Path, its: TrialBlueprint) -> None:
+    """Leave what a worker leaves whose trial failed because the disk is full."""
+    trial = directory / its.id
+    (trial / STORE).mkdir(parents=True)
+    begun_path(trial, 1).touch()
+    cause = "exit status 1: OSError: [Errno 28] No space left on device"
+    result = AttemptResult(attempt=1, status="failed", cause=cause, seconds=1.0)
+    result_path(trial, 1).write_text(result.model_dump_json())
+
+
+def test_an_attempt_that_failed_for_space_under_another_leader_starts_again(tmp_path: Path) -> None:
+    its = blueprint()
+    failed_for_space(tmp_path, its)
+    result = settled(runner(tmp_path), its)
+    assert result.evidence is not None
+    assert result_path(tmp_path / its.id, 1).exists()
+
+
+def test_an_attempt_that_fails_for_space_is_an_error_and_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its = blueprint(steps=4, step_seconds=0.2)
+    mine = runner(tmp_path)
+    mine.poll(its, 1)
+    pid = supervisor(tmp_path / its.id)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(OSError, match="No space left on device"):
+            settled(mine, its)
+    result = settled(mine, its)
+    assert (result.evidence is not None, result.cause) == (True, "")
 
 
 def test_another_leader_takes_the_result_of_a_worker_that_it_did_not_start(tmp_path: Path) -> None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ajet_research.events import LookFinding
+from ajet_research.inference import estimate
+from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.report.document import Document, Exact, Quote, Reference, TableRow, Text
 from ajet_research.report.links import unlinked_numerals
 from ajet_research.report.prose import refusals
-from ajet_research.suites.mutations import FORGERIES, finished_study
-from ajet_research.verifying import verify_study
+from ajet_research.suites.mutations import FORGERIES, _signed, finished_study
+from ajet_research.verifying import _wrong_estimate, verify_study
+from ajet_research.worker import AttemptResult, result_path
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +55,111 @@ def test_a_raw_store_of_another_form_is_a_problem_and_no_traceback(
     problems = verify_study(forged).problems
     assert problems[0].endswith("its raw store has changed.")
     assert "cannot be read: KeyError: 'task-3'" in problems[1]
+
+
+# Decimals, whose sums are inexact, so that rounding could decide between equal statistics.
+DECIMALS = st.lists(st.integers(-6, 6).map(lambda n: n / 10), min_size=1, max_size=8)
+
+
+def finding_of(values: list[float], alpha: float, **changes: object) -> LookFinding:
+    its = estimate(values, alpha)
+    content: dict[str, object] = {
+        "verdict": "undecided",
+        "reason": "",
+        "seeds": [],
+        "missing": [],
+        "arm_mean": None,
+        "against_mean": None,
+        "gain": its.gain,
+        "low": its.low if abs(its.low) < 1e300 else None,
+        "high": its.high if abs(its.high) < 1e300 else None,
+        "p": its.p,
+        "alpha": alpha,
+        "wins": its.wins,
+        "guardrails": {},
+    }
+    return LookFinding.model_validate({**content, **changes})
+
+
+@given(DECIMALS, st.sampled_from([1e-9, 1.0, 1e6]), st.sampled_from([0.0, 0.1, 1e4]), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_ties_and_rounding_are_no_false_alarm(
+    values: list[float], scale: float, offset: float, equal: bool
+) -> None:
+    values = values[:1] * len(values) if equal else values
+    # As differences of outcomes, in which rounding is larger than in the differences.
+    values = [scale * ((value + offset) - offset) for value in values]
+    for alpha in (0.05, 0.25):
+        assert list(_wrong_estimate(values, finding_of(values, alpha), alpha)) == []
+
+
+@given(st.lists(st.integers(-40, 40), min_size=5, max_size=8, unique=True), st.data())
+@settings(deadline=None, max_examples=30)
+def test_an_estimate_that_is_a_little_off_is_caught(sample: list[int], data: st.DataObject) -> None:
+    values = [value / 7 for value in sample]
+    right = finding_of(values, 0.125)
+    name = data.draw(st.sampled_from(["gain", "low", "high", "p", "wins"]))
+    wrong = getattr(right, name) + data.draw(st.sampled_from([-1, 1])) * 1e-5
+    assert list(_wrong_estimate(values, finding_of(values, 0.125, **{name: wrong}), 0.125))
+
+
+def test_a_trial_that_ended_cannot_be_declared_out_of_time(finished: Path, tmp_path: Path) -> None:
+    forged = tmp_path / "forged"
+    shutil.copytree(finished, forged)
+    trials = {
+        row.event.trial for row in read_ledger(forged / LEDGER) if hasattr(row.event, "limit")
+    }
+    over = min(trials)
+
+    def change(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
+        (body,) = (one for one in bodies if one["kind"] == "finished" and one["trial"] == over)
+        gone = {"metrics": {}, "failed": "time limit", "limit": True, "fingerprint": ""}
+        body.update(gone, store={}, seconds=61.0)
+
+    result = AttemptResult(attempt=1, status="limit", cause="", seconds=61.0)
+    result_path(forged / "trials" / over, 1).write_text(result.model_dump_json())
+    _signed(change)(forged, random.Random(1))
+    assert any("before its time was over" in one for one in verify_study(forged).problems)
+
+
+ODD = [None, "", "x", -1, 0, 99, 1e300, True, [], ["x"], {}, [1], {"a": 1}, {"a": "b"}]
+HARMLESS = {"host", "pid", "versions", "warnings", "directory"}
+
+
+def replaced(kind: str, name: str, value: object) -> Callable[[Path, random.Random], None]:
+    """Replace a value in the first row of a kind, and sign the ledger again."""
+
+    def change(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
+        body = next(one for one in bodies if one["kind"] == kind)
+        if body[name] == value:
+            raise ValueError(value)
+        body[name] = value
+
+    return _signed(change, report=kind != "reported")
+
+
+@pytest.mark.slow
+def test_no_forged_value_passes_or_makes_the_check_crash(finished: Path, tmp_path: Path) -> None:
+    rows = {row.event.kind: row.event for row in read_ledger(finished / LEDGER)}
+    fields = [(kind, name) for kind, its in rows.items() for name in type(its).model_fields]
+    forged = tmp_path / "forged"
+    shutil.copytree(finished, forged)
+    tried = set()
+    for kind, name in fields:
+        for value in ODD if name != "kind" else ():
+            shutil.copy(finished / LEDGER, forged / LEDGER)
+            try:
+                replaced(kind, name, value)(forged, random.Random(1))
+            except ValueError:
+                # No event has such a value, so that reading the ledger refuses it.
+                continue
+            problems = verify_study(forged).problems
+            assert problems or name in HARMLESS, (kind, name, value)
+            assert not any("cannot be checked" in one for one in problems), problems
+            tried.add((kind, name))
+            break
+    assert {kind for kind, _ in tried} == rows.keys()
+    assert len(tried) >= 25
 
 
 def test_verification_changes_nothing(finished: Path) -> None:
