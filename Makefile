@@ -93,7 +93,7 @@ test-nightly: backends  ## Run what takes minutes and of which the other command
 	$(BIN)/python -m pytest -o timeout=0 -m nightly plugins/demo/tests
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(ARGS) tests/security/test_hostile_tenants.py
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_NIGHTLY)
-	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e trl,verl -- -m nightly
+	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e trl,verl,vllm,sglang -- -m nightly
 
 lint: setup  ## Check style, format and words, and that generated files are up to date
 	$(BIN)/ruff check .

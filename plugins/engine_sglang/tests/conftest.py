@@ -18,6 +18,23 @@ from ajet_testing.served_models import Models
 
 torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
+# Each waits for servers to start again, and tests what `ajet_engines` does, which vLLM's tests
+# cover as well.
+NIGHTLY = (
+    "never_served[half_loaded]",
+    "never_served[swapped]",
+    "test_a_model_that_does_not_fit_is_told_with_what_to_set",
+    "test_a_server_that_comes_up_without_a_sender_waits_for_the_next_one",
+    "test_one_that_is_killed_in_the_middle_of_calls_and_again_while_it_boots",
+    "test_one_that_is_killed_while_weights_change",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.name.endswith(NIGHTLY):
+            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,15 @@ from ajet_testing.served_models import Models
 
 torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
+# A server starts again in each.
+NIGHTLY = ("never_served[half_loaded]", "never_served[swapped]")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.name.endswith(NIGHTLY):
+            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(scope="session")
