@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import CallRules
 from ajet_server.episodes.leases import LeaseWatch
 from ajet_server.gateway.formats.exchange import Session
+from ajet_server.gateway.running_calls import Look
 
 T = TypeVar("T")
 
@@ -35,6 +36,9 @@ class CallsElsewhere(Protocol):
 
     async def close(self) -> None:
         """Cancel the calls, and begin no more; what they sampled is recorded when this returns."""
+
+    async def look(self, seen: Mapping[str, int]) -> Look | None:
+        """As `OpenEpisode.look`."""
 
 
 LimitReached = Literal["call_limit", "token_limit"]
@@ -162,6 +166,16 @@ class OpenEpisode:
         task = asyncio.create_task(work)
         self.calls_running.add(task)
         return task
+
+    async def look(self, seen: Mapping[str, int], now: float) -> Look | None:
+        """Return the calls being answered with what they have sampled, for those who watch.
+
+        :param seen: as for `RunningCalls.look`.
+        :param now: Unix seconds.
+        :return: None if the process that answers the calls does not say.
+        """
+        here = self.session.running.look(seen, now)
+        return here if self.elsewhere is None else await self.elsewhere.look(seen)
 
     async def cancel_calls(self) -> None:
         """Cancel running calls; what they sampled is recorded when this returns."""

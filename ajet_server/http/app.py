@@ -6,8 +6,7 @@ The services that the routes call hold the logic.
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Request
@@ -18,8 +17,6 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Send
-from starlette.types import Scope as ASGIScope
 
 from ajet_core import __version__
 from ajet_core.errors import AjetError
@@ -64,24 +61,22 @@ from ajet_server.http.access import Client, Control, Looker, peer_of
 from ajet_server.http.auth_middleware import METRICS_PATH, AuthMiddleware
 from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.documented import ENDED, ERRORS, REFUSED, openapi_document
+from ajet_server.http.event_streams import EventStream
+from ajet_server.http.event_streams import events as stream_of_events
 from ajet_server.http.json_route import JsonRoute
 from ajet_server.http.limits import BodyLimit
 from ajet_server.http.model_service import ModelService
 from ajet_server.http.visibility import (
     engine_metrics_for,
     evaluations_for,
-    event_for,
     mixture_for,
     run_for,
     status_for,
 )
 from ajet_server.security.audit import AuditLog
-from ajet_server.security.credentials import Token
 from ajet_server.security.guard import TokenGuard
 from ajet_server.security.throttle import Throttled
 from ajet_server.service import SwarmService
-
-_KEEPALIVE_SECONDS = 15.0
 
 # Keeps null out of the OpenAPI schema: a header is an integer or is absent.
 _NO_NULL = WithJsonSchema({"type": "integer", "minimum": 0})
@@ -396,32 +391,4 @@ def _add_view_routes(router: APIRouter, service: SwarmService) -> None:
     async def events(
         who: Looker, last_event_id: Annotated[int | None, Header(ge=0), _NO_NULL] = None
     ) -> StreamingResponse:
-        return _EventStream(service, who, last_event_id)
-
-
-class _EventStream(StreamingResponse):
-    """Streams the events that `token` may see, until it is invalid or its holder disconnects."""
-
-    def __init__(self, service: SwarmService, token: Token, after: int | None) -> None:
-        super().__init__(
-            self._lines(service, token, after),
-            media_type="text/event-stream",
-            headers={"cache-control": "no-store"},
-        )
-        self._counted = service.tenants.stream(token)
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        with self._counted:
-            await super().__call__(scope, receive, send)
-
-    async def _lines(
-        self, service: SwarmService, token: Token, after: int | None
-    ) -> AsyncIterator[str]:
-        yield ": connected\n\n"
-        async for owned in service.events.read(after, _KEEPALIVE_SECONDS):
-            if token.why_dead(time.time()):
-                return
-            if owned is None:
-                yield ": keep-alive\n\n"
-            elif (event := event_for(token, owned.event, owned.owner)) is not None:
-                yield f"id: {event.id}\nevent: {event.type}\ndata: {event.model_dump_json()}\n\n"
+        return EventStream(service, who, stream_of_events(service, who, last_event_id))

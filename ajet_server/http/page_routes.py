@@ -15,12 +15,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ajet_core.protocol import TokenScope
 from ajet_server.http.access import Inspector
-from ajet_server.http.timeline_routes import stored_episode
+from ajet_server.http.event_streams import EventStream, RunningStreams
+from ajet_server.http.timeline_routes import episode_record, stored_episode
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
 from ajet_server.page import assets
@@ -59,6 +60,7 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         lambda: NewestStep(coordinator.run_id, coordinator.last_step, coordinator.last_step_at),
     )
     shared = _Shared()
+    streams = RunningStreams(service)
     # Long histories are read one request after the other: they take memory and the store's time.
     reading = asyncio.Semaphore(1)
 
@@ -107,6 +109,24 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
                 return conversation(stored.record, stored.calls).model_dump_json().encode()
 
             return _json(await asyncio.to_thread(describe))
+
+    @router.get(
+        "/v1/timelines/{episode_id}/running",
+        summary="Stream what the running calls of an episode write",
+        tags=["page"],
+        response_class=StreamingResponse,
+        responses={
+            200: {
+                "content": {"text/event-stream": {}},
+                "description": "Server-sent events with JSON, as docs/page.md says",
+            }
+        },
+    )
+    async def running(episode_id: str, who: Inspector) -> StreamingResponse:
+        await episode_record(service, episode_id)
+        model = RunFacts.of(await store.get_run()).model
+        lines = streams.lines(episode_id, who, lambda: _texts(model))
+        return EventStream(service, who, lines)
 
     @router.get(
         "/v1/timelines/{episode_id}/page",

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ajet_core.errors import EpisodeNotFoundError
+from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import EpisodeTimelines
 from ajet_server.http.access import Inspector
 from ajet_server.observe.run_merger import RunMerger
@@ -53,9 +54,17 @@ async def stored_episode(service: SwarmService, episode_id: str) -> StoredEpisod
 
     :raises EpisodeNotFoundError: no episode has this id.
     """
-    store = service.store
-    record = await store.get_episode(episode_id)
+    record = await episode_record(service, episode_id)
+    calls = (await service.store.calls([episode_id]))[episode_id]
+    return StoredEpisode(record, None, calls, await service.store.scores(episode_id))
+
+
+async def episode_record(service: SwarmService, episode_id: str) -> EpisodeRecord:
+    """Return the record of a stored episode.
+
+    :raises EpisodeNotFoundError: no episode has this id.
+    """
+    record = await service.store.get_episode(episode_id)
     if record is None:
         raise EpisodeNotFoundError(f"this server has no episode {episode_id}")
-    calls = (await store.calls([episode_id]))[episode_id]
-    return StoredEpisode(record, None, calls, await store.scores(episode_id))
+    return record

@@ -231,6 +231,39 @@ class Conversation(Message):
     omitted: int = 0
 
 
+class RunningText(Message):
+    """More of the answer of a running call.
+
+    :param at: when the call began, in Unix seconds.
+    :param tokens: number of tokens sampled so far.
+    :param version: policy version of the last one; None before the first one.
+    :param first: position of the token with which `text` begins. Tokens between those of the last
+        event and this one are left out, and 0 begins the answer anew.
+    :param text: what is new, with special tokens; a character may come only with a later token.
+    """
+
+    call_id: str
+    agent: str
+    at: float
+    tokens: int
+    version: int | None
+    first: int
+    text: str
+
+
+class RunningTexts(Message):
+    """Data of an event of ``GET /v1/timelines/{episode_id}/running``.
+
+    :param calls: those that are being answered; one that is missing has ended.
+    :param more: number of further ones, which are not listed.
+    :param open: whether the episode is open; if not, this is the last event.
+    """
+
+    calls: list[RunningText]
+    more: int = 0
+    open: bool = True
+
+
 class ClientActivity(Message):
     """What a client does now.
 

@@ -43,11 +43,15 @@ class TokenTexts:
 
     def text(self, token_ids: Iterable[int]) -> str:
         """Return the text of tokens; those without a text as ``<id>``."""
+        return self.bytes_of(token_ids).decode("utf-8", "replace")
+
+    def bytes_of(self, token_ids: Iterable[int]) -> bytes:
+        """Return the UTF-8 text of tokens, which may end, or begin, within a character."""
         parts = []
         for token_id in token_ids:
             piece = self.piece(token_id)
             parts.append(f"<{token_id}>".encode() if piece is None else piece)
-        return b"".join(parts).decode("utf-8", "replace")
+        return b"".join(parts)
 
     def _piece(self, token_id: int) -> bytes | None:
         if self._tokenizer is None:

@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from ajet_core.errors import ConfigError, EpisodeClosedError, WorkerDiedError
 from ajet_core.timeline import Call
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.gateway.running_calls import Look
 from ajet_server.processes.link import STREAM_BYTES, Link, answering
 from ajet_server.processes.methods import (
     ADD_CALL,
@@ -24,6 +26,7 @@ from ajet_server.processes.methods import (
     END_CALL,
     HELLO,
     LEAVE,
+    LOOK,
     OPEN_EPISODE,
     RELEASE_EPISODE,
     REPORT,
@@ -33,6 +36,7 @@ from ajet_server.processes.methods import (
     Report,
     ServedModel,
     SharedState,
+    Watched,
 )
 from ajet_server.processes.wire import TokensElsewhereError, digest, pack_call, unpack_call
 from ajet_server.run.run_loop import RunLoop
@@ -83,6 +87,15 @@ class EpisodeElsewhere:
         except WorkerDiedError:
             pass
         await self.written()
+
+    async def look(self, seen: Mapping[str, int]) -> Look | None:
+        """As `CallsElsewhere.look`; nothing runs in a gateway that has ended."""
+        if (gateway := self.gateway) is None:
+            return Look([])
+        with contextlib.suppress(WorkerDiedError, TimeoutError):
+            async with asyncio.timeout(_ALIVE_SECONDS):
+                return await gateway.link.call(LOOK, Watched(self.episode_id, dict(seen)))
+        return None
 
     async def written(self) -> None:
         """Wait until the calls that have arrived are written."""
@@ -350,6 +363,7 @@ class Gateway:
             tools=list({call.tools for call in calls}),
             next_index=episode.session.next_index,
             counts_calls=service.tenants.limits_calls(record.client_id),
+            watched=episode.session.running.watched(time.time()),
         )
 
     async def _add_call(self, sent: list[Any]) -> bool:

@@ -45,6 +45,7 @@ from ajet_server.processes.methods import (
     CLOSE_EPISODE,
     HELLO,
     LEAVE,
+    LOOK,
     RELEASE_EPISODE,
     REPORT,
     SET_STATE,
@@ -163,6 +164,7 @@ class GatewayProcess:
                 answering(SET_STATE, self._set_state),
                 answering(CLOSE_EPISODE, self.episodes.close),
                 answering(RELEASE_EPISODE, self.episodes.release),
+                answering(LOOK, self.episodes.look),
             ]
         )
         self._tasks = [

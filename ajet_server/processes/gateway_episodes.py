@@ -25,9 +25,10 @@ from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.episodes.registry import unknown_key
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
+from ajet_server.gateway.running_calls import Look
 from ajet_server.processes.link import Link
 from ajet_server.processes.machines import Reach
-from ajet_server.processes.methods import BEGIN_CALL, END_CALL, OPEN_EPISODE, Report
+from ajet_server.processes.methods import BEGIN_CALL, END_CALL, OPEN_EPISODE, Report, Watched
 from ajet_server.processes.wire import digest, unpack_call
 from ajet_server.security.api_keys import episode_of, hash_secret
 from ajet_server.security.tenants import NO_TOKENS, TenantLimits, Tenants
@@ -294,6 +295,13 @@ class GatewayEpisodes:
         self._open.pop(episode_id, None)
         self._counted.discard(episode_id)
 
+    async def look(self, watched: Watched) -> Look:
+        """Return the running calls of an episode (`LOOK`)."""
+        episode = self._open.get(watched.episode_id)
+        return (
+            Look([]) if episode is None else episode.session.running.look(watched.seen, time.time())
+        )
+
     async def close(self, episode_id: str) -> None:
         """Cancel the calls of an episode and forget it."""
         episode = self._open.get(episode_id)
@@ -345,6 +353,8 @@ class GatewayEpisodes:
         session = Session(record.episode_id, index, opened.next_index)
         for call in calls.values():
             session.note(call)
+        if opened.watched:
+            session.running.watch(time.time())
         # The server watches the lease.
         episode = OpenEpisode(record, session, seen_at=now, called_at=now, ends_at=float("inf"))
         self._open[record.episode_id] = episode

@@ -9,6 +9,7 @@ from typing import Any
 from ajet_core.interfaces import EngineCapabilities, EngineInfo, EpisodeRecord
 from ajet_core.protocol import AgentRule, CallSampling, ModelConfig, ServerState
 from ajet_server.admission.concurrency import CallUse
+from ajet_server.gateway.running_calls import Look
 from ajet_server.workers.methods import Method
 
 
@@ -36,6 +37,7 @@ class Opened:
     :param next_index: `Call.index` of the next call.
     :param counts_calls: whether the gateway has to ask before each call, because the episode's
         token has a quota.
+    :param watched: whether somebody watches its calls.
     """
 
     record: EpisodeRecord
@@ -43,6 +45,7 @@ class Opened:
     tools: list[str]
     next_index: int
     counts_calls: bool
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,17 @@ class Report:
     generating: int = 0
     throttled: list[str] = field(default_factory=list)
     unread_calls: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An episode whose running calls somebody watches.
+
+    :param seen: as for `RunningCalls.look`.
+    """
+
+    episode_id: str
+    seen: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +136,5 @@ CLOSE_EPISODE = Method("gateway.close_episode", str, NoneType)
 """Takes the id of an episode; its calls are recorded when it returns."""
 RELEASE_EPISODE = Method("gateway.release_episode", str, NoneType)
 """Takes the id of an episode; returns when its calls have ended and another gateway may open it."""
+LOOK = Method("gateway.look", Watched, Look)
+"""Returns the running calls of an episode; none if the gateway does not have it."""

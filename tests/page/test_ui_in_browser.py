@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,17 @@ from ajet_core.protocol import RunConfig
 from ajet_loggers.tracking import flat_config
 from ajet_server.security.secrets import without_secrets
 from ajet_testing.servers import CONTROL, TOKENS, Running, ServerFactory, new_token
+from tests.page.held_engine import half_answered
 from tests.page.test_page_routes import HOSTILE
+from tests.page.test_running_stream import streams
 from tests.support.browser import headless_browser
 
 pytestmark = pytest.mark.processes
 
 Open = Callable[..., Awaitable[Any]]
+
+# `HOSTILE` as the page shows it.
+SHOWN = '<img src=x onerror="alert(1)"> \\u202e \\u001b[2J'
 
 
 @pytest_asyncio.fixture
@@ -147,7 +153,7 @@ async def test_hostile_texts_stay_texts(open_page: Open, listening: Running) -> 
     page = await open_page(f"episode/{grant['episode_id']}")
     await page.wait_for_selector(".message.user")
     shown = await page.inner_text(".message.user pre")
-    assert shown == '<img src=x onerror="alert(1)"> \\u202e \\u001b[2J'
+    assert shown == SHOWN
     assert await page.locator("img").count() == 0
     await page.click("summary")
     viewer = page.frame_locator("iframe")
@@ -161,6 +167,44 @@ async def test_messages_of_an_open_episode_come_in(open_page: Open, listening: R
     assert await page.locator(".message").count() == 0
     assert (await listening.chat(grant)).status_code == 200
     await page.wait_for_selector(".message.assistant", timeout=30_000)
+
+
+async def test_tokens_come_in_while_a_call_runs(open_page: Open, listening: Running) -> None:
+    grant = await listening.claim("watched")
+    page = await open_page(f"episode/{grant['episode_id']}")
+    text = f"{HOSTILE} </li><b>and more</b>"
+    async with half_answered(listening, grant, text, 30, stream=True) as (engine, _):
+        running = page.locator(".message.running")
+        await running.locator("text=30 tokens").wait_for(timeout=30_000)
+        shown = await running.locator("pre").inner_text()
+        assert shown
+        assert SHOWN.startswith(shown)
+        assert await page.locator("img").count() == 0
+        assert await page.inner_text(".conversation + [role=status]") == "1 call is being answered."
+        assert engine.hold is not None
+        engine.hold.set()
+    # The answer takes the place of what was being written.
+    await page.locator(".message.assistant:not(.running)").wait_for(timeout=30_000)
+    await running.wait_for(state="detached")
+    assert await page.inner_text(".message.assistant pre") == f"{SHOWN} </li><b>and more</b>"
+    assert await page.inner_text(".conversation + [role=status]") == ""
+
+
+async def test_a_call_that_was_begun_before_is_shown_until_the_view_is_left(
+    open_page: Open, listening: Running
+) -> None:
+    grant = await listening.claim("watched")
+    async with half_answered(listening, grant, "hello there", 2, stream=True):
+        page = await open_page(f"episode/{grant['episode_id']}")
+        await page.locator(".message.running", has_text="2 tokens").wait_for()
+        assert streams(listening) == 1
+        await page.click("nav >> text=Curves")
+        await page.wait_for_selector(".view.curves")
+        async with asyncio.timeout(30):
+            while streams(listening):
+                await asyncio.sleep(0)
+        await page.go_back()
+        await page.locator(".message.running", has_text="2 tokens").wait_for()
 
 
 async def test_only_control_pauses_and_it_asks_first(open_page: Open, listening: Running) -> None:

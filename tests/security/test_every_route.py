@@ -51,6 +51,7 @@ _OPENED_BY = {
     "GET /v1/events": {"client", "view", "control"},
     "GET /v1/timelines/{episode_id}": {"view", "control"},
     "GET /v1/timelines/{episode_id}/messages": {"view", "control"},
+    "GET /v1/timelines/{episode_id}/running": {"view", "control"},
     "GET /v1/timelines/{episode_id}/page": {"view", "control"},
     "GET /v1/episodes": {"view", "control"},
     "GET /v1/overview": {"view", "control"},

@@ -16,10 +16,19 @@ import pytest
 
 from ajet_installation.settings import ServerSettings, StoreSettings
 from ajet_server.store.chosen_store import make_store
+from ajet_testing.faults import HoldGate
 from ajet_testing.plugins import scripted_plugins
 from tests.support.processes import children, end, gateways, server_pid
 from tests.support.scripted_server import ServerProcess
-from tests.support.served_processes import call, chat, kill, serving, start_run, until
+from tests.support.served_processes import (
+    CONTROL,
+    call,
+    chat,
+    kill,
+    serving,
+    start_run,
+    until,
+)
 
 pytestmark = [
     pytest.mark.processes,
@@ -125,6 +134,31 @@ async def test_parallel_calls_of_an_episode_keep_their_prompts(
     assert len({tuple(stored.prompt_ids[:16]) for stored in calls}) == 1
     assert len({tuple(stored.prompt_ids) for stored in calls}) == 8 * 24
     assert len({stored.index for stored in calls}) == len(calls)
+
+
+async def test_calls_of_gateway_processes_can_be_watched(model_dir: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    async with serving(run_dir, model_dir, AJET_SERVER__PROCESSES="2") as (_, http):
+        await start_run(http, model_dir, engine={"hangs_at": 1})
+        grant = await call(http, "POST", "/v1/episodes", {"task_id": "a"})
+        watching = http.stream(
+            "GET", f"/v1/timelines/{grant['episode_id']}/running", headers=CONTROL
+        )
+        with HoldGate(run_dir, "engine") as gate:
+            calling = asyncio.create_task(chat(http, grant, "hello"))
+            async with watching as answer:
+                lines = answer.aiter_lines()
+                events = (json.loads(line[6:]) async for line in lines if line[:6] == "data: ")
+                while not (news := await anext(events))["calls"]:
+                    pass
+                (running,) = news["calls"]
+                assert (running["tokens"], running["text"]) == (0, "")
+                gate.release()
+                async for news in events:
+                    if not news["calls"]:
+                        break
+            await calling
+        assert [made["call_id"] for made in await calls_of(http, grant)] == [running["call_id"]]
 
 
 async def test_a_stream_and_its_end(model_dir: Path, tmp_path: Path) -> None:

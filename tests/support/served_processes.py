@@ -42,11 +42,13 @@ async def call(
     return found
 
 
-async def start_run(http: httpx.AsyncClient, model_dir: Path, **trainer: Any) -> None:
+async def start_run(
+    http: httpx.AsyncClient, model_dir: Path, *, engine: Any = None, **trainer: Any
+) -> None:
     """Start a run of batches of one task, with a checkpoint of each step."""
     config = {
         "model": {"path": str(model_dir), "renderer": "qwen3"},
-        "engine": {"name": "scripted"},
+        "engine": {"name": "scripted", "settings": engine or {}},
         "trainer": {"name": "scripted", "settings": trainer},
         "batch": {"tasks": 1, "episodes_per_task": 2},
         "rollout": {"allow_no_calls": True},

@@ -199,6 +199,12 @@ class CompletionService:
         :raises EngineError: the engine failed.
         """
         generations = [self._generation(exchange, i) for i in range(exchange.request.n)]
+        with exchange.running(generations):
+            return await self._complete(exchange, generations)
+
+    async def _complete(
+        self, exchange: Exchange, generations: Sequence[Generation]
+    ) -> list[Choice]:
         try:
             if len(generations) == 1:
                 await self._sampled(generations[0])
@@ -360,7 +366,7 @@ class CompletionService:
             request_id=exchange.call_id(choice),
             prompt_ids=exchange.prompt.ids,
             sampling=sampling,
-            stream=request.stream or bool(request.stop),
+            stream=request.stream or bool(request.stop) or exchange.is_watched,
             traceparent=exchange.traceparent,
         )
         scanner = StopScanner(self._renderer, request.stop) if request.stop else None
@@ -395,19 +401,20 @@ class CompletionService:
         generation = self._generation(exchange, choice)
         deltas = DeltaStream(generation, exchange.request, self._ids(exchange, choice))
         started = False
-        try:
-            async with aclosing(sample(self._engine, generation)) as progress:
-                async for _ in progress:
-                    if not started:
-                        started = True
-                        yield Started(choice, generation)
-                    yield ChoiceDelta(choice, deltas.grown())
-        except BaseException:
-            # The part of an answer sent before an error does not count, as after a disconnect.
-            await self._unseen(exchange, choice, generation)
-            raise
-        answer = deltas.given(self._parsed(exchange, generation))
-        await self._recorder.record(exchange, generation, answer)
+        with exchange.running([generation]):
+            try:
+                async with aclosing(sample(self._engine, generation)) as progress:
+                    async for _ in progress:
+                        if not started:
+                            started = True
+                            yield Started(choice, generation)
+                        yield ChoiceDelta(choice, deltas.grown())
+            except BaseException:
+                # The part of an answer sent before an error does not count, as after a disconnect.
+                await self._unseen(exchange, choice, generation)
+                raise
+            answer = deltas.given(self._parsed(exchange, generation))
+            await self._recorder.record(exchange, generation, answer)
         if last := deltas.completed(answer):
             yield ChoiceDelta(choice, last)
         yield Choice(choice, generation, answer, _reason(generation, answer), deltas.rest(answer))

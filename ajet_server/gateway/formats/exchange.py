@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from ajet_core.timeline import Call
 from ajet_server.gateway.call_seeds import CallSeeds, EpisodeSeeds
+from ajet_server.gateway.formats.generation import Generation
 from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.gateway.formats.retries import Answers
 from ajet_server.gateway.rendering.conversation import ConversationIndex, Record
 from ajet_server.gateway.rendering.prompting import Prompt
+from ajet_server.gateway.running_calls import RunningCalls
 
 
 @dataclass(slots=True)
@@ -23,6 +27,7 @@ class Session:
     :param answered: the number of recorded calls with an answer, by agent.
     :param answers: answers for retried requests.
     :param seeds: seeds of its calls, once an exact run has made one.
+    :param running: its calls that are being answered here.
     """
 
     episode_id: str
@@ -32,6 +37,7 @@ class Session:
     answered: Counter[str] = field(default_factory=Counter)
     answers: Answers = field(default_factory=Answers)
     seeds: EpisodeSeeds | None = None
+    running: RunningCalls = field(default_factory=RunningCalls)
 
     def take_index(self) -> int:
         """Return the index of the next call, and advance it."""
@@ -80,6 +86,15 @@ class Exchange:
         """The effective limit on tokens if the request exceeds it, else None."""
         asked = self.request.max_tokens
         return self.max_tokens if asked is not None and asked > self.max_tokens else None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody watches the calls of the episode as it begins."""
+        return self.session.running.watched(self.created_at)
+
+    def running(self, generations: Sequence[Generation]) -> AbstractContextManager[None]:
+        """Show its generations to those who watch while the context is open."""
+        return self.session.running.showing(self.agent, self.created_at, generations)
 
     def call_id(self, choice: int) -> str:
         """Return the id of the call that makes a choice."""

@@ -51,24 +51,46 @@ export async function put(path, body) {
   return request("PUT", path, {}, body);
 }
 
+/** Yields the JSON of each event of `GET path`, until the server or the signal ends it. */
+export async function* events(path, signal) {
+  const answer = await send(path, { signal });
+  if (!answer.ok) throw await problemOf(answer);
+  // Not `EventSource`, which cannot send a token.
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    // Lines with ":" are comments, which only keep the connection alive.
+    for (const part of parts) if (part.startsWith("data: ")) yield JSON.parse(part.slice(6));
+  }
+}
+
 async function request(method, path, query, body) {
   const filled = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const headers = { authorization: `Bearer ${sessionStorage.getItem(KEY)}` };
-  if (body !== undefined) headers["content-type"] = "application/json";
-  const signal = AbortSignal.timeout((method === "GET" ? READ_SECONDS : CHANGE_SECONDS) * 1000);
-  let answer;
+  const answer = await send(filled.length ? `${path}?${new URLSearchParams(filled)}` : path, {
+    method,
+    headers: body === undefined ? {} : { "content-type": "application/json" },
+    body: body === undefined ? undefined : JSON.stringify(body),
+    signal: AbortSignal.timeout((method === "GET" ? READ_SECONDS : CHANGE_SECONDS) * 1000),
+  });
+  if (!answer.ok) throw await problemOf(answer);
+  const content = await answer.json().catch(() => null);
+  if (content === null) throw new ServerError(0, "The server did not answer to the end.");
+  return content;
+}
+
+async function send(path, { headers = {}, ...options }) {
   try {
-    answer = await fetch(filled.length ? `${path}?${new URLSearchParams(filled)}` : path, {
-      method,
-      headers,
-      body: body === undefined ? undefined : JSON.stringify(body),
-      signal,
-    });
+    return await fetch(path, { ...options, headers: { ...headers, authorization: `Bearer ${sessionStorage.getItem(KEY)}` } });
   } catch {
     throw new ServerError(0, "The server does not answer.");
   }
+}
+
+async function problemOf(answer) {
   const content = await answer.json().catch(() => null);
-  if (!answer.ok) throw new ServerError(answer.status, content?.error?.message ?? `The server answers ${answer.status}.`);
-  if (content === null) throw new ServerError(0, "The server did not answer to the end.");
-  return content;
+  return new ServerError(answer.status, content?.error?.message ?? `The server answers ${answer.status}.`);
 }

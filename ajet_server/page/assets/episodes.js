@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { clock, duration, make, number, section, table } from "./dom.js";
+import { runningCalls } from "./running.js";
 
 const STATES = ["", "open", "ended", "aborted", "prepared"];
 const ORDERS = [
@@ -109,7 +110,8 @@ export async function episodeView(place, app, { id }) {
     again,
     frame,
   );
-  place.append(facts, tokens, section("Messages", spoken));
+  const running = runningCalls(id, () => update());
+  place.append(facts, tokens, section("Messages", spoken, running.element));
   let calls = -1;
   let state = "";
   const update = async () => {
@@ -117,12 +119,16 @@ export async function episodeView(place, app, { id }) {
     const said = await get(`/v1/timelines/${encodeURIComponent(id)}/messages`);
     state = said.episode.state;
     facts.replaceChildren(head(said.episode));
-    if (said.calls.length + said.omitted === calls) return;
+    // Not awaited: it lasts as long as the episode.
+    if (state === "open") running.follow();
+    // An answer may come after that of a later request.
+    if (said.calls.length + said.omitted <= calls) return;
     again.hidden = calls < 0 || !frame.src;
     calls = said.calls.length + said.omitted;
     spoken.replaceChildren(...conversation(said));
   };
   await update();
+  update.leave = running.leave;
   return update;
 }
 

@@ -27,7 +27,8 @@ const $ = (id) => document.getElementById(id);
 
 /**
  * What all views know. `overview` is the server's last answer to `/v1/overview`, `update` draws the
- * view anew with fresh data, and `draws` counts the views that were begun.
+ * view anew with fresh data, its `leave` ends what the view began, and `draws` counts the views that
+ * were begun.
  */
 const app = { overview: null, update: null, draws: 0, go, refresh };
 
@@ -51,6 +52,7 @@ function showNav(name) {
 
 async function draw() {
   const mine = ++app.draws;
+  app.update?.leave?.();
   app.update = null;
   try {
     const { name, id, query } = route();
@@ -62,7 +64,7 @@ async function draw() {
     await load();
     if (mine !== app.draws) return;
     const update = await view(place, app, { id, query });
-    if (mine !== app.draws) return;
+    if (mine !== app.draws) return update?.leave?.();
     app.update = update ?? null;
     show(place);
   } catch (error) {
