@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from intervals import interval
 from kept import KeptResults
 from options import at_least
 from reporting import report
@@ -47,13 +48,6 @@ from ajet_worlds.recipe import run_config
 from ajet_worlds.tiny_model import create_tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]
-# Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1; above, the normal
-# distribution's.
-STUDENT = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
-NORMAL = 1.96
 INTERRUPTED = 130
 # One batch that is trained, one that fills, and one that waits in the server for slots.
 ASYNC_BATCHES = 3
@@ -141,16 +135,6 @@ async def _learn(run: Run, server: DemoServer) -> Learned:
             eval_tasks=run.eval_tasks,
             progress=show,
         )
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the mean of shares; (0, 1) for a single value."""
-    if len(values) < 2:
-        return 0.0, 1.0
-    mean, freedom = statistics.mean(values), len(values) - 1
-    quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return max(0.0, mean - half), min(1.0, mean + half)
 
 
 def summary(world: str, learned: Sequence[Learned], failed: Sequence[str] = ()) -> dict[str, Any]:
