@@ -1,10 +1,11 @@
 """Benchmark learning by `ajet train SOURCE`: each kind of source, with the library of its tasks.
 
 Each source shows the walks of the world ``grid`` in its own way: as an eval of Inspect, as task
-directories of Harbor whose moves are made in a sandbox, as an environment of verifiers 0.1, or as
-rows with a program. Each seed is a new tiny model, trained by the command on a real server. No walk
-is in two steps, so the success of a step is that on new walks. `success_before` is that of the
-first step, `success_after` that of the last three. `seconds` include making the model and booting.
+directories of Harbor whose moves are made in a sandbox, as an environment of verifiers 0.1, of
+Gymnasium or of OpenEnv, or as rows with a program. Each seed is a new tiny model, trained by the
+command on a real server. No walk is in two steps, so the success of a step is that on new walks.
+`success_before` is that of the first step, `success_after` that of the last three. `seconds`
+include making the model and booting.
 
 The source's library is in an environment of its own: `--python` names its interpreter, in which
 agentjet and the plugin of the source are installed. With `--runs FILE` an interrupted benchmark
@@ -19,13 +20,16 @@ import importlib
 import json
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from kept import KeptResults
 from learning import draw, line, summary
@@ -37,54 +41,104 @@ from ajet_worlds import load_world
 from ajet_worlds.learning import Learned
 
 ROOT = Path(__file__).resolve().parents[1]
+PLUGINS = ROOT / "plugins"
 WORLD = "grid"
 LAST_STEPS = 3
 
 
-def inspect(directory: Path, names: Sequence[str], seed: int) -> str:
-    """Write what the source needs into a directory, and return its name."""
-    shutil.copy(ROOT / "plugins/sources_inspect/tests/grid_task.py", directory)
-    its = f"args.count={len(names)}&args.seed={seed}"
+@dataclass(frozen=True)
+class Walks:
+    """The walks of a run.
+
+    :param directory: where the command runs; what the source needs is written there.
+    :param seed: of the walks.
+    :param python: the interpreter of the source.
+    :param ends: ends what was started for the run.
+    """
+
+    directory: Path
+    seed: int
+    steps: int
+    python: str
+    ends: ExitStack
+
+    @property
+    def names(self) -> Sequence[str]:
+        return walk_names(self.seed, self.steps)
+
+
+def inspect(walks: Walks) -> str:
+    """Write what the source needs, and return its name."""
+    shutil.copy(PLUGINS / "sources_inspect/tests/grid_task.py", walks.directory)
+    its = f"args.count={len(walks.names)}&args.seed={walks.seed}"
     return f"inspect:grid_task.py?{its}&reward=outcome.reward"
 
 
-def harbor(directory: Path, names: Sequence[str], seed: int) -> str:  # noqa: ARG001 - in the names
+def harbor(walks: Walks) -> str:
     """As `inspect`."""
-    tests = ROOT / "plugins/sources_harbor/tests"
-    sys.path.insert(0, str(tests))
-    write_walks = importlib.import_module("grid_walks").write_walks
-
-    shutil.copy(tests / "grid_agent.py", directory)
-    write_walks(directory / "walks", names)
+    tests = PLUGINS / "sources_harbor/tests"
+    shutil.copy(tests / "grid_agent.py", walks.directory)
+    imported("grid_walks", tests).write_walks(walks.directory / "walks", walks.names)
     return "harbor:walks?agent=grid_agent:GridAgent&max_episodes=16"
 
 
-def verifiers(directory: Path, names: Sequence[str], seed: int) -> str:
+def verifiers(walks: Walks) -> str:
     """As `inspect`."""
-    shutil.copy(ROOT / "plugins/sources_verifiers/tests/legacy_walks.py", directory)
-    its = f"options.count={len(names)}&options.seed={seed}"
+    shutil.copy(PLUGINS / "sources_verifiers/tests/legacy_walks.py", walks.directory)
+    its = f"options.count={len(walks.names)}&options.seed={walks.seed}"
     return f"verifiers:legacy_walks?{its}&sampling.max_tokens=32"
 
 
-def rows(directory: Path, names: Sequence[str], seed: int) -> str:  # noqa: ARG001 - in the names
+def gymnasium(walks: Walks) -> str:
     """As `inspect`."""
-    shutil.copy(ROOT / "tests/sources/grid_program.py", directory)
-    lines = [json.dumps({"id": name}) for name in names]
-    (directory / "walks.jsonl").write_text("\n".join(lines))
+    write_walks = imported("walk_settings", PLUGINS / "sources_gymnasium/tests").write_walks
+    return str(write_walks(walks.directory, walks.names, walks.seed))
+
+
+def openenv(walks: Walks) -> str:
+    """As `inspect`; starts the server of the environment."""
+    script = PLUGINS / "sources_openenv/tests/open_walks.py"
+    process = subprocess.Popen(
+        [walks.python, str(script), str(walks.seed), str(walks.steps)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    walks.ends.callback(process.wait)
+    walks.ends.callback(process.terminate)
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+    return f"openenv:http://127.0.0.1:{port}?system=Walk to the goal."
+
+
+def rows(walks: Walks) -> str:
+    """As `inspect`."""
+    shutil.copy(ROOT / "tests/sources/grid_program.py", walks.directory)
+    # The name is a field too, since rows that differ in their id alone are duplicates.
+    lines = [json.dumps({"id": name, "walk": name}) for name in walks.names]
+    (walks.directory / "walks.jsonl").write_text("\n".join(lines))
     return "walks.jsonl?program=grid_program:walk&judge=grid_program:judge"
 
 
-SOURCES: dict[str, Callable[[Path, Sequence[str], int], str]] = {
-    one.__name__: one for one in (inspect, harbor, verifiers, rows)
+def imported(name: str, directory: Path) -> Any:
+    """Import a module of the tests in a directory."""
+    sys.path.insert(0, str(directory))
+    return importlib.import_module(name)
+
+
+SOURCES: dict[str, Callable[[Walks], str]] = {
+    one.__name__: one for one in (inspect, harbor, verifiers, gymnasium, openenv, rows)
 }
 
 
 def train(source: str, seed: int, steps: int, python: str) -> Learned:
     """Train a new model, and return how it learned."""
     (ROOT / "runs").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{source}-{seed}-", dir=ROOT / "runs") as root:
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{source}-{seed}-", dir=ROOT / "runs") as root,
+        ExitStack() as ends,
+    ):
         directory = Path(root)
-        name = SOURCES[source](directory, walk_names(seed, steps), seed)
+        name = SOURCES[source](Walks(directory, seed, steps, python, ends))
         began = monotonic()
         curve = success_by_step(name, directory, seed=seed, steps=steps, python=python)
         seconds = monotonic() - began

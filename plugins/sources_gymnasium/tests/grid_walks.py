@@ -1,12 +1,11 @@
 """GridWalk as an environment of Gymnasium, `gymnasium:grid_walks:GridWalk-v0`.
 
-The tiny model answers with calls of a tool, which are texts here: `SYSTEM` describes the tool as
-the model knows it.
+The tiny model answers with calls of a tool, which are texts here. `walk_settings` has the settings
+of the source.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import string
 from typing import Any
@@ -14,36 +13,26 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from ajet_worlds.gridwalk import SYSTEM_PROMPT, TOOLS, GridWalk
+from ajet_worlds.gridwalk import GridWalk
 
-SYSTEM = f"""{SYSTEM_PROMPT}
-
-# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{json.dumps(TOOLS[0])}
-</tools>
-
-For each function call, return a json object with function name and arguments within \
-<tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
 _CALL = re.compile(r'<tool_call>\s*\{"name": "(\w+)", "arguments": (.*)\}\s*</tool_call>')
 
 
 class Walk(gymnasium.Env[str, str]):
-    """Walk to the goal."""
+    """Walk to the goal.
+
+    :param walks: seed of the walks; that of a reset is the number of one.
+    """
 
     action_space: spaces.Space[str] = spaces.Text(1000, min_length=0, charset=string.printable)
     observation_space: spaces.Space[str] = spaces.Text(1000, charset=string.printable)
 
+    def __init__(self, walks: int = 0) -> None:
+        self.walks = walks
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        self.walk = GridWalk(f"train-0-{seed}")
+        self.walk = GridWalk(f"train-{self.walks}-{seed}")
         return self.walk.observation(), {}
 
     def step(self, action: str) -> Any:

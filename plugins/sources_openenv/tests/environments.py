@@ -18,14 +18,12 @@ from typing import Any, Literal
 import uvicorn
 from fastapi import FastAPI
 from fastmcp import FastMCP
+from open_walks import SESSIONS, Walks
 from openenv.core.env_server.http_server import HTTPEnvServer
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import BaseModel, Field
-
-from ajet_testing.sources.learning import walk_names
-from ajet_worlds.gridwalk import GridWalk
 
 
 class Said(Action):
@@ -181,67 +179,13 @@ class Sums(MCPEnvironment):
         return State()
 
 
-class Walks(MCPEnvironment):
-    """The walks of GridWalk that a model learns."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    names = tuple(walk_names(seed=0))
-
-    def __init__(self) -> None:
-        server = FastMCP("walks")
-        self.walk = GridWalk(self.names[0])
-
-        @server.tool()
-        def move(direction: Literal["up", "down", "left", "right"]) -> str:
-            """Move one cell."""
-            return self.walk.move(direction)
-
-        super().__init__(server)
-
-    def list_splits(self) -> list[str]:
-        return ["train"]
-
-    def list_tasks(self, split: str) -> list[Any]:
-        return [{"id": name} for name in self.names]
-
-    def num_tasks(self, split: str) -> int:
-        return len(self.names)
-
-    def get_task(self, split: str, index: int) -> Any:
-        return self.list_tasks(split)[index]
-
-    def get_task_range(self, split: str, start: int | None, stop: int | None) -> list[Any]:
-        return self.list_tasks(split)[start:stop]
-
-    def reset(self, index: int = 0, episode_id: str | None = None, **_: Any) -> Asked:
-        self.walk = GridWalk(self.names[index])
-        return Asked(question=self.walk.observation())
-
-    async def step_async(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
-        observation = await super().step_async(action, timeout_s)
-        if getattr(observation, "error", None):
-            self.walk.reject()
-        observation.done = self.walk.done
-        if observation.done:
-            observation.reward = self.walk.outcome().reward
-        return observation
-
-    def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Observation:
-        # OpenEnv requires this method, for actions that call no tool. There are none here.
-        raise NotImplementedError
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
 KINDS: dict[str, tuple[type[Environment], type[Action], type[Observation], int]] = {
     "words": (Words, Said, Asked, 16),
     "single": (Words, Said, Asked, 1),
     "line": (Line, Move, Where, 8),
     "listed": (Listed, Said, Asked, 8),
     "sums": (Sums, Action, Observation, 8),
-    "walks": (Walks, Action, Observation, 128),
+    "walks": (Walks, Action, Observation, SESSIONS),
 }
 
 

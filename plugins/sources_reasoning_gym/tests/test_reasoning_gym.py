@@ -6,17 +6,20 @@ import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from ajet_sources_reasoning_gym.source import ReasoningGymSource, answer_in
 from reasoning_gym.factory import DATASETS
 
+from agentjet import AsyncSwarmClient, Curriculum
 from ajet_core.errors import ConfigError, EnvironmentFailedError
-from ajet_core.interfaces import TaskSource
-from ajet_sources import entries_of, load_source
+from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
+from ajet_sources import entries_of, load_source, train_source
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.sources.training import train_all
@@ -100,6 +103,113 @@ async def test_levels_of_a_curriculum_are_difficulties() -> None:
             assert outcome.reward == 1.0
 
 
+async def test_all_levels_are_those_that_the_dataset_takes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The curriculum of `caesar_cipher` in Reasoning Gym 0.1.25 goes beyond what it takes."""
+    async with opened("caesar_cipher", size=4, eval_size=0, levels="all") as source:
+        assert [task.difficulty for task in source.tasks("train")] == [0.0, 0.0, 1.0, 1.0]
+    assert "caesar_cipher at level 2" in caplog.text
+    async with opened("chain_sum", size=22, eval_size=11, levels="all") as source:
+        difficulties = {task.difficulty for task in source.tasks("train")}
+    assert difficulties == {level / 10 for level in range(11)}
+
+
+@pytest.mark.parametrize("name", ["power_function", "tsumego"])
+async def test_configurations_without_a_check_have_levels(name: str) -> None:
+    async with opened(name, size=2, eval_size=0, levels=[0, 1]) as source:
+        assert [task.difficulty for task in source.tasks("train")] == [0.0, 1.0]
+
+
+async def test_a_level_may_have_only_what_it_adds() -> None:
+    settings: dict[str, Any] = {"size": 30, "eval_size": 0, "levels": [0, 3]}
+    for ranges, expected in (("inclusive", {2, 3, 4, 5}), ("upper_bound", {5})):
+        async with opened("chain_sum", **settings, ranges=ranges) as source:
+            terms = {
+                task.payload["metadata"]["num_terms"]
+                for task in source.tasks("train")
+                if task.difficulty == 1.0
+            }
+        assert terms == expected
+
+
+async def test_levels_of_single_attributes() -> None:
+    """These stay the same; the others follow the levels, or keep their first one."""
+    fixed = {"attribute_levels": {"num_terms": 0}, "ranges": "upper_bound", "eval_size": 0}
+    async with opened("chain_sum", size=20, levels=[1, 2], **fixed) as source:
+        tasks = source.tasks("train")
+    assert {task.payload["metadata"]["num_terms"] for task in tasks} == {2}
+    for difficulty, digits in ((0.0, 2), (1.0, 3)):
+        numbers = [
+            number
+            for task in tasks
+            if task.difficulty == difficulty
+            for number in re.findall(r"\d+", task.payload["question"])
+        ]
+        assert {len(number) for number in numbers} == {digits}
+    async with opened("chain_sum", size=5, **fixed) as source:
+        assert {task.difficulty for task in source.tasks("train")} == {None}
+
+
+class Able(TaskSource[Any]):
+    """A source whose model is right at each level as often as `right` says, out of two attempts.
+
+    Its model calls and its verifier are real; what is scored is the solution, or "0".
+    """
+
+    def __init__(self, source: TaskSource[Any], right: Mapping[float, int]) -> None:
+        super().__init__(source.settings)
+        self.source, self.right = source, right
+        self.attempts: Counter[str] = Counter()
+
+    def splits(self) -> Sequence[str]:
+        return self.source.splits()
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return self.source.tasks(split)
+
+    async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
+        await self.source.roll_out(task, episode)
+        assert task.difficulty is not None
+        self.attempts[task.id] += 1
+        known = self.attempts[task.id] % 2 < self.right[task.difficulty]
+        answer = self.source.reference(task) if known else "0"
+        outcome = await self.source.score(task, answer or "")
+        assert outcome is not None
+        return outcome
+
+
+@pytest.mark.parametrize(
+    ("right", "taught"),
+    [
+        pytest.param({0.0: 2, 0.5: 2, 1.0: 1}, 1.0, id="able"),
+        pytest.param({0.0: 1, 0.5: 0, 1.0: 0}, 0.0, id="unable"),
+    ],
+)
+async def test_a_curriculum_takes_the_level_that_succeeds_at_times(
+    right: Mapping[float, int], taught: float, tmp_path: Path
+) -> None:
+    """The middle one is taken first, by its difficulty. Then the stored rewards decide."""
+    replies = (ScriptedReply(prompt="", says=("no<|im_end|>",)),)
+    settings = {"ranges": "upper_bound", "levels": [0, 1, 2]}
+    with ScriptedSwarm(tmp_path, replies, batch={"tasks": 6, "episodes_per_task": 4}) as swarm:
+        async with (
+            opened("chain_sum", size=36, eval_size=0, **settings) as source,
+            AsyncSwarmClient(swarm.url, swarm.token) as client,
+        ):
+            curriculum = Curriculum(share=1 / 6)
+            report = await train_source(
+                Able(source, right), client=client, epochs=8, curriculum=curriculum
+            )
+    assert report.failures == []
+    levels = [its.task.difficulty for its in report.outcomes]
+    size = 6 * 4
+    shares = [levels[i : i + size].count(taught) / size for i in range(0, len(levels), size)]
+    assert len(shares) == 8
+    assert fmean(shares[:2]) <= 0.5, shares
+    assert fmean(shares[-3:]) > 0.6, shares
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
@@ -108,8 +218,25 @@ async def test_levels_of_a_curriculum_are_difficulties() -> None:
         ("chain_sum", {"config": {"min_terms": 0}}, "refuses the settings"),
         ("chain_sum", {"config": {"nope": 1}}, "nope"),
         ("acre", {"levels": [0]}, "no curriculum"),
+        ("acre", {"levels": "all"}, "no curriculum"),
+        ("chain_sum", {"levels": [0, 11]}, "no level 11; its curriculum has levels from 0 to 10"),
+        ("chain_sum", {"levels": "none"}, "levels"),
+        ("chain_sum", {"attribute_levels": {"num_term": 0}}, "attributes are num_terms (0 to 10)"),
+        ("chain_sum", {"attribute_levels": {"num_terms": 11}}, "no level 11 of 'num_terms'"),
+        (
+            "chain_sum",
+            {"levels": [0], "attribute_levels": {"num_terms": 0, "num_digits": 0}},
+            "leave out levels",
+        ),
+        (
+            "chain_sum",
+            {"levels": "all", "config": {"max_terms": 2}},
+            "attribute_levels.num_terms",
+        ),
+        ("caesar_cipher", {"levels": [2]}, "caesar_cipher at level 2"),
+        ("chain_sum", {"levels": "all", "size": 3}, "each of the 11 levels"),
         ("chain_sum", {"levels": [0, 0]}, "twice"),
-        ("chain_sum", {"levels": [0, 1], "eval_size": 1}, "each level"),
+        ("chain_sum", {"levels": [0, 1], "eval_size": 1}, "each of the 2 levels"),
     ],
 )
 async def test_wrong_settings_are_named(name: str, settings: dict[str, Any], said: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,7 @@ SYSTEM = (
     "Solve the task. You may think first. Write your final answer, and nothing else, between "
     "<answer> and </answer>."
 )
+_Level = Annotated[int, Field(ge=0)]
 
 
 class ReasoningGymSettings(ComponentSettings):
@@ -20,8 +21,12 @@ class ReasoningGymSettings(ComponentSettings):
     :param eval_size: the number of tasks of the split ``eval``, which has none that ``train`` has.
     :param seed: of the datasets.
     :param config: settings of the dataset, such as ``config.max_terms=3``.
-    :param levels: levels of the dataset's curriculum, from 0. Each has an equal share of the tasks,
-        and its place among these levels is the difficulty of its tasks. By default there are none.
+    :param levels: levels of the dataset's curriculum, from 0, or ``all`` of them. Each has an equal
+        share of the tasks, and its place among these levels is the difficulty of its tasks. By
+        default there are none.
+    :param attribute_levels: levels of single attributes of the curriculum, the same for all tasks.
+    :param ranges: tasks of a level have what the easier levels have as well (``inclusive``), or
+        only what that level adds (``upper_bound``).
     :param system: the system message; "" for none.
     :param tag: of the tasks, for mixtures; "" for the name of the dataset.
     """
@@ -30,14 +35,19 @@ class ReasoningGymSettings(ComponentSettings):
     eval_size: Annotated[int, Field(ge=0)] = 100
     seed: Annotated[int, Field(ge=0)] = 0
     config: dict[str, Any] = Field(default_factory=dict)
-    levels: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
+    levels: list[_Level] | Literal["all"] = Field(default_factory=list)
+    attribute_levels: dict[str, _Level] = Field(default_factory=dict)
+    ranges: Literal["inclusive", "upper_bound"] = "inclusive"
     system: str = SYSTEM
     tag: str = ""
 
+    @property
+    def has_curriculum(self) -> bool:
+        """Whether the dataset's curriculum decides its configuration."""
+        return bool(self.levels or self.attribute_levels)
+
     @model_validator(mode="after")
-    def _sizes_suffice(self) -> Self:
-        if len(set(self.levels)) != len(self.levels):
+    def _levels_differ(self) -> Self:
+        if self.levels != "all" and len(set(self.levels)) != len(self.levels):
             raise ValueError("levels names one twice")
-        if len(self.levels) > self.size or 0 < self.eval_size < len(self.levels):
-            raise ValueError("each level needs a task in each split: raise size and eval_size")
         return self

@@ -8,7 +8,6 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from ajet_core.errors import ConfigError, EnvironmentFailedError
@@ -111,8 +110,17 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
             _log.warning("%s; it counts as wrong, as will others", error)
 
     def _generate(self) -> dict[str, list[Task]]:
+        # Heavy: six seconds of a CPU.
+        from ajet_sources_reasoning_gym.datasets import chosen_levels
+
         its = self.settings
-        levels: Sequence[int | None] = its.levels or [None]
+        levels = chosen_levels(self.argument, its)
+        if len(levels) > its.size or 0 < its.eval_size < len(levels):
+            raise ConfigError(
+                f"each of the {len(levels)} levels needs a task in each split: raise size and "
+                "eval_size",
+                param="sources.reasoning_gym.size",
+            )
         seen: set[str] = set()
         splits: dict[str, list[Task]] = {}
         # The smaller split first: if the dataset has few different entries, it is complete.
@@ -122,26 +130,33 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
             splits[split] = [
                 task
                 for place, (level, share) in enumerate(zip(levels, shares, strict=True))
-                for task in self._draw(split, level, place, share, seen)
+                for task in self._draw(
+                    split,
+                    level,
+                    None if level is None else place / max(len(levels) - 1, 1),
+                    share,
+                    seen,
+                )
             ]
         return splits
 
     def _draw(
-        self, split: str, level: int | None, place: int, size: int, seen: set[str]
+        self, split: str, level: int | None, difficulty: float | None, size: int, seen: set[str]
     ) -> list[Task]:
         """Draw entries with questions that no split has yet.
 
         :raises ConfigError: the dataset has too few different ones.
         """
+        from ajet_sources_reasoning_gym.datasets import create_dataset
+
         its = self.settings
-        difficulty = None if level is None else place / max(len(its.levels) - 1, 1)
         tasks: list[Task] = []
         for draw in range(_DRAWS):
             # Seeds of different splits, levels and draws are far apart, because entry i of a
             # dataset is often made with the seed plus i.
             key = f"{split}/{level}/{draw}/{its.seed}".encode()
             seed = int.from_bytes(hashlib.sha256(key).digest()[:4], "big")
-            data = self._dataset(level, size, seed)
+            data = create_dataset(self.argument, level, size, seed, its)
             self._scorers.setdefault(difficulty, data)
             for entry in data:
                 digest = hashlib.sha256(
@@ -164,41 +179,3 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
             f"{split}: lower size or eval_size, or make the dataset larger with config",
             param="sources.reasoning_gym.size",
         )
-
-    def _dataset(self, level: int | None, size: int, seed: int) -> Any:
-        """:raises ConfigError: there is no such dataset, or its settings are wrong."""
-        # Heavy: six seconds of a CPU.
-        import reasoning_gym
-        from reasoning_gym.factory import (
-            CURRICULA,
-            DATASETS,
-            create_curriculum,
-        )
-
-        name = self.argument
-        if name not in DATASETS:
-            alike = get_close_matches(name, sorted(DATASETS), n=1)
-            hint = f" (did you mean {alike[0]!r}?)" if alike else ""
-            raise ConfigError(
-                f"Reasoning Gym has no dataset {name!r}{hint}; "
-                "write reasoning_gym:DATASET, such as reasoning_gym:chain_sum",
-                param="source",
-            )
-        if level is not None and name not in CURRICULA:
-            raise ConfigError(f"{name} has no curriculum: leave out levels", param="source")
-        try:
-            if level is None:
-                return reasoning_gym.create_dataset(
-                    name, size=size, seed=seed, **self.settings.config
-                )
-            curriculum = create_curriculum(name)
-            curriculum.set_global_level(level)
-            defaults = {"size": size, "seed": seed, **self.settings.config}
-            config = curriculum.generate_configuration(defaults)
-            config.validate()
-            return DATASETS[name][0](config)
-        except (AssertionError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"Reasoning Gym refuses the settings of {name}: {error}",
-                param="sources.reasoning_gym.config",
-            ) from error
