@@ -30,7 +30,7 @@ export PATH := $(PATH):$(subst $(empty) $(empty),:,$(patsubst %/python,%,$(PYENV
 
 .DEFAULT_GOAL := help
 .PHONY: help setup backends browser demo test unit test-all test-agents test-backends test-nightly
-.PHONY: wheels lint generate type format clean
+.PHONY: wheels docs lint generate type format clean
 
 help:  ## List the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -82,6 +82,9 @@ test-all: setup  ## Run every check but those of agents and backends: lint, type
 wheels: setup  ## Build and check every package; the wheels are left in dist
 	$(BIN)/python scripts/check_wheels.py dist
 
+docs: setup  ## Build the documentation site in site/, without the network; any broken link fails
+	$(BIN)/mkdocs build $(ARGS)
+
 test-backends: backends  ## Run the tests with real backends: each trainer, each engine, pairs of them
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_BACKENDS)
 
@@ -120,5 +123,5 @@ format: setup  ## Fix style and format
 	$(BIN)/ruff format .
 
 clean:  ## Remove environments, caches and build results
-	rm -rf $(VENV) .tox dist build htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .tox dist build site htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis
 	find . \( -name __pycache__ -o -name .pytest_cache \) -type d -prune -exec rm -rf {} +

@@ -45,7 +45,6 @@ AjetError                         internal_error          500
 │   ├── StepRefusedError          step_refused            500
 │   └── WeightsLostError          weights_lost            500
 ├── EnvironmentFailedError        environment_failed      500
-├── EnvironmentFailedError        environment_failed      500
 ├── RoutingError                  routing_error           500
 ├── SandboxError                  sandbox_failed          500
 ├── DeadlineError (TimeoutError)  deadline_exceeded       504

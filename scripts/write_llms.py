@@ -10,17 +10,28 @@ ROOT = Path(__file__).resolve().parents[1]
 _LENGTH = 200
 
 
-def entry(path: Path) -> str:
-    """Return the line of a page: its title, and what its first paragraph begins with."""
-    text = re.sub(r"<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+def summary(text: str) -> tuple[str, str]:
+    """Return the title of a page, and what its first paragraph begins with."""
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     title, *paragraphs = [block.strip() for block in re.split(r"\n\s*\n", text) if block.strip()]
-    first = next(block for block in paragraphs if re.match(r"[A-Za-z`*\[]", block))
+    first = next((block for block in paragraphs if re.match(r"[A-Za-z`*\[]", block)), "")
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|\*\*", r"\1", " ".join(first.split()))
     sentence = re.split(r"(?<=[.:])\s", plain, maxsplit=1)[0].rstrip(":")
     if len(sentence) > _LENGTH:
         sentence = sentence[:_LENGTH].rpartition(" ")[0] + " ..."
-    name = title.removeprefix("# ")
-    return f"- [{name}]({path.relative_to(ROOT).as_posix()}): {sentence}"
+    return title.removeprefix("# "), sentence
+
+
+def entry(path: Path) -> str:
+    """Return the line of a page: its title, and what its first paragraph begins with."""
+    title, sentence = summary(path.read_text(encoding="utf-8"))
+    return f"- [{title}]({path.relative_to(ROOT).as_posix()}): {sentence}"
+
+
+def project() -> tuple[str, str]:
+    """Return the name of the project, and what it is."""
+    title, text, *_ = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")
+    return title.removeprefix("# "), " ".join(text.split())
 
 
 def section(title: str, pattern: str) -> list[str]:
@@ -30,15 +41,15 @@ def section(title: str, pattern: str) -> list[str]:
 
 def text() -> str:
     """Return the text of llms.txt."""
-    _, summary, *_ = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")
+    name, what = project()
     skills = [
         f"- [{path.parent.name}]({path.relative_to(ROOT).as_posix()})"
         for path in sorted(ROOT.glob("skills/*/SKILL.md"))
     ]
     lines = [
-        "# agentjet",
+        f"# {name}",
         "",
-        f"> {' '.join(summary.split())}",
+        f"> {what}",
         "",
         *section("Documentation", "docs/*.md"),
         *section("Kinds of plugins", "docs/plugins/*.md"),

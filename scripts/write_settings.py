@@ -62,15 +62,21 @@ is not listed has none.
 """
 
 
-def parameters(model: type[BaseModel]) -> dict[str, str]:
+def parameters(docstring: str) -> dict[str, str]:
+    """Return the descriptions of the parameters in a docstring."""
+    texts: dict[str, str] = {}
+    for block in re.split(r"^:param ", inspect.cleandoc(docstring), flags=re.M)[1:]:
+        name, _, text = block.partition(":")
+        paragraph = re.split(r"\n\s*\n|\n:(?:ivar|raises|cvar|return)", text)[0]
+        texts[name] = " ".join(paragraph.split()).replace("``", "`")
+    return texts
+
+
+def fields(model: type[BaseModel]) -> dict[str, str]:
     """Return the descriptions of a model's fields, from the docstrings of its classes."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        text = inspect.cleandoc(vars(base).get("__doc__") or "")
-        for block in re.split(r"^:param ", text, flags=re.M)[1:]:
-            name, _, text = block.partition(":")
-            paragraph = re.split(r"\n\s*\n|\n:(?:ivar|raises|cvar|return)", text)[0]
-            texts[name] = " ".join(paragraph.split()).replace("``", "`")
+        texts |= parameters(vars(base).get("__doc__") or "")
     return texts
 
 
@@ -134,7 +140,7 @@ def sections(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, list[st
     """
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
-    texts = parameters(model)
+    texts = fields(model)
     rows, inner = [], []
     for name, field in model.model_fields.items():
         key = f"{prefix}.{name}" if prefix else name
