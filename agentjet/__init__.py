@@ -4,9 +4,10 @@
 from agentjet import AsyncSwarmClient, RunConfig, trainable, train
 ```
 
-`agentjet.client` has the clients of swarm servers, and `agentjet.agents` makes existing agents
-trainable; the latter is imported when one of its names is first used. Run configurations are in
-`ajet_core.protocol` and errors in `ajet_core.errors`.
+`agentjet.client` has the clients of swarm servers. `agentjet.agents` makes existing agents
+trainable, and `agentjet.local` starts a server for one program; they are imported when one of their
+names is first used. Run configurations are in `ajet_core.protocol` and errors in
+`ajet_core.errors`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         train_async,
         trainable,
     )
+    from agentjet.local import LocalServer
 
 __all__ = [
     "AjetError",
@@ -45,6 +47,7 @@ __all__ = [
     "Curriculum",
     "Episode",
     "EpisodeOutcome",
+    "LocalServer",
     "RunConfig",
     "Swarm",
     "SwarmClient",
@@ -61,6 +64,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "LocalServer":
+        from agentjet.local import LocalServer
+
+        return LocalServer
     if name in __all__:
         from agentjet import agents
 

@@ -1,4 +1,6 @@
-"""Tokens of a novice's episodes, to train a tokenizer and to warm up a tiny model.
+"""Tokens of example conversations, to train a tokenizer and to warm up a tiny model.
+
+The examples are a novice's episodes in a world, or conversations that a program lists.
 
 They are rendered by the same renderer, message by message, as the conversations that the gateway
 serves later: a first prompt is rendered as a whole, and a continued conversation is extended by
@@ -9,12 +11,42 @@ tokens that it was warmed up on.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet_core.interfaces import World, WorldAnswer, WorldPrompt
-from ajet_worlds.rehearsal import rehearse
+from ajet_core.interfaces import World, WorldAnswer, WorldCall, WorldPrompt
+from ajet_core.interfaces.world import Message
+from ajet_worlds.rehearsal import RehearsedCall, rehearse
+
+
+@dataclass(frozen=True, slots=True)
+class ChatExample:
+    """A conversation that shows the form of the answers.
+
+    :param messages: as in the chat completions API of OpenAI; every assistant message is an answer.
+    :param tools: tools of its calls, in the same form.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Message] = ()
+
+    def calls(self) -> Iterator[RehearsedCall]:
+        """Yield the model calls of the conversation."""
+        history: list[Message] = []
+        for message in self.messages:
+            if message["role"] != "assistant":
+                history.append(message)
+                continue
+            answer = WorldAnswer(
+                message.get("content") or "",
+                tuple(
+                    WorldCall(call["function"]["name"], call["function"]["arguments"], call["id"])
+                    for call in message.get("tool_calls") or ()
+                ),
+            )
+            yield RehearsedCall(WorldPrompt(tuple(history), self.tools), answer)
+            history.append(answer.message())
 
 
 @dataclass(slots=True)
@@ -59,8 +91,17 @@ def demonstrate(
     :param renderer: a `renderers.qwen3.Qwen3Renderer` over `tokenizer`.
     :return: the conversations; an agent that rewrites its history has several.
     """
+    return demonstrate_calls(
+        renderer, tokenizer, rehearse(world, task_id, world.novice, rng).exchanges
+    )
+
+
+def demonstrate_calls(
+    renderer: Any, tokenizer: Any, calls: Iterable[RehearsedCall]
+) -> list[Demonstration]:
+    """Render model calls as conversations, each call in the one that it continues."""
     conversations: list[Demonstration] = []
-    for exchange in rehearse(world, task_id, world.novice, rng).exchanges:
+    for exchange in calls:
         prompt = exchange.prompt
         turn = encode_turn(tokenizer, assistant_turn(exchange.answer))
         continued = (c for c in reversed(conversations) if c.is_continued_by(prompt))

@@ -1,8 +1,9 @@
-"""A model for worlds: 0.14 million parameters and a tokenizer, both created in seconds.
+"""A model of 0.14 million parameters and its tokenizer, both created in seconds.
 
 It is a real Hugging Face directory (Llama architecture, ChatML with Qwen3's tool format), so every
-engine and trainer can load it. A short supervised warm-up on novices' episodes teaches it the form
-of an answer; the ability itself has to be learned by reinforcement.
+engine and trainer can load it. A short supervised warm-up on novices' episodes, or on example
+conversations, teaches it the form of an answer; the ability itself has to be learned by
+reinforcement.
 """
 
 from __future__ import annotations
@@ -21,13 +22,20 @@ from ajet_core.errors import ConfigError
 from ajet_core.files import read_json
 from ajet_core.interfaces import World
 from ajet_worlds.chat_template import QWEN3_CHAT_TEMPLATE
-from ajet_worlds.demonstrations import Demonstration, demonstrate, plain_texts
+from ajet_worlds.demonstrations import (
+    ChatExample,
+    Demonstration,
+    demonstrate,
+    demonstrate_calls,
+    plain_texts,
+)
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "VOCABULARY",
+    "ChatExample",
     "ProgressCallback",
     "TinyModelReport",
     "WarmupProgress",
@@ -73,6 +81,7 @@ _INITIALIZER_RANGE = 0.1
 _WARMUP_EPISODES = 512
 _WARMUP_BATCH = 8
 _WARMUP_LEARNING_RATE = 2e-3
+_EXAMPLES_WARMUP_STEPS = 240
 # A small loss on observations teaches the model the similarities of their words.
 _CONTEXT_LOSS_WEIGHT = 0.1
 
@@ -105,32 +114,41 @@ ProgressCallback = Callable[[WarmupProgress], None]
 def create_tiny_model(
     directory: Path,
     *,
-    worlds: Sequence[World],
-    seed: int,
+    worlds: Sequence[World] = (),
+    examples: Sequence[ChatExample] = (),
+    seed: int = 0,
     hidden: int = _HIDDEN,
     warmup_steps: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> TinyModelReport:
     """Create tokenizer and model, warm the model up, and write both to `directory`.
 
-    The same worlds, seed, size and number of steps give the same files. The directory is created
-    atomically.
+    The same worlds, examples, seed, size and number of steps give the same files. The directory is
+    created atomically.
 
     :param worlds: worlds whose novices the model imitates, in equal parts.
+    :param examples: conversations that it imitates as often as the episodes of one world. Show all
+        words that prompts will have, and answers that are right as often as by chance.
     :param hidden: width of the model.
-    :param warmup_steps: None uses the sum of the worlds' recipes.
-    :raises ConfigError: `directory` exists, or required packages are not installed.
+    :param warmup_steps: None uses the sum of the worlds' recipes, and 240 for the examples.
+    :raises ConfigError: `directory` exists, required packages are not installed, or there are
+        neither worlds nor examples.
     """
+    if not worlds and not examples:
+        raise ConfigError("a tiny model needs worlds or examples to imitate")
     if directory.exists():
         raise ConfigError(
             f"{directory} already exists and is not overwritten; choose another directory"
         )
     _require_packages()
-    tokenizer = build_tokenizer(worlds)
+    tokenizer = build_tokenizer(worlds, examples)
     model = build_model(tokenizer, seed, hidden)
     if warmup_steps is None:
         warmup_steps = sum(world.recipe.warmup_steps for world in worlds)
-    loss = warm_up(model, tokenizer, worlds, seed=seed, steps=warmup_steps, progress=progress)
+        warmup_steps += _EXAMPLES_WARMUP_STEPS if examples else 0
+    loss = warm_up(
+        model, tokenizer, worlds, examples, seed=seed, steps=warmup_steps, progress=progress
+    )
     save(model, tokenizer, directory)
     return TinyModelReport(
         directory=directory,
@@ -166,7 +184,7 @@ def qwen3_renderer(tokenizer: Any) -> Any:
     return Qwen3Renderer(tokenizer, Qwen3RendererConfig())
 
 
-def build_tokenizer(worlds: Sequence[World]) -> Any:
+def build_tokenizer(worlds: Sequence[World], examples: Sequence[ChatExample] = ()) -> Any:
     """Train a byte-level BPE tokenizer on rendered episodes (a `PreTrainedTokenizerFast`).
 
     It does not depend on a seed, so that runs can be compared.
@@ -186,7 +204,7 @@ def build_tokenizer(worlds: Sequence[World]) -> Any:
     spelling = _wrap(bootstrap)
     special = frozenset(spelling.convert_tokens_to_ids(list(_SPECIAL_TOKENS)))
     rng = random.Random("gridwalk/corpus")  # noqa: S311 - reproducible data, not a secret
-    corpus = _episodes(spelling, worlds, "corpus", _CORPUS_EPISODES, rng)
+    corpus = _episodes(spelling, worlds, examples, prefix="corpus", count=_CORPUS_EPISODES, rng=rng)
     texts = (text for shown in corpus for text in plain_texts(spelling, shown.token_ids, special))
     tokenizer = _bare_tokenizer()
     tokenizer.train_from_iterator(
@@ -204,13 +222,22 @@ def build_tokenizer(worlds: Sequence[World]) -> Any:
 
 
 def _episodes(
-    tokenizer: Any, worlds: Sequence[World], prefix: str, count: int, rng: random.Random
+    tokenizer: Any,
+    worlds: Sequence[World],
+    examples: Sequence[ChatExample],
+    *,
+    prefix: str,
+    count: int,
+    rng: random.Random,
 ) -> Iterator[Demonstration]:
-    """Yield the conversations of `count` episodes of each world."""
+    """Yield the conversations of `count` episodes of each world, and as many examples."""
     renderer = qwen3_renderer(tokenizer)
     for number in range(count):
         for world in worlds:
             yield from demonstrate(renderer, tokenizer, world, f"{prefix}-{number}", rng)
+        if examples:
+            example = examples[number % len(examples)]
+            yield from demonstrate_calls(renderer, tokenizer, example.calls())
 
 
 def _bare_tokenizer() -> Any:
@@ -283,6 +310,7 @@ def warm_up(
     model: Any,
     tokenizer: Any,
     worlds: Sequence[World],
+    examples: Sequence[ChatExample] = (),
     *,
     seed: int,
     steps: int,
@@ -296,7 +324,10 @@ def warm_up(
     import torch
 
     rng = random.Random(f"gridwalk/warm-up/{seed}")  # noqa: S311 - reproducible data, not a secret
-    shown = list(_episodes(tokenizer, worlds, f"warm-up-{seed}", _WARMUP_EPISODES, rng))
+    prefix = f"warm-up-{seed}"
+    shown = list(
+        _episodes(tokenizer, worlds, examples, prefix=prefix, count=_WARMUP_EPISODES, rng=rng)
+    )
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=_WARMUP_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
     )

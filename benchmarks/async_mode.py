@@ -54,6 +54,7 @@ from options import at_least, fraction
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient, SwarmClient
+from agentjet.local import LocalServer
 from ajet_core.protocol import ComponentChoice, RolloutConfig, RunConfig, ServerState, ServerStatus
 from ajet_demo.orchestrate import terminate_as_interrupt
 from ajet_demo.recipe import (
@@ -63,7 +64,6 @@ from ajet_demo.recipe import (
     run_config,
     train_task_ids,
 )
-from ajet_demo.server_child import DemoServer
 from ajet_demo.tiny_model import create_tiny_model
 from ajet_worlds import load_world
 from ajet_worlds.agent import WorldAgent
@@ -186,7 +186,7 @@ def run(
     """Train in one mode on a new server, in a directory that contains the model."""
     # One batch that fills, in async one that is trained, and one that waits for slots.
     concurrency = EPISODES_PER_STEP * (2 if rollout.bound is None else 3)
-    with terminate_as_interrupt(), DemoServer(directory) as server:
+    with terminate_as_interrupt(), LocalServer(directory) as server:
         server.client.sync_train_config(
             configured(directory / "model", seed, rollout, trainer, steps)
         )

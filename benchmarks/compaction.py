@@ -46,13 +46,13 @@ from train_plan import PLAIN, UNMERGED, VOCABULARY, accumulate, gradient, make_c
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentjet.client import AsyncSwarmClient
+from agentjet.local import LocalServer
 from ajet_cli.replay.recorded import Preparation, RecordedRun
 from ajet_core.interfaces import ComponentSettings, TrainerInfo, WorkerContext, World
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import AlgorithmConfig, ModelConfig
 from ajet_core.timeline import Call
 from ajet_demo.orchestrate import terminate_as_interrupt
-from ajet_demo.server_child import DemoServer
 from ajet_installation.settings import StoreSettings
 from ajet_server.store.chosen_store import make_store
 from ajet_worlds.learning import Learned, learn
@@ -71,7 +71,7 @@ def train(name: str, seed: int, steps: int | None, eval_tasks: int) -> dict[str,
         directory = Path(root)
         create_tiny_model(directory / "model", worlds=[world], seed=seed)
         config = run_config(world, directory / "model", seed=seed)
-        with DemoServer(directory) as server:
+        with LocalServer(directory) as server:
             server.start_run(config)
 
             async def work() -> Learned:

@@ -41,6 +41,7 @@ from recorded import recorded_episodes
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient, Episode, EpisodeOutcome, Task
+from agentjet.local import LocalServer
 from ajet_core.protocol import FailureConfig, ServerState
 from ajet_core.timeline import Call
 from ajet_demo.agent import GridWalkAgent
@@ -53,7 +54,6 @@ from ajet_demo.recipe import (
     run_config,
     train_task_ids,
 )
-from ajet_demo.server_child import DemoServer
 from ajet_demo.tiny_model import create_tiny_model
 from ajet_worlds.gridwalk import GridWalk
 
@@ -189,7 +189,7 @@ def measure(
         create_tiny_model(model, seed=seed)
     cycles = Cycles(directory, seed)
     began = time.monotonic()
-    with terminate_as_interrupt(), DemoServer(directory) as server:
+    with terminate_as_interrupt(), LocalServer(directory) as server:
         config = run_config(model, seed, engine=engine, trainer=trainer)
         # The measurements do not depend on what is learnt, and no operator would resume a paused
         # run.

@@ -33,10 +33,10 @@ from options import at_least
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient
+from agentjet.local import LocalServer
 from ajet_cli.replay.comparison import is_time
 from ajet_core.interfaces import WorkerContext
 from ajet_demo.orchestrate import terminate_as_interrupt
-from ajet_demo.server_child import DemoServer
 from ajet_server.embedded.settings import SqliteStoreSettings
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_worlds import load_world
@@ -80,7 +80,7 @@ def run(world_name: str, seed: int, steps: int, *, exact: bool, kill_at: int | N
         config = run_config(world, directory / "model", seed=seed).model_copy(
             update={"exact": exact, "checkpoint_every": CHECKPOINT_EVERY}
         )
-        with DemoServer(directory) as server:
+        with LocalServer(directory) as server:
             server.start_run(config)
             killer = _Killer(server, kill_at)
 
@@ -110,7 +110,7 @@ def run(world_name: str, seed: int, steps: int, *, exact: bool, kill_at: int | N
 class _Killer:
     """Kills the server's worker once a version has some episodes."""
 
-    def __init__(self, server: DemoServer, version: int | None) -> None:
+    def __init__(self, server: LocalServer, version: int | None) -> None:
         self._server = server
         self._version = version
         self.killed = False

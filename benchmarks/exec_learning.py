@@ -33,8 +33,8 @@ from reporting import report
 from agentjet import AsyncSwarmClient, Task
 from agentjet.agents import task_of
 from agentjet.client import EpisodeFailure, EpisodeResult
+from agentjet.local import LocalServer
 from ajet_core.errors import AjetError
-from ajet_demo.server_child import DemoServer
 from ajet_exec import BoxedProgram, ProgramTerms, load_sandbox
 from ajet_worlds import load_world
 from ajet_worlds.gridwalk import GRID_SIZE, MAX_MOVES, GridWalk
@@ -126,7 +126,7 @@ def train(seed: int, steps: int, eval_tasks: int) -> Learned:
     with tempfile.TemporaryDirectory(prefix=f"exec-{seed}-", dir=ROOT / "runs") as root:
         directory = Path(root)
         create_tiny_model(directory / "model", worlds=[world], seed=seed)
-        with DemoServer(directory) as server:
+        with LocalServer(directory) as server:
             server.start_run(run_config(world, directory / "model", seed=seed))
 
             async def run() -> Learned:

@@ -37,6 +37,7 @@ from options import at_least
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient, Episode, EpisodeOutcome, SwarmClient, Task
+from agentjet.local import LocalServer
 from ajet_core.protocol import (
     ComponentChoice,
     FailureConfig,
@@ -52,7 +53,6 @@ from ajet_demo.recipe import (
     run_config,
     train_task_ids,
 )
-from ajet_demo.server_child import DemoServer
 from ajet_demo.tiny_model import create_tiny_model
 from ajet_worlds.gridwalk import TOOLS, GridWalk
 
@@ -358,7 +358,7 @@ async def watch(observer: SwarmClient, seen: Seen, steps: int, fault: Fault | No
 
 
 async def train(
-    server: DemoServer,
+    server: LocalServer,
     seen: Seen,
     agent: FaultyAgent,
     *,
@@ -402,7 +402,7 @@ def run(
         model = directory / "model"
         shutil.copytree(models[seed], model)
         agent = FaultyAgent(fault, end_of_turn(model))
-        with DemoServer(directory) as server:
+        with LocalServer(directory) as server:
             config = configured(model, seed, fault, asynchronous=asynchronous)
             server.client.sync_train_config(config)
             server.client.start_engine(300.0)

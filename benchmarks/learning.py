@@ -38,9 +38,9 @@ from options import at_least
 from reporting import report
 
 from agentjet.client import AsyncSwarmClient
+from agentjet.local import LocalServer
 from ajet_core.errors import AjetError
 from ajet_demo.orchestrate import terminate_as_interrupt
-from ajet_demo.server_child import DemoServer
 from ajet_installation.local_workers import check_components, worker_settings
 from ajet_worlds import load_world, world_specs
 from ajet_worlds.learning import EVAL_TASKS, Learned, learn
@@ -111,14 +111,14 @@ def train(run: Run) -> Learned:
             trainer=run.trainer,
             mode="async" if run.mode == "async" else "sync",
         )
-        with DemoServer(directory) as server:
+        with LocalServer(directory) as server:
             server.start_run(config)
             learned = asyncio.run(_learn(run, server))
             server.stop_run()
     return learned
 
 
-async def _learn(run: Run, server: DemoServer) -> Learned:
+async def _learn(run: Run, server: LocalServer) -> Learned:
     world = load_world(run.world)
 
     def show(version: int, success: float) -> None:

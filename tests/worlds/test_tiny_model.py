@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import ComponentSettings, WorldAnswer, WorldCall
 from ajet_worlds import load_world, tiny_model, world_specs
-from ajet_worlds.demonstrations import assistant_turn, demonstrate, encode_turn
+from ajet_worlds.demonstrations import assistant_turn, demonstrate, demonstrate_calls, encode_turn
 from ajet_worlds.grid import GridWorld
 from ajet_worlds.gridwalk import DIRECTIONS, TOOLS, GridWalk
 from ajet_worlds.rehearsal import rehearse
@@ -251,3 +251,34 @@ def test_a_model_may_be_made_for_several_worlds(tmp_path: Path) -> None:
     report = tiny_model.create_tiny_model(tmp_path / "m", worlds=worlds, seed=0, warmup_steps=2)
     assert report.loss is not None
     assert (tmp_path / "m" / "model.safetensors").is_file()
+
+
+def test_examples_are_answered_in_their_form_and_rendered_as_they_are_served(
+    tmp_path: Path,
+) -> None:
+    messages = conversation()
+    for number, message in enumerate(messages):
+        if message["role"] == "tool":
+            messages[number] = {**message, "content": "north is cold"}
+    example = tiny_model.ChatExample(messages, TOOLS)
+    calls = list(example.calls())
+    assert len(calls) == 3
+    assert calls[1].prompt.messages[-1]["content"] == "north is cold"
+    tokenizer = tiny_model.build_tokenizer([], [example])
+    renderer = tiny_model.qwen3_renderer(tokenizer)
+    (shown,) = demonstrate_calls(renderer, tokenizer, calls)
+    first = renderer.render_ids(
+        list(calls[0].prompt.messages), tools=TOOLS, add_generation_prompt=True
+    )
+    assert shown.token_ids[: len(first)] == first
+    sampled = [t for t, s in zip(shown.token_ids, shown.sampled, strict=True) if s]
+    assert tokenizer.decode(sampled, skip_special_tokens=False).count("<|im_end|>") == 3
+    report = tiny_model.create_tiny_model(tmp_path / "m", examples=[example], warmup_steps=30)
+    assert report.loss is not None
+    assert report.loss < 1
+
+
+def test_a_model_without_anything_to_imitate_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="worlds or examples"):
+        tiny_model.create_tiny_model(tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,113 +15,16 @@ import pytest
 from rich.console import Console
 from test_report import METRICS, console, shown, summary
 
+from agentjet.local.processes import Child
 from ajet_core.errors import ConfigError, WorkerError
-from ajet_core.protocol import Event, ServerState
+from ajet_core.protocol import Event
 from ajet_demo import orchestrate, training
 from ajet_demo.command import demo
 from ajet_demo.display import Display
 from ajet_demo.lines import DoneLine, EvalLine, TrainLine
 from ajet_demo.orchestrate import DemoOptions, run_demo, terminate_as_interrupt
-from ajet_demo.processes import Child, child_environment
 from ajet_demo.report import History
 from ajet_demo.run_state import RunState, open_run
-from ajet_demo.server_child import DemoServer
-from ajet_installation.settings import Settings, WorkerSettings
-
-
-def child(tmp_path: Path, code: str, *, read: bool = False) -> Child:
-    return Child(
-        "helper",
-        ["-c", code],
-        log=tmp_path / "helper.log",
-        cwd=tmp_path,
-        environment=os.environ,
-        read=read,
-    )
-
-
-def test_a_childs_lines_are_read(tmp_path: Path) -> None:
-    started = child(tmp_path, "print('one'); print('two')", read=True)
-    assert list(started.lines) == ["one\n", "two\n"]
-    assert started.wait() == 0
-    started.end()
-
-
-def test_a_child_ends_with_its_parent_that_is_killed(tmp_path: Path) -> None:
-    """The child holds a named pipe open, which ends when the child is gone."""
-    pipe = tmp_path / "alive"
-    os.mkfifo(pipe)
-    code = (
-        "import signal\n"
-        "from ajet_demo.lifeline import end_with_parent\n"
-        f"alive = open({str(pipe)!r}, 'w')\n"
-        "end_with_parent()\n"
-        "print('ready', file=alive, flush=True)\n"
-        "signal.pause()\n"
-    )
-    parent = (
-        "import os, signal\n"
-        "from pathlib import Path\n"
-        "from ajet_demo.processes import Child\n"
-        f"here = Path({str(tmp_path)!r})\n"
-        f"Child('c', ['-c', {code!r}], log=here / 'log', cwd=here, environment=os.environ)\n"
-        "signal.pause()\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", parent])
-    try:
-        with pipe.open(encoding="utf-8") as alive:
-            assert alive.readline() == "ready\n"
-            process.kill()
-            assert alive.read() == ""
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_the_demos_server_ends_with_the_demo(tmp_path: Path) -> None:
-    with DemoServer(tmp_path) as server:
-        assert server.client.status().state is ServerState.OFFLINE
-        # As when the demo is killed.
-        standard_input = server.child._process.stdin
-        assert standard_input is not None
-        standard_input.close()
-        assert server.child.wait() == 0
-
-
-def test_a_crash_shows_the_last_lines_of_this_start_alone(tmp_path: Path) -> None:
-    (tmp_path / "helper.log").write_text("of an earlier session\n")
-    started = child(tmp_path, "import sys; [print(i, file=sys.stderr) for i in range(50)]; 1 / 0")
-    started.wait()
-    with pytest.raises(WorkerError, match="exit status 1") as caught:
-        started.check()
-    assert "ZeroDivisionError" in caught.value.message
-    assert "earlier session" not in caught.value.message
-    assert "\n  10\n" not in caught.value.message
-    assert str(tmp_path / "helper.log") in caught.value.message
-
-
-def test_a_running_child_passes_the_check_and_ends_when_asked(tmp_path: Path) -> None:
-    started = child(tmp_path, "input = __import__('signal').pause()")
-    started.check()
-    started.end()
-    assert started.poll() == -signal.SIGTERM
-
-
-def test_a_child_that_will_not_end_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        "print('deaf', flush=True); signal.pause(); signal.pause()"
-    )
-    started = child(tmp_path, code, read=True)
-    assert next(started.lines) == "deaf\n"
-    started.end(grace=0.05)
-    assert started.poll() == -signal.SIGKILL
-
-
-def test_children_do_not_see_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AJET_SERVER__PORT", "1")
-    found = child_environment(AJET_TOKEN="t")
-    assert {k: v for k, v in found.items() if k.startswith("AJET_")} == {"AJET_TOKEN": "t"}
 
 
 class FakeServer:
@@ -303,7 +206,6 @@ def test_the_command_prints_json_last_and_alone_on_stdout(tmp_path: Path, packag
 
 
 def test_importing_the_command_imports_nothing_heavy() -> None:
-    import subprocess
 
     heavy = ["torch", "transformers", "openai", "matplotlib", "httpx"]
     code = f"import sys, ajet_demo.command; print([m for m in {heavy} if m in sys.modules])"
@@ -327,38 +229,3 @@ def test_a_second_signal_does_not_interrupt_what_ends_the_children() -> None:
         work()
     assert ended == ["child"]
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_the_server_gets_the_store_and_the_loggers_of_the_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[dict[str, str]] = []
-
-    class Recorded(Child):
-        def __init__(self, *_: Any, environment: Mapping[str, str], **__: Any) -> None:
-            started.append(dict(environment))
-
-        def end(self, grace: float = 0.0) -> None:
-            pass
-
-    monkeypatch.setattr("ajet_demo.server_child.Child", Recorded)
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("AJET_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "ajet.toml").write_text(
-        '[server]\nport = 1234\n[store]\nretry_seconds = 7\nsettings = {file = "mine.sqlite3"}\n'
-        '[loggers.jsonl]\nfile = "my.jsonl"\n[plugins]\nblocked = ["echo"]\n'
-    )
-    with DemoServer(tmp_path, workers=WorkerSettings()):
-        pass
-    (environment,) = started
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "ajet.toml").unlink()
-    settings = Settings()
-    assert settings.store.settings == {"file": "mine.sqlite3"}
-    assert settings.store.retry_seconds == 7
-    assert settings.loggers == {"jsonl": {"file": "my.jsonl"}}
-    assert list(settings.plugins.blocked) == ["echo"]
-    # Everything else is the demo's own.
-    assert settings.server.port != 1234

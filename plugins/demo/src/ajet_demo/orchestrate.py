@@ -14,12 +14,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agentjet.local import LocalServer
 from ajet_core.errors import ConfigError
 from ajet_demo.display import Display
 from ajet_demo.recipe import run_config
 from ajet_demo.report import History, Summary, draw, write_json
 from ajet_demo.run_state import SUMMARY_FILE, RunState, open_run, read_summary
-from ajet_demo.server_child import DemoServer
 from ajet_demo.training import Training
 from ajet_installation.local_workers import check_components, worker_settings
 from ajet_installation.settings import WorkerSettings
@@ -141,7 +141,7 @@ def _train(
     history = History(run_dir / METRICS_FILE)
     for record in sorted([*history.steps(), *history.evals()], key=lambda r: r.step):
         display.record(record)
-    with DemoServer(run_dir, workers=workers, clock=clock) as server:
+    with LocalServer(run_dir, workers=workers, clock=clock) as server:
         # The server boots while the model is being created; count only the wait after that.
         _make_model(options, run_dir, state, display, clock)
         display.phase("starting server and engine")

@@ -11,14 +11,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agentjet.client import SwarmClient
+from agentjet.local import LocalServer
+from agentjet.local.processes import Child, child_environment
 from ajet_core.errors import AjetError
 from ajet_core.protocol import StepSummary
 from ajet_demo.display import Display
 from ajet_demo.lines import DoneLine, EvalLine, Line, TrainLine, parse_line
-from ajet_demo.processes import Child, child_environment
 from ajet_demo.report import History, Record
 from ajet_demo.run_state import RunState
-from ajet_demo.server_child import DemoServer
 
 WATCH_SECONDS = 0.25
 # Steps are reported before new weights are served, so the last report arrives soon after the
@@ -41,7 +41,7 @@ class Training:
 
     def __init__(
         self,
-        server: DemoServer,
+        server: LocalServer,
         history: History,
         display: Display,
         state: RunState,
@@ -73,7 +73,7 @@ class Training:
             "client",
             [
                 "-m",
-                "ajet_demo.lifeline",
+                "agentjet.local.lifeline",
                 "ajet_demo.client_main",
                 "--url",
                 self._server.client.url,

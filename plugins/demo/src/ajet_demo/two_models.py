@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
 from agentjet.client import AsyncSwarm, RunnerReport, SwarmEpisode, SwarmOutcome
+from agentjet.local import LocalServer
 from ajet_core.errors import AjetError, ConfigError
 from ajet_core.files import read_json
 from ajet_core.protocol import ServerState, ServerStatus
@@ -38,7 +39,6 @@ from ajet_demo.recipe import (
 from ajet_demo.relay import EXECUTOR, PLANNER, RelayAgent
 from ajet_demo.report import History, Record, draw, write_json
 from ajet_demo.run_state import SUMMARY_FILE, RunState, open_run
-from ajet_demo.server_child import DemoServer
 
 WIDTHS: Mapping[str, int] = {PLANNER: 64, EXECUTOR: 96}
 """The hidden size of each model."""
@@ -121,10 +121,10 @@ def _train(
     for record in sorted([*history.steps(), *history.evals()], key=lambda r: r.step):
         display.record(record)
     with contextlib.ExitStack() as stack:
-        servers: dict[str, DemoServer] = {}
+        servers: dict[str, LocalServer] = {}
         for role in WIDTHS:
             (run_dir / role).mkdir(exist_ok=True)
-            servers[role] = stack.enter_context(DemoServer(run_dir / role))
+            servers[role] = stack.enter_context(LocalServer(run_dir / role))
         parameters = {role: _make_model(run_dir / role, role, options, display) for role in WIDTHS}
         for role, server in servers.items():
             display.phase(f"starting the server of the {role}")
@@ -159,7 +159,7 @@ class TwoModels:
 
     def __init__(
         self,
-        servers: Mapping[str, DemoServer],
+        servers: Mapping[str, LocalServer],
         history: History,
         display: Display,
         state: RunState,

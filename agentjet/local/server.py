@@ -1,4 +1,4 @@
-"""The demo's swarm server: a child process on a free port of this machine."""
+"""A swarm server as a child process on a free port of this machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agentjet.client import SwarmClient
+from agentjet.client import AsyncSwarmClient, SwarmClient
+from agentjet.local.processes import Child, child_environment
 from ajet_core.errors import AjetError, DeadlineError, StateError
 from ajet_core.files import read_json
 from ajet_core.protocol import RunConfig, ServerState
-from ajet_demo.processes import Child, child_environment
 from ajet_installation.local_workers import server_pythons, worker_settings
 from ajet_installation.settings import Settings, WorkerSettings
 
@@ -27,27 +27,38 @@ INTERRUPT_SECONDS = 20.0
 POLL_SECONDS = 0.05
 
 
-class DemoServer:
-    """``ajet serve`` for the length of a ``with`` block.
+class LocalServer:
+    """``ajet serve`` on this machine, until `close` or the end of a ``with`` block.
 
-    All its files are in ``<run_dir>/server``. It gets new tokens, and of the user's settings those
-    of the store, the loggers, blocked plugins, environments and interpreters, and the number of
-    processes.
+    ```python
+    with LocalServer("runs/first") as server:
+        train(solve, tasks, client=server.client, config=config)
+    ```
 
+    It also ends when this process ends, also if this process is killed. It listens on a free port
+    of 127.0.0.1 with new tokens. Of the user's settings it has those of the store, the loggers,
+    blocked plugins, environments and interpreters, and the number of processes.
+
+    :param run_dir: a directory for all its files, which are in ``<run_dir>/server``; it is created
+        if it is missing. A server continues the run of its directory, so a run that shall begin
+        with other weights or settings needs another directory.
+    :param models: the directory that the models of runs are in; by default `run_dir`.
     :param workers: interpreters of components, and the directory of environments.
     """
 
     def __init__(
         self,
-        run_dir: Path,
+        run_dir: str | Path,
         *,
+        models: str | Path | None = None,
         workers: WorkerSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._run_dir = run_dir
-        self._directory = run_dir / "server"
-        self._workers = workers or worker_settings(run_dir)
+        self._run_dir = Path(run_dir).resolve()
+        self._directory = self._run_dir / "server"
+        self._models = self._run_dir if models is None else Path(models).resolve()
+        self._workers = workers or worker_settings(self._run_dir)
         self._clock = clock
         self._sleep = sleep
         self._control_token = secrets.token_urlsafe(32)
@@ -76,8 +87,26 @@ class DemoServer:
         """Create a client for following events; it fails soon after the server has ended."""
         return SwarmClient(self.client.url, self._control_token, retries=1)
 
+    @property
+    def run_dir(self) -> Path:
+        """The server's own run directory, for `ajet inspect` and `ajet report`."""
+        return self._directory
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables with which `ajet` and clients of other programs find the server."""
+        return {"AJET_URL": self.client.url, "AJET_TOKEN": self._control_token}
+
+    def async_client(self) -> AsyncSwarmClient:
+        """Create an asynchronous client with the control token."""
+        return AsyncSwarmClient(self.client.url, self._control_token)
+
     def __enter__(self) -> Self:
-        self._directory.mkdir(exist_ok=True)
+        return self if self._child is not None else self.start()
+
+    def start(self) -> Self:
+        """Start the server; it listens as soon as `client` is first used."""
+        self._directory.mkdir(parents=True, exist_ok=True)
         settings = Settings()
         # A file left by a killed server may have a port that another process uses by now.
         self._note.unlink(missing_ok=True)
@@ -85,7 +114,7 @@ class DemoServer:
             "server",
             [
                 "-m",
-                "ajet_demo.lifeline",
+                "agentjet.local.lifeline",
                 "ajet_cli.main",
                 "serve",
                 "--host",
@@ -95,7 +124,7 @@ class DemoServer:
                 "--run-dir",
                 str(self._directory),
                 "--model-root",
-                str(self._run_dir),
+                str(self._models),
             ],
             log=self._run_dir / "server.log",
             cwd=self._directory,
@@ -129,9 +158,13 @@ class DemoServer:
             assert error is not None, "only an interrupt stops the run here"
             error.add_note(f"(the run was not stopped properly: {second.message})")
         finally:
-            if self._client is not None:
-                self._client.close()
-            self.child.end()
+            self.close()
+
+    def close(self) -> None:
+        """End the server. Its files stay; a new server on the same directory continues its run."""
+        if self._client is not None:
+            self._client.close()
+        self.child.end()
 
     def start_run(self, config: RunConfig) -> None:
         """Configure and start the run, and wait until episodes can be claimed.
@@ -169,7 +202,7 @@ class DemoServer:
             self.child.check()
             if self._clock() > deadline:
                 raise DeadlineError(
-                    f"the demo's server did not start listening within {START_SECONDS:g} s; "
+                    f"the server did not start listening within {START_SECONDS:g} s; "
                     "its last lines:\n"
                     f"{self.child.tail()}"
                 )

@@ -1,4 +1,4 @@
-"""``python -m ajet_demo.lifeline MODULE``: a program in a process that ends with its parent.
+"""``python -m agentjet.local.lifeline MODULE``: a program in a process that ends with its parent.
 
 The parent holds the other end of a pipe, which is the standard input here. However the parent ends,
 its end is closed, also if it is killed.

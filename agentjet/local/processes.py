@@ -1,4 +1,4 @@
-"""The demo's child processes."""
+"""Child processes with a log that end with this process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import IO
 
 from ajet_core.errors import WorkerError
 
-GRACE_SECONDS = 15.0
-SHOWN_LINES = 20
+__all__ = ["Child", "child_environment"]
+
+_GRACE_SECONDS = 15.0
+_SHOWN_LINES = 20
 
 
 class Child:
@@ -21,7 +23,7 @@ class Child:
 
     It has a separate process group: Ctrl-C only reaches the parent, which ends its children in the
     right order. Its standard input is a pipe that ends with this process, so that it can end too
-    (`ajet_demo.lifeline`).
+    (`agentjet.local.lifeline`).
 
     :param name: name in errors.
     :param arguments: arguments for this Python interpreter.
@@ -86,17 +88,17 @@ class Child:
             if status < 0
             else f"ended with exit status {status}"
         )
-        return WorkerError(f"the demo's {self.name} {how}; its last lines:\n{self.tail()}")
+        return WorkerError(f"the {self.name} {how}; its last lines:\n{self.tail()}")
 
     def tail(self) -> str:
         """Return the last lines of the log."""
         with self._log.open("rb") as file:
             file.seek(self._log_start)
             lines = file.read().decode("utf-8", "replace").splitlines()
-        shown = "\n".join(f"  {line}" for line in lines[-SHOWN_LINES:])
+        shown = "\n".join(f"  {line}" for line in lines[-_SHOWN_LINES:])
         return f"{shown or '  (nothing)'}\n(all of it: {self._log})"
 
-    def end(self, grace: float = GRACE_SECONDS) -> None:
+    def end(self, grace: float = _GRACE_SECONDS) -> None:
         """Terminate the process, and kill it if it does not end in time."""
         if self.poll() is None:
             self._process.terminate()
@@ -113,7 +115,8 @@ class Child:
 def child_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment without agentjet's settings, plus `extra`.
 
-    The demo must not depend on the user's servers; `DemoServer` passes on what else they set.
+    A local server must not depend on the user's other servers; `LocalServer` passes on what else
+    they set.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("AJET_")}
     return kept | extra
