@@ -60,7 +60,7 @@ _PAPER_NAMES = {
     "tis": "truncated",
     "dynamic_sampling": "differing_tasks",
 }
-# Names from papers are accepted, and stored as ours (docs/algorithms.md).
+# Names from papers are accepted, and stored as ours (docs/papers.md).
 _Paper = BeforeValidator(lambda name: _PAPER_NAMES.get(name, name) if type(name) is str else name)
 
 

@@ -12,7 +12,7 @@ from ajet_core.protocol import AlgorithmConfig, BatchConfig
 from ajet_core.protocol.run import _PAPER_NAMES
 from ajet_installation.hooks import ajet_register_advantages
 
-PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("paper", "ours"), _PAPER_NAMES.items())
