@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jupytext
 from markdownify import markdownify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -31,7 +32,7 @@ from ajet_core import __version__  # noqa: E402
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _FIGURE = re.compile(r'<img alt="([^"]*)" src="([^"]+\.svg)" ?/?>')
-_TUTORIALS = "contrib/tutorials/*/README.md"
+_TUTORIALS = "contrib/tutorials/*/tutorial.py"
 
 
 @cache
@@ -67,7 +68,8 @@ def _matching(pattern: str) -> list[str]:
     in_docs = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").glob(pattern)}
     elsewhere = {path.relative_to(ROOT) for path in ROOT.glob(pattern)}
     generated = {Path(uri) for uri in _generated() if Path(uri).match(pattern)}
-    return sorted(path.as_posix() for path in in_docs | elsewhere | generated)
+    matching = sorted(path.as_posix() for path in in_docs | elsewhere | generated)
+    return [_page_of_tutorial(path) for path in matching] if pattern == _TUTORIALS else matching
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -75,9 +77,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, text in _generated().items():
         files.append(File.generated(config, uri, content=text))
     for uri in _leaves(config.nav or []):
-        if files.get_file_from_path(uri) is None and (ROOT / uri).is_file():
-            files.append(File.generated(config, uri, abs_src_path=str(ROOT / uri)))
+        if files.get_file_from_path(uri) is None and (ROOT / _source(uri)).is_file():
+            files.append(File.generated(config, uri, abs_src_path=str(ROOT / _source(uri))))
     return files
+
+
+def _page_of_tutorial(path: str) -> str:
+    """Return where the site has a tutorial, whose path ends with ``NAME/tutorial.py``."""
+    return f"tutorials/{posixpath.basename(posixpath.dirname(path))}.md"
+
+
+def _source(uri: str) -> str:
+    """Return the file of the repository that a page of the navigation is made from."""
+    if re.match(r"tutorials/\d", uri):
+        return f"contrib/{uri.removesuffix('.md')}/tutorial.py"
+    return uri
 
 
 def _leaves(entry: Any) -> Iterator[str]:
@@ -99,6 +113,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if uri in _generated():
         return markdown
     place = Path(page.file.abs_src_path or "").relative_to(ROOT).as_posix()
+    if place.endswith("/tutorial.py"):
+        markdown = _tutorial(ROOT / place)
 
     def rewritten(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(place), match[1]))
@@ -115,6 +131,10 @@ def _place_in_site(path: str, config: MkDocsConfig, files: Files) -> str:
     """Return where the site has a file of the repository; a file that it lacks is added."""
     if path == "README.md":
         return "index.md"
+    if path.endswith("/tutorial.py"):
+        return _page_of_tutorial(path)
+    if path == "contrib/tutorials":
+        return "tutorials/index.md"
     if (ROOT / path).is_dir() and (ROOT / path / "README.md").is_file():
         path += "/README.md"
     uri = path.removeprefix("docs/")
@@ -126,12 +146,29 @@ def _place_in_site(path: str, config: MkDocsConfig, files: Files) -> str:
     return uri
 
 
+def _tutorial(path: Path) -> str:
+    """Return a tutorial as Markdown: its texts and code, what it prints, and its curve."""
+    blocks = [
+        cell.source if cell.cell_type == "markdown" else f"```python\n{cell.source}\n```"
+        for cell in jupytext.read(path).cells
+    ]
+    output = (path.parent / "output.txt").read_text(encoding="utf-8").rstrip()
+    result = [
+        "## What it prints and plots",
+        f"The program is `{path.relative_to(ROOT).as_posix()}`. This is how one run came out:",
+        f"```text\n{output}\n```",
+        "![The curve that the program plots](curve.png)",
+    ]
+    # The last cell says what to try next.
+    return "\n\n".join([*blocks[:-1], *result, blocks[-1]])
+
+
 def _tutorials() -> str:
     """Return a list of the tutorials, as Markdown of a page in docs/tutorials."""
     lines = []
-    for uri in _matching(_TUTORIALS):
-        title, sentence = write_llms.summary((ROOT / uri).read_text(encoding="utf-8"))
-        lines.append(f"- [{title}](../../{uri}): {sentence}")
+    for path in sorted(ROOT.glob(_TUTORIALS)):
+        title, sentence = write_llms.summary(_tutorial(path))
+        lines.append(f"- [{title}](../../{path.relative_to(ROOT).as_posix()}): {sentence}")
     return "\n".join(lines)
 
 
