@@ -83,17 +83,21 @@ class OpenAIChat(Chat):
         self._temperature = temperature
 
     async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
-        # The SDK has a type for every message; a world uses plain dictionaries.
-        request: dict[str, Any] = {"messages": list(prompt.messages)}
+        from openai.types.chat import ChatCompletion
+
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": list(prompt.messages),
+            "temperature": self._temperature,
+            "max_tokens": prompt.max_tokens,
+        }
         if prompt.tools:
-            request["tools"] = list(prompt.tools)
-        if prompt.agent:
-            request["extra_headers"] = {AGENT_HEADER: prompt.agent}
-        completion = await self._openai.chat.completions.create(
-            model=self._model,
-            temperature=self._temperature,
-            max_tokens=prompt.max_tokens,
-            **request,
+            body["tools"] = list(prompt.tools)
+        headers = {AGENT_HEADER: prompt.agent} if prompt.agent else {}
+        # As `chat.completions.create` does, which first compares each message with all types of
+        # messages. That takes two thirds of the CPU time of a call.
+        completion = await self._openai.post(
+            "/chat/completions", cast_to=ChatCompletion, body=body, options={"headers": headers}
         )
         message = completion.choices[0].message
         calls = tuple(

@@ -58,7 +58,7 @@ def command_of(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def test_there_are_commands_and_two_examples() -> None:
-    assert {"ajet demo", "ajet status", "ajet doctor"} <= set(COMMANDS)
+    assert {"ajet demo --browser", "ajet status", "ajet doctor"} <= set(COMMANDS)
     assert re.findall(r"<!-- example: (\w+) -->", PAGE) == ["agent", "stop"]
 
 

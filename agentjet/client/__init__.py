@@ -25,7 +25,7 @@ first request.
 """
 
 from agentjet.client._async import AsyncScopedEpisode, AsyncSwarmClient
-from agentjet.client._credentials import TokenClient
+from agentjet.client._credentials import LivePage, TokenClient
 from agentjet.client._episode import (
     Episode,
     EpisodeFailure,
@@ -52,6 +52,7 @@ __all__ = [
     "EpisodeOutcome",
     "EpisodeResult",
     "EvaluationReport",
+    "LivePage",
     "Resumption",
     "RunnerReport",
     "ScopedEpisode",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from ajet_core.errors import WorkerError
 
@@ -23,7 +24,7 @@ class Child:
 
     It has a separate process group: Ctrl-C only reaches the parent, which ends its children in the
     right order. Its standard input is a pipe that ends with this process, so that it can end too
-    (`agentjet.local.lifeline`).
+    (`agentjet.local.lifeline`). Leaving a ``with`` block ends it.
 
     :param name: name in errors.
     :param arguments: arguments for this Python interpreter.
@@ -56,6 +57,12 @@ class Child:
                 encoding="utf-8",
             )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     @property
     def pid(self) -> int:
         """The process id."""
@@ -66,6 +73,13 @@ class Child:
         """The standard output, if it is read."""
         assert self._process.stdout is not None, f"cannot read the output of the {self.name}"
         return self._process.stdout
+
+    def send(self, line: str) -> None:
+        """Write a line to its standard input; no effect if it has ended."""
+        assert self._process.stdin is not None, f"cannot write to the {self.name}"
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
 
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""

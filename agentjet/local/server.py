@@ -6,11 +6,12 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agentjet.client import AsyncSwarmClient, SwarmClient
+from agentjet.client import AsyncSwarmClient, SwarmClient, TokenClient
 from agentjet.local.processes import Child, child_environment
 from ajet_core.errors import AjetError, DeadlineError, StateError
 from ajet_core.files import read_json
@@ -86,6 +87,14 @@ class LocalServer:
     def observer(self) -> SwarmClient:
         """Create a client for following events; it fails soon after the server has ended."""
         return SwarmClient(self.client.url, self._control_token, retries=1)
+
+    def open_page(self) -> str:
+        """Open the live page in a browser; return what to show: where it is."""
+        with closing(TokenClient(self.client.url, self._control_token, retries=1)) as tokens:
+            page = tokens.issue_page()
+        if page.open(self._directory / "state" / "page.html"):
+            return f"opened {page.url}/ui/ in a browser"
+        return f"no browser can be opened here; the live page: {page.address}"
 
     @property
     def run_dir(self) -> Path:

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import pytest
 from click.testing import CliRunner
 
+from agentjet.client import LivePage
 from ajet_cli.main import cli
 from ajet_testing.servers import CONTROL, Running, new_token
 
@@ -47,6 +48,7 @@ async def test_the_address_is_in_a_file_of_its_owner(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)) or True)
     status, output = await ui(server)
     assert (status, output) == (0, f"opened {server.url}/ui/ in a browser\n")
@@ -60,7 +62,24 @@ async def test_without_a_browser_it_names_the_file(
     server: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr("webbrowser.open", lambda url: False)
     status, output = await ui(server)
     assert status == 1
     assert "no browser can be opened here" in output
+
+
+def test_no_browser_for_terminals_is_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would take the terminal until it is closed."""
+    for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)) or True)
+    page = LivePage("http://127.0.0.1:1", "secret")
+    assert not page.open(tmp_path / "page.html")
+    assert opened == []
+    assert page.address in (tmp_path / "page.html").read_text()
+    assert "secret" not in repr(page)

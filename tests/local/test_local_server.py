@@ -15,7 +15,7 @@ import pytest
 from agentjet.client import AsyncSwarmClient, SwarmClient
 from agentjet.local import LocalServer
 from agentjet.local.processes import Child, child_environment
-from ajet_core.errors import AjetError, ConfigError, WorkerError
+from ajet_core.errors import AjetError, ConfigError, ForbiddenError, WorkerError
 from ajet_core.protocol import RunConfig, ServerState
 from ajet_installation.settings import Settings, WorkerSettings
 from ajet_testing.servers import write_scripted_model
@@ -70,6 +70,41 @@ def test_a_child_ends_with_its_parent_that_is_killed(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_line_that_the_parent_sends_arrives_once(tmp_path: Path) -> None:
+    code = (
+        "from agentjet.local.lifeline import end_with_parent\n"
+        "print(end_with_parent().result(), flush=True)\n"
+        "import signal; signal.pause()\n"
+    )
+    with child(tmp_path, code, read=True) as started:
+        started.send("http://127.0.0.1:1")
+        started.send("a second line")
+        assert next(started.lines) == "http://127.0.0.1:1\n"
+
+
+def test_a_line_to_a_child_that_has_ended_is_lost(tmp_path: Path) -> None:
+    with child(tmp_path, "pass") as started:
+        started.wait()
+        started.send("too late")
+
+
+def test_the_address_of_the_live_page_logs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a display no browser is opened, and the address is shown."""
+    for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    with LocalServer(tmp_path) as server:
+        address = server.open_page().partition("the live page: ")[2]
+        url, _, token = address.partition("/ui/#token=")
+        assert url == server.client.url
+        with SwarmClient(url, token) as viewer:
+            assert viewer.status().state is ServerState.OFFLINE
+            with pytest.raises(ForbiddenError):
+                viewer.pause_engine()
 
 
 def test_a_server_ends_with_its_program(tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ LINES = [
 
 def train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
-) -> tuple[Any, History, RunState, list[Any]]:
-    """Run the training phase with a client that runs `code`."""
+) -> tuple[Any, Child, History, RunState, list[Any]]:
+    """Return a training phase, and its client, which runs `code`."""
     started: list[Any] = []
 
     class ScriptedClient(Child):
@@ -83,23 +83,26 @@ def train(
     ticks = iter(range(1000))
     state = RunState(seed=5)
     history = History(tmp_path / "metrics.jsonl")
+    server: Any = FakeServer()
     phase = training.Training(
-        FakeServer(),  # type: ignore[arg-type]
+        server,
         history,
         Display(console(terminal=False), target=0.9, max_steps=9),
         state,
         run_dir=tmp_path,
         clock=lambda: float(next(ticks)),
     )
-    return phase, history, state, started
+    client = training.start_client(server, tmp_path, seed=5, target=0.9, steps=9)
+    return phase, client, history, state, started
 
 
 def test_steps_join_what_client_and_server_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "\\n".join(line.model_dump_json() for line in LINES)
-    phase, history, state, started = train(tmp_path, monkeypatch, f"print('''{text}''')")
-    done = phase.run(seed=5, target=0.9, steps=9)
+    code = f"input(); print('''{text}''')"
+    phase, client, history, state, started = train(tmp_path, monkeypatch, code)
+    done = phase.run(client)
     assert done == LINES[-1]
     assert [(r.step, r.success, r.metrics) for r in history.steps()] == [
         (1, 0.5, METRICS),
@@ -119,23 +122,23 @@ def test_a_client_that_crashes_is_told_with_its_last_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import sys; print('half a li', flush=True); sys.exit('out of luck')"
-    phase, _, state, _ = train(tmp_path, monkeypatch, code)
+    phase, client, _, state, _ = train(tmp_path, monkeypatch, code)
     with pytest.raises(WorkerError, match="out of luck"):
-        phase.run(seed=5, target=0.9, steps=9)
+        phase.run(client)
     assert state.training_seconds > 0
 
 
 def test_a_server_that_died_is_told_rather_than_its_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    phase, _, _, _ = train(tmp_path, monkeypatch, "import sys; sys.exit('cannot reach it')")
+    phase, client, _, _, _ = train(tmp_path, monkeypatch, "import sys; sys.exit('cannot reach it')")
 
     def dead() -> None:
         raise WorkerError("the demo's server was killed by SIGKILL")
 
     phase._server.child.check = dead
     with pytest.raises(WorkerError, match="server was killed"):
-        phase.run(seed=5, target=0.9, steps=9)
+        phase.run(client)
 
 
 def finished(tmp_path: Path) -> Path:

@@ -1,16 +1,19 @@
-"""The demo's swarm client, a separate process: ``python -m ajet_demo.client_main --url ...``.
+"""The demo's swarm client, a separate process: ``python -m ajet_demo.client_main``.
 
-It asks the server for the step to continue with, so it may be killed and restarted at any time. Its
-standard output has only the lines of `ajet_demo.lines`.
+It imports its packages while the server boots, and begins when its standard input has a line with
+the server's URL. It asks the server for the step to continue with, so it may be killed and
+restarted at any time. Its standard output has only the lines of `ajet_demo.lines`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import Literal
 
 import click
@@ -24,6 +27,7 @@ from agentjet.client import (
     RunnerReport,
     Task,
 )
+from agentjet.local.lifeline import end_with_parent
 from ajet_core.errors import AjetError
 from ajet_demo.agent import GridWalkAgent
 from ajet_demo.lines import DoneLine, EvalLine, Line, TrainLine
@@ -175,10 +179,13 @@ def _mean(report: RunnerReport, component: str) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-async def run(url: str, *, seed: int, target: float, steps: int) -> int:
+async def run(url: Future[str], *, seed: int, target: float, steps: int) -> int:
     """Run until the end or a signal, and return the exit status."""
     agent = GridWalkAgent(TEMPERATURE)
-    async with AsyncSwarmClient(url) as client:
+    # Imports create many permanent objects, in which no collection shall look for garbage.
+    gc.freeze()
+    address: str = await asyncio.wrap_future(url)
+    async with AsyncSwarmClient(address) as client:
         demo = DemoClient(client, agent, seed=seed, emit=_print_line)
         work = asyncio.create_task(demo.run(target=target, steps=steps))
         loop = asyncio.get_running_loop()
@@ -203,12 +210,12 @@ def _print_line(line: Line) -> None:
 
 
 @click.command()
-@click.option("--url", required=True, help="URL of the swarm server.")
 @click.option("--seed", type=int, default=0, help="Seed of the tasks.")
 @click.option("--target", type=float, default=0.9, help="Success rate at which to stop.")
 @click.option("--steps", type=int, default=60, help="Maximum number of steps to train.")
-def main(url: str, seed: int, target: float, steps: int) -> None:
+def main(seed: int, target: float, steps: int) -> None:
     """Train the demo's model on a running swarm server. The token comes from AJET_TOKEN."""
+    url = end_with_parent()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         sys.exit(runner.run(run(url, seed=seed, target=target, steps=steps)))
 

@@ -57,6 +57,11 @@ def _interpreters(
     help="Start a new run, in a new directory next to an existing run.",
 )
 @click.option(
+    "--browser",
+    is_flag=True,
+    help="Open the server's live page in a browser; print its address where there is none.",
+)
+@click.option(
     "--two-models",
     is_flag=True,
     help="Two models on two servers: a planner and an executor that must cooperate.",
@@ -79,6 +84,7 @@ def demo(
     target: float,
     as_json: bool,
     fresh: bool,
+    browser: bool,
     engine: str,
     two_models: bool,
     trainer: str,
@@ -107,6 +113,7 @@ def demo(
         steps=steps,
         target=target,
         fresh=fresh,
+        browser=browser,
         engine=engine,
         trainer=trainer,
         python=pythons,

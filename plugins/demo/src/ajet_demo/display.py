@@ -64,6 +64,10 @@ class Display:
         self._phase = text
         self._update(text)
 
+    def note(self, text: str) -> None:
+        """Print a line that stays, also above a live panel."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def warming_up(self, step: int, steps: int, loss: float) -> None:
         """Show the progress of the supervised warm-up."""
         self._phase = f"warming the model up: step {step}/{steps}, loss {loss:.3f}"
@@ -133,7 +137,7 @@ class Display:
         if self._live is not None:
             self._live.update(self._panel())
         elif line is not None:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.note(line)
 
     def _panel(self) -> Panel:
         table = Table.grid(padding=(0, 2))

@@ -20,7 +20,7 @@ from ajet_demo.display import Display
 from ajet_demo.recipe import run_config
 from ajet_demo.report import History, Summary, draw, write_json
 from ajet_demo.run_state import SUMMARY_FILE, RunState, open_run, read_summary
-from ajet_demo.training import Training
+from ajet_demo.training import Training, start_client
 from ajet_installation.local_workers import check_components, worker_settings
 from ajet_installation.settings import WorkerSettings
 
@@ -47,6 +47,7 @@ class DemoOptions:
     :param steps: maximum number of training steps.
     :param target: success on the held-out tasks at which training stops.
     :param fresh: start a new run next to an existing one.
+    :param browser: open the live page of each server.
     :param engine: name of the engine; likewise `trainer`.
     :param python: interpreters of components, as the setting `workers.python`.
     """
@@ -56,6 +57,7 @@ class DemoOptions:
     steps: int = 60
     target: float = 0.9
     fresh: bool = False
+    browser: bool = False
     engine: str = "torch"
     trainer: str = "torch"
     python: Mapping[str, str] = field(default_factory=dict)
@@ -149,10 +151,16 @@ def _train(
         config = run_config(
             run_dir / MODEL_DIR, options.seed, engine=options.engine, trainer=options.trainer
         )
-        server.start_run(config)
-        state.boot_seconds += clock() - waited
-        training = Training(server, history, display, state, run_dir=run_dir, clock=clock)
-        done = training.run(seed=options.seed, target=options.target, steps=options.steps)
+        # The client imports its packages while the engine boots.
+        with start_client(
+            server, run_dir, seed=options.seed, target=options.target, steps=options.steps
+        ) as client:
+            server.start_run(config)
+            state.boot_seconds += clock() - waited
+            if options.browser:
+                display.note(server.open_page())
+            training = Training(server, history, display, state, run_dir=run_dir, clock=clock)
+            done = training.run(client)
         counters = server.client.status().counters
         display.phase("exporting the trained model")
         adopt(server.stop_run(), run_dir / TRAINED_DIR)

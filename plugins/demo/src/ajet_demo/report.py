@@ -25,7 +25,8 @@ class Summary(BaseModel):
     :param seconds: wall time of the whole command, from its first line to its last.
     :param warmup_seconds: making the model, its supervised warm-up included.
     :param boot_seconds: from starting the server to the moment in which it takes episodes.
-    :param training_seconds: from the client's start to its end, evaluations included.
+    :param training_seconds: from the moment in which the server takes episodes to the client's end,
+        evaluations included.
     :param rollout_seconds: the engine's forward passes and sampling, during `training_seconds`.
     :param update_seconds: the trainer's steps.
     :param overhead_seconds: `training_seconds` that are neither: agents, HTTP, recording, merging,

@@ -33,6 +33,34 @@ class _OutputClosed:
 Message = Line | StepSummary | _OutputClosed
 
 
+def start_client(
+    server: LocalServer, run_dir: Path, *, seed: int, target: float, steps: int
+) -> Child:
+    """Start the client process, which waits for `Training.run`.
+
+    :param seed: seed of the tasks.
+    :param target: success at which it stops.
+    :param steps: maximum number of steps.
+    """
+    return Child(
+        "client",
+        [
+            "-m",
+            "ajet_demo.client_main",
+            "--seed",
+            str(seed),
+            "--target",
+            str(target),
+            "--steps",
+            str(steps),
+        ],
+        log=run_dir / "client.log",
+        cwd=run_dir,
+        environment=child_environment(AJET_TOKEN=server.client_token),
+        read=True,
+    )
+
+
 class Training:
     """One session of training.
 
@@ -60,8 +88,8 @@ class Training:
         self._summaries: dict[int, StepSummary] = {}
         self._done: DoneLine | None = None
 
-    def run(self, *, seed: int, target: float, steps: int) -> DoneLine:
-        """Run the client until it ends.
+    def run(self, client: Child) -> DoneLine:
+        """Let a client of `start_client` begin, and wait until it ends.
 
         :raises WorkerError: client or server ended prematurely.
         """
@@ -69,26 +97,7 @@ class Training:
         forward = self._forward_seconds()
         observer = self._server.observer()
         _thread(lambda: self._follow_server(observer))
-        client = Child(
-            "client",
-            [
-                "-m",
-                "agentjet.local.lifeline",
-                "ajet_demo.client_main",
-                "--url",
-                self._server.client.url,
-                "--seed",
-                str(seed),
-                "--target",
-                str(target),
-                "--steps",
-                str(steps),
-            ],
-            log=self._run_dir / "client.log",
-            cwd=self._run_dir,
-            environment=child_environment(AJET_TOKEN=self._server.client_token),
-            read=True,
-        )
+        client.send(self._server.client.url)
         reader = _thread(lambda: self._follow_client(client))
         self._display.phase("training")
         try:

@@ -129,6 +129,8 @@ def _train(
         for role, server in servers.items():
             display.phase(f"starting the server of the {role}")
             server.start_run(relay_config(run_dir / role / MODEL_DIR, options.seed))
+            if options.browser:
+                display.note(f"{role}: {server.open_page()}")
         display.phase("training")
         walkers = TwoModels(servers, history, display, state, run_dir=run_dir, options=options)
         step, success = asyncio.run(walkers.run())
