@@ -60,7 +60,7 @@ def register(study: Study, directory: Path, *, code: str | None = None) -> Regis
     if len(resolved) == len(study.arms):
         refusals += _same_arms(resolved)
         refusals += _confounds(study, resolved)
-        refusals += _leaks(arena, resolved)
+        refusals += _leaks(study, arena, resolved)
     if code is None:
         try:
             code = code_of(study, directory)
@@ -163,10 +163,12 @@ def _confounds(study: Study, resolved: dict[str, dict[str, Scalar]]) -> Iterator
     for one in study.compare:
         arm, against = resolved[arm_name(one.arm)], resolved[arm_name(one.against)]
         differing = {key for key in arm.keys() | against.keys() if arm.get(key) != against.get(key)}
+        # The value of a factor may be a table, whose keys are settings of their own.
         declared = {
-            factor.path
+            key
             for name, factor in study.factors.items()
-            if one.arm[name] != one.against[name]
+            for key in differing
+            if one.arm[name] != one.against[name] and f"{key}.".startswith(f"{factor.path}.")
         }
         if not differing:
             yield (
@@ -181,17 +183,23 @@ def _confounds(study: Study, resolved: dict[str, dict[str, Scalar]]) -> Iterator
             )
 
 
-def _leaks(arena: Arena, resolved: dict[str, dict[str, Scalar]]) -> Iterator[str]:
+def _leaks(study: Study, arena: Arena, resolved: dict[str, dict[str, Scalar]]) -> Iterator[str]:
     for name, settings in resolved.items():
-        splits = arena.splits(settings)
-        if both := splits.train & splits.held_out:
-            some = ", ".join(sorted(both)[:3])
-            yield (
-                f"The arm {name} trains on {len(both)} of the tasks that it is evaluated on: "
-                f"{some}. Use splits without a common task."
-            )
-        if not arena.evaluator(settings):
-            yield f"The evaluator of the arm {name} is not frozen, so its scores prove nothing."
+        for seed in study.seeds:
+            splits = arena.splits(settings, seed)
+            if both := splits.train & splits.held_out:
+                some = ", ".join(sorted(both)[:3])
+                yield (
+                    f"The arm {name} trains on {len(both)} of the {len(splits.held_out)} tasks "
+                    f"that it is evaluated on with seed {seed}: {some}. Use splits without a "
+                    "common task."
+                )
+                break
+        try:
+            if not arena.evaluator(settings):
+                yield f"The evaluator of the arm {name} is not frozen, so its scores prove nothing."
+        except ConfigError as error:
+            yield f"The arm {name}: {error.message}"
 
 
 def _over_budget(study: Study, trials: int) -> Iterator[str]:

@@ -42,6 +42,11 @@ class IsolatedWorld(World[ComponentSettings]):
             raise AttributeError(name)
         return getattr(self._world, name)
 
+    @property
+    def world_class(self) -> type[World[Any]]:
+        """The class of the plugin's world."""
+        return type(self._world)
+
     def __str__(self) -> str:
         return self._owner
 

@@ -124,20 +124,27 @@ def replicate(directory: Path, target: Path | None, parallel: int, as_json: bool
 
 @research.command()
 @click.option(
-    "--suite", type=click.Choice(["null", "effects", "mutations", "faults"]), required=True
+    "--suite", type=click.Choice(["null", "effects", "mutations", "faults", "swarm"]), required=True
 )
 @click.option(
     "--size",
     type=click.IntRange(1, 100_000),
-    help="Studies, mutations or kills. [default: by suite]",
+    help="Studies, mutations, kills or topics. [default: by suite]",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the worlds.")
-def bench(suite: str, size: int | None, seed: int) -> None:
+@click.option(
+    "--dir", "directory", type=_DIRECTORY, help="Keep the suite swarm's studies; resume them."
+)
+def bench(suite: str, size: int | None, seed: int, directory: Path | None) -> None:
     """Measure studies in worlds whose truth is planted, and print one line of JSON."""
     from ajet_research.suites import SUITES
 
+    if directory is not None and suite != "swarm":
+        raise ConfigError(f"--dir is for the suite swarm; {suite} keeps nothing.")
     run_suite: Callable[..., dict[str, Any]] = SUITES[suite]
-    click.echo(json.dumps(run_suite(seed=seed, **({"size": size} if size else {}))))
+    options = {"size": size, "directory": directory}
+    chosen = {name: value for name, value in options.items() if value is not None}
+    click.echo(json.dumps(run_suite(seed=seed, **chosen)))
 
 
 def _progress(quiet: bool) -> Callable[[AnyEvent], None] | None:

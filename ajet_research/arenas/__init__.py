@@ -28,7 +28,10 @@ __all__ = [
 ]
 
 GROUP = "agentjet.arenas"
-_BUILT_IN = EntryPoint("synthetic", "ajet_research.arenas.synthetic:SyntheticArena", GROUP)
+_BUILT_IN = (
+    EntryPoint("swarm", "ajet_research.swarm:SwarmArena", GROUP),
+    EntryPoint("synthetic", "ajet_research.arenas.synthetic:SyntheticArena", GROUP),
+)
 
 
 @functools.cache
@@ -43,8 +46,8 @@ def load_arena(name: str) -> Arena:
     :raises ConfigError: there is none of this name, or two distributions have one.
     :raises PluginLoadError: importing it failed.
     """
-    known: dict[str, list[EntryPoint]] = {_BUILT_IN.name: [_BUILT_IN]}
-    for point in _registered():
+    known: dict[str, list[EntryPoint]] = {}
+    for point in (*_BUILT_IN, *_registered()):
         known.setdefault(point.name, []).append(point)
     if name not in known:
         raise ConfigError(f"Unknown arena {name!r}; known: {', '.join(sorted(known))}.")

@@ -99,12 +99,15 @@ class Arena(ABC):
         """
 
     @abstractmethod
-    def splits(self, settings: Mapping[str, Scalar]) -> Splits:
-        """Return the tasks that resolved settings train on and those they evaluate on."""
+    def splits(self, settings: Mapping[str, Scalar], seed: int) -> Splits:
+        """Return the tasks that a trial trains on and those that it is evaluated on."""
 
     @abstractmethod
     def evaluator(self, settings: Mapping[str, Scalar]) -> str:
-        """Return the fingerprint of what scores a trial; "" if it is not frozen."""
+        """Return the fingerprint of what scores a trial; "" if it is not frozen.
+
+        :raises ConfigError: it is not frozen; the message says why, and what to do.
+        """
 
     @abstractmethod
     def run(self, blueprint: TrialBlueprint, directory: Path) -> None:

@@ -66,7 +66,7 @@ class SyntheticArena(Arena):
             merged["batch_size"] = 64
         return merged
 
-    def splits(self, settings: Mapping[str, Scalar]) -> Splits:
+    def splits(self, settings: Mapping[str, Scalar], seed: int) -> Splits:  # noqa: ARG002 - one for all
         """Return ids of tasks, of which an overlapping world has one in both splits."""
         first = 0 if planted_world(str(settings["world"])).overlap else 1
         held_out = frozenset(f"task-{index}" for index in range(first, first + _TASKS))

@@ -6,6 +6,7 @@ from typing import Any
 from ajet_research.suites.faults import run_faults
 from ajet_research.suites.mutations import run_mutations
 from ajet_research.suites.planted import run_effects, run_null
+from ajet_research.suites.swarm import run_swarm
 
 __all__ = ["SUITES"]
 
@@ -14,4 +15,5 @@ SUITES: dict[str, Callable[..., dict[str, Any]]] = {
     "effects": run_effects,
     "mutations": run_mutations,
     "faults": run_faults,
+    "swarm": run_swarm,
 }

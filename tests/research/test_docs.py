@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from ajet_research.arenas.worlds import CATALOGUE
 from ajet_research.leader import run_study
+from ajet_research.registration import register
 from ajet_research.runners import FileRunner
 from ajet_research.study import (
     Base,
@@ -20,7 +21,10 @@ from ajet_research.study import (
     Inference,
     Measure,
     Topic,
+    parse_study,
 )
+from ajet_research.swarm import SwarmArena
+from ajet_research.swarm.settings import _OWN
 
 PAGE = (Path(__file__).parents[2] / "docs" / "research.md").read_text(encoding="utf-8")
 PARTS: dict[str, type[BaseModel]] = {
@@ -60,5 +64,16 @@ def test_every_key_of_a_study_is_explained(part: str) -> None:
 
 
 def test_every_planted_world_is_named() -> None:
-    named = PAGE[PAGE.index("The arena `synthetic`") : PAGE.index("## Measurements")]
+    named = PAGE[PAGE.index("`synthetic` has worlds") : PAGE.index("## Measurements")]
     assert CATALOGUE.keys() - set(re.findall(r"`(\w+)`", named)) <= {"medium"}
+
+
+def test_the_study_of_swarm_servers_can_be_registered() -> None:
+    _, text = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    registration = register(parse_study(text, "study.toml"), Path())
+    assert len(registration.blueprints) == registration.study.budget.trials
+
+
+def test_every_setting_and_metric_of_swarm_trials_is_explained() -> None:
+    for name in (*_OWN, *SwarmArena.metrics):
+        assert f"\n| `{name}` |" in PAGE

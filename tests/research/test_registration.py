@@ -92,7 +92,7 @@ def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
 
 
 def test_an_unknown_arena_is_refused_with_the_known_ones() -> None:
-    assert "Unknown arena 'gridwalk'; known: synthetic" in refusal(base__arena="gridwalk")
+    assert "Unknown arena 'gridwalk'; known: swarm, synthetic" in refusal(base__arena="gridwalk")
 
 
 def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
@@ -119,9 +119,8 @@ def test_decisions_behind_otherwise_are_refused() -> None:
 
 
 def test_tasks_in_both_splits_are_refused() -> None:
-    assert "trains on 1 of the tasks that it is evaluated on: task-0" in refusal(
-        base__set={"world": "overlap"}
-    )
+    message = refusal(base__set={"world": "overlap"})
+    assert "trains on 1 of the 8 tasks that it is evaluated on with seed 1: task-0" in message
 
 
 def test_arms_that_differ_in_more_than_their_factor_are_refused() -> None:

@@ -1,0 +1,146 @@
+"""Runs a trial: a tiny model learns a world on a server of its own, and is then evaluated.
+
+Whatever was killed before, the trial goes on inside its run: the server resumes it, episodes that
+have ended are not rolled out again, and neither are held-out tasks that have a score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentjet.client import AsyncSwarmClient, Episode, EpisodeOutcome, Task
+from agentjet.client import RunnerReport as Report
+from ajet_core.errors import AjetError, BatchStarvedError, ConfigError
+from ajet_core.interfaces import World
+from ajet_core.protocol import ServerState
+from ajet_research.swarm.records import HELD_OUT, read_run
+from ajet_research.swarm.server import TrialServer
+from ajet_research.swarm.settings import SwarmSettings
+from ajet_worlds import load_world
+from ajet_worlds.agent import WorldAgent, episode_outcome
+from ajet_worlds.tiny_model import create_tiny_model
+
+MODEL = "model"
+_TURN = 0.5
+
+
+def run_trial(its: SwarmSettings, seed: int, directory: Path) -> None:
+    """Run a trial to its end, or to a pause of its run, which ends it too.
+
+    :raises AjetError: the server ended, or episodes failed; called again, the trial continues.
+    """
+    world = load_world(its.world)
+    if _has_ended(its, seed, world, directory):
+        return
+    model = directory.resolve() / MODEL
+    if not model.exists():
+        create_tiny_model(model, worlds=[world], seed=seed, warmup_steps=its.warmup_steps)
+    with TrialServer(directory) as server:
+        if not server.start(its.run_config(model, seed)):
+            asyncio.run(_unless_stopped(_learn(its, seed, world, server), server))
+
+
+def _has_ended(its: SwarmSettings, seed: int, world: World, directory: Path) -> bool:
+    """Return whether all was measured before; then no server has to start."""
+    try:
+        records = read_run(directory)
+    except ConfigError:
+        return False
+    wanted = world.task_ids("eval", seed, its.eval_tasks)
+    return bool(records.paused) or records.held_out(its.train_steps).keys() >= set(wanted)
+
+
+async def _learn(its: SwarmSettings, seed: int, world: World, server: TrialServer) -> None:
+    tasks = world.task_ids("eval", seed, its.eval_tasks)
+    held_out = [Task(task, tag=HELD_OUT) for task in tasks]
+    async with (
+        AsyncSwarmClient(server.url, server.client_token) as client,
+        WorldAgent(world) as agent,
+    ):
+        await _train(its, seed, world, client, TrainedAgent(agent, world, its.reward))
+        _check(
+            await client.run_episodes_until_all_complete(
+                held_out, agent.success, kind="eval", resume=True
+            )
+        )
+
+
+async def _train(
+    its: SwarmSettings, seed: int, world: World, client: AsyncSwarmClient, agent: TrainedAgent
+) -> None:
+    """Train all steps, or those that are left."""
+    per_task = int(its.config["batch"]["episodes_per_task"])
+    together = per_task * int(its.config["batch"]["tasks"])
+
+    async def roll_out(start: int, count: int) -> None:
+        tasks = world.task_ids("train", seed, count, start=start)
+        _check(
+            await client.run_episodes_until_all_complete(
+                tasks, agent, episodes_per_task=per_task, concurrency=together, resume=True
+            )
+        )
+
+    await roll_out(0, its.train_tasks)
+    for extra in itertools.count(its.train_tasks):
+        try:
+            await client.wait_for_step(its.train_steps)
+        except BatchStarvedError:
+            # Tasks can lose their slots in a batch, such as those of an attempt that was killed.
+            await roll_out(extra, 1)
+        else:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedAgent:
+    """Plays a world, and reports the reward that the arm trains on, with the success beside it."""
+
+    agent: WorldAgent
+    world: World
+    reward: str
+
+    async def __call__(self, task: Task, episode: Episode) -> EpisodeOutcome:
+        """Play the task of `task.id` with the model of `episode`."""
+        outcome = await self.world.play(task.id, self.agent.chat(episode))
+        reported = episode_outcome(outcome)
+        if self.reward == "world":
+            return reported
+        low, high = self.world.reward_range
+        reward = low if self.reward == "constant" else low + high - outcome.reward
+        return EpisodeOutcome(reward=reward, components=reported.components)
+
+
+async def _unless_stopped(learning: Coroutine[object, object, None], server: TrialServer) -> None:
+    """Return when the trial has been evaluated, or its run has paused, which is an outcome.
+
+    :raises AjetError: the server ended, or episodes failed.
+    """
+
+    async def stopped() -> None:
+        while True:
+            server.check()
+            status = await asyncio.to_thread(server.control.status)
+            if status.error is not None:
+                raise AjetError(f"the run failed: {status.error.message}")
+            if status.state is ServerState.PAUSED or status.paused:
+                return
+            await asyncio.sleep(_TURN)
+
+    tasks = [asyncio.ensure_future(learning), asyncio.ensure_future(stopped())]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _check(report: Report) -> None:
+    if report.failures:
+        raise AjetError(f"episodes failed: {report}")
