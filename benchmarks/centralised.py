@@ -274,7 +274,7 @@ async def swarm(options: Options, directory: Path, config: RunConfig) -> Run:
         server.stop_run()
     lines = (directory / "server" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines]
-    episodes = len(recorded_episodes(directory / "server"))
+    episodes = len(await asyncio.to_thread(recorded_episodes, directory / "server"))
     averaged = [{name: step[name] for name in AVERAGED} for step in steps]
     return Run(learned.after, learned.curve, averaged, spent, elapsed, episodes)
 

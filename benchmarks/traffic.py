@@ -9,7 +9,8 @@ centralised loop in one process all of these are 0 (`centralised.py` counts its 
 
 `*_bytes` are bytes per episode, `up` towards the worker and `down` from it. `tokens` are the
 prompt's and the sampled tokens of an episode's calls as the engine gets and returns them, and
-`bytes_per_token` is all bytes over these tokens. `boot_bytes` were sent once.
+`bytes_per_token` is all bytes over these tokens. `other_bytes` are those of the other frames to and
+from the worker in the whole run, most of which are sent once.
 
 The JSON line comes last; `--output` also writes it to a file, with date and hardware.
 """
@@ -229,7 +230,6 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     sent = Counter(json.loads((directory / "frames.json").read_text(encoding="utf-8")))
     for hop, method in (("engine", methods.GENERATE), ("trainer", methods.STEP.name)):
         counts[hop] = Counter({way: sent.pop(f"{method} {way}", 0) for way in (UP, DOWN)})
-    boot = sum(sent.pop(f"{methods.BOOT.name} {way}", 0) for way in (UP, DOWN))
     episodes = recorded_episodes(directory / "server")
     tokens = sum(call.length for episode in episodes for call in episode.calls)
     per_episode = {
@@ -249,8 +249,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "tokens": round(tokens / len(episodes), 1),
         **hops,
         **per_episode,
-        "other_bytes": round(sum(sent.values()) / len(episodes), 1),
-        "boot_bytes": boot,
+        "other_bytes": {name: sent[name] for name in sorted(sent)},
         "bytes_per_token": round(sum(sum(of.values()) for of in counts.values()) / tokens, 2),
     }
 
