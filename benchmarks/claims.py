@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from intervals import mean_interval, rate_interval
+from intervals import interval, mean_interval, rate_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = ROOT / "benchmarks" / "claims.toml"
@@ -26,7 +26,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 RECORDS = RESULTS / "evidence"
 _BARS = {"<=": operator.le, ">=": operator.ge, "=": operator.eq}
 
-Statistic = Literal["mean", "sum", "most", "difference", "rate"]
+Statistic = Literal["mean", "share", "sum", "most", "difference", "rate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,12 @@ class Claim:
     :param measurement: name of the measurement that shows it.
     :param value: where the result has its value: keys and indices with dots between. A list has a
         value for each seed.
-    :param statistic: ``mean`` of the seeds, with the interval of the mean; ``sum`` and ``most``
-        have none; ``difference`` is a mean that should be 0; ``rate`` divides by `trials`.
+    :param statistic: ``mean`` of the seeds, with the interval of the mean, which for ``share`` is
+        clipped to 0 and 1; ``sum`` and ``most`` have none; ``difference`` is a mean that should be
+        0; ``rate`` divides by `trials`.
     :param trials: where the result has the number of trials of a ``rate``.
     :param bar: ``<=``, ``>=`` or ``=`` and a number; "" for none.
+    :param curve: where the result has a learning curve, of shares by step, or one for each seed.
     """
 
     section: str
@@ -81,6 +83,7 @@ class Claim:
     trials: str = ""
     unit: str = ""
     bar: str = ""
+    curve: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +217,18 @@ def figure(claim: Claim, runs: Sequence[Any]) -> Figure:
         return Figure(sum(values), None, len(values))
     if claim.statistic == "most":
         return Figure(max(values), None, len(values))
-    among = mean_interval(values) if len(values) > 1 else None
+    of_mean = interval if claim.statistic == "share" else mean_interval
+    among = of_mean(values) if len(values) > 1 else None
     return Figure(statistics.mean(values), among, len(values))
+
+
+def curve(claim: Claim, runs: Sequence[Any]) -> list[float]:
+    """Return the learning curve of a claim, the mean of its seeds; [] if it has none."""
+    if not claim.curve:
+        return []
+    kept = [_at(run, claim.curve) for run in runs]
+    curves = [each for one in kept for each in (one if isinstance(one[0], list) else [one])]
+    return [statistics.mean(values) for values in zip(*curves, strict=True)]
 
 
 def holds(claim: Claim, found: Figure) -> bool | None:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import sys
+from collections.abc import Sequence
 
 from claims import (
     ROOT,
@@ -23,6 +25,7 @@ from claims import (
     Measurement,
     Record,
     adopted,
+    curve,
     figure,
     holds,
     measure,
@@ -49,11 +52,17 @@ python benchmarks/evidence.py write
 
 Intervals are of 95 %: for a mean, Student's t over the values; for a rate, that of Clopper and
 Pearson; a single value has none. `n` is the number of values, which are seeds or repetitions, or of
-trials. A difference should be 0: it holds if its interval contains 0. A claim of another project
-has its name: its figure is ours, from this repository. "Not measured" are claims whose measurement
-has no record yet. The commit is that of the tree that was measured, with "+" if it had changes; of
-results that are older than these records, it is the one that added them.
+trials. A difference should be 0: it holds if its interval contains 0. Beside the success of a
+trained model is its curve: the mean success of training episodes by step, from 0 to 1.
+
+A claim of another project has its name: its figure is ours, from this repository. "Not measured"
+are claims whose measurement has no record yet. The commit is that of the tree that was measured,
+with "+" if it had changes; of results that are older than these records, it is the one that added
+them.
 """
+# Of a share, from 0 to 1.
+_HEIGHTS = "▁▂▃▄▅▆▇█"
+_WIDTH = 15
 NOT_MEASURED = "not measured"
 
 
@@ -84,16 +93,15 @@ def _row(claim: Claim, record: Record | None) -> str:
     if record is None:
         cells = [NOT_MEASURED, "", "", bar, "", link]
     else:
-        found = figure(claim, record.runs())
+        runs = record.runs()
+        found = figure(claim, runs)
+        value = _shown(found.value, claim.unit)
+        if claim.statistic == "most":
+            value = f"at most {value}"
+        if steps := curve(claim, runs):
+            value += f" `{_drawn(steps)}`"
         met = {True: "yes", False: "**no**", None: ""}[holds(claim, found)]
-        cells = [
-            _shown(found.value, claim.unit),
-            _interval(found),
-            str(found.count),
-            bar,
-            met,
-            link,
-        ]
+        cells = [value, _interval(found), str(found.count), bar, met, link]
     return f"| {claim.text}{by} | {' | '.join(cells)} |\n"
 
 
@@ -113,6 +121,14 @@ def _measurement_row(measurement: Measurement, record: Record | None) -> str:
 
 def _shown(value: float, unit: str) -> str:
     return f"{value:.4g} {unit}".strip()
+
+
+def _drawn(steps: Sequence[float]) -> str:
+    """Draw a curve of shares, in at most `_WIDTH` characters that are means of the steps."""
+    width = min(_WIDTH, len(steps))
+    bounds = [len(steps) * number // width for number in range(width + 1)]
+    parts = [statistics.mean(steps[a:b]) for a, b in itertools.pairwise(bounds)]
+    return "".join(_HEIGHTS[min(len(_HEIGHTS) - 1, int(x * len(_HEIGHTS)))] for x in parts)
 
 
 def _interval(found: Figure) -> str:

@@ -124,11 +124,28 @@ def test_a_measurement_without_a_result_makes_no_record(
         claims.measure(measurements["one"])
 
 
+def test_the_interval_of_a_share_is_clipped(claims: ModuleType) -> None:
+    mean, share = (claims.Claim("S", "T", "one", "x", statistic=s) for s in ("mean", "share"))
+    runs = [{"x": [0.9, 1.0]}]
+    assert claims.figure(mean, runs).interval == pytest.approx((0.3147, 1.5853), abs=1e-4)
+    assert claims.figure(share, runs).interval == pytest.approx((0.3147, 1.0), abs=1e-4)
+
+
 def test_a_difference_holds_if_its_interval_contains_0(claims: ModuleType) -> None:
     claim = claims.Claim("S", "T", "one", "x", statistic="difference")
     assert claims.holds(claim, claims.figure(claim, [{"x": [-1, 0.5, 1]}]))
     assert not claims.holds(claim, claims.figure(claim, [{"x": [0.9, 1, 1.1]}]))
     assert claims.holds(claim, claims.figure(claim, [{"x": [0]}])) is None
+
+
+def test_a_curve_is_the_mean_of_its_seeds(claims: ModuleType) -> None:
+    claim = claims.Claim("S", "T", "one", "x", curve="a.curve")
+    runs = [{"a": {"curve": [[0.0, 0.5], [0.5, 1.0]]}}, {"a": {"curve": [0.25, 0.75]}}]
+    assert claims.curve(claim, runs) == [0.25, 0.75]
+    assert claims.curve(claims.Claim("S", "T", "one", "x"), runs) == []
+    drawn = _module("evidence")._drawn
+    assert drawn([0.0, 0.5, 1.0]) == "▁▅█"
+    assert len(drawn([0.1] * 40)) == 15
 
 
 @pytest.mark.processes  # git

@@ -67,3 +67,26 @@ def test_differences_of_weights_are_small_and_exact() -> None:
     assert found["served_is_trained"]
     assert found["bytes_share_worst"] <= 0.03
     assert found["join_bytes_share"] <= 1.5
+
+
+def test_a_swarm_learns_as_a_loop_in_one_process_does() -> None:
+    found = measure("centralised.py", "--seeds", "2")
+    for kind in ("swarm", "centralised"):
+        assert min(found[f"after_{kind}"]) >= 0.8
+        assert max(found[f"staleness_max_{kind}"]) == 0
+    assert max(map(abs, found["curve_difference"])) <= 0.2
+    assert found["connections_centralised"] == 0
+
+
+def test_the_bytes_of_an_episode_are_counted_on_every_way() -> None:
+    found = measure("traffic.py", "--steps", "1")
+    # Each way carries the episode's tokens at least once, as text or as numbers.
+    for hop in ("agent", "engine", "trainer"):
+        assert found[f"{hop}_bytes"] > found["tokens"]
+    assert 0 < found["client_bytes"] < found["agent_bytes"]
+
+
+def test_a_restarted_client_works_and_shows_defects() -> None:
+    found = measure("restart.py", "--rounds", "1")
+    for name in ("restart_stopped_s", "result_killed_s", "traceback_s"):
+        assert len(found[name]) == 1
