@@ -7,16 +7,20 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from packaging.utils import canonicalize_name
+
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TaskSource
 from ajet_core.plugin import PluginManager
-from ajet_core.plugin.targets import did_you_mean, extras_with
+from ajet_core.plugin.targets import CORE_DISTRIBUTION, did_you_mean, extras_with
 from ajet_installation.component_settings import component_settings
 from ajet_installation.interpreters import local_manager
+from ajet_installation.requirements import by_name, unmet
 from ajet_sources.isolation import IsolatedSource
 
 ROWS = "rows"
@@ -89,7 +93,8 @@ def load_source(
 
     :param settings: override those of the name and of ``[sources.NAME]`` in ``ajet.toml``.
     :param plugins: the plugin manager to use; None uses that of this process.
-    :raises ConfigError: the name or its settings are invalid.
+    :raises ConfigError: the name or its settings are invalid, or the library of its tasks is
+        installed in a version that its plugin does not support.
     :raises PluginError: its plugin cannot be used, or several plugins register the name.
     """
     manager = plugins or local_manager()
@@ -99,9 +104,33 @@ def load_source(
     if isinstance(its, str):
         its = parse_source(its, manager.names("source"))
     spec = manager.source(its.name)
+    _check_versions(its.name, manager.owner(spec))
     given = {**its.settings, **(settings or {})}
     created = manager.create(spec, component_settings(manager, spec, given), its.argument)
     return IsolatedSource(created, manager.describe(spec))
+
+
+def _check_versions(name: str, plugin: str | None) -> None:
+    """Refuse a library of another version, in which tasks or their format may be others.
+
+    A library that is missing is reported when it is imported.
+
+    :param plugin: the distribution of the source.
+    :raises ConfigError: one is installed.
+    """
+    if plugin is None or plugin == CORE_DISTRIBUTION:
+        return
+    installed = by_name(distributions())
+    if canonicalize_name(plugin) not in installed:
+        return
+    if others := [its for its in unmet(plugin, installed) if its.found is not None]:
+        wanted = " ".join(f"'{its.wanted}'" for its in others)
+        raise ConfigError(
+            f"the source {name!r} cannot be used: {'; '.join(map(str, others))}. Install the "
+            f"version that it supports (pip install {wanted}), or a newer plugin (pip install "
+            f"--upgrade {plugin})",
+            param="source",
+        )
 
 
 def _settings(text: str, query: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -78,6 +79,35 @@ async def test_a_task_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "sum/task.toml").write_text("[agent]\ntimeout_sec = 'long'\n")
     with pytest.raises(ConfigError, match="sum is not a task of Harbor"):
         await source(tmp_path).open()
+
+
+@pytest.mark.parametrize("schema", ["0.9", "2.0", "2"])
+async def test_a_task_of_another_schema_is_refused(schema: str, tmp_path: Path) -> None:
+    shutil.copytree(TASKS / "sum", tmp_path / "sum")
+    config = tmp_path / "sum" / "task.toml"
+    ours = re.search(r'^(schema_)?version = "1[.\d]*"$', config.read_text(), re.MULTILINE)
+    assert ours is not None
+    config.write_text(config.read_text().replace(ours[0], f'schema_version = "{schema}"'))
+    said = re.escape(f"{config} has the schema version {schema}") + ".*--upgrade"
+    with pytest.raises(ConfigError, match=said):
+        await source(tmp_path).open()
+
+
+async def test_a_newer_schema_of_the_same_major_version_is_taken(tmp_path: Path) -> None:
+    shutil.copytree(TASKS / "sum", tmp_path / "sum")
+    config = tmp_path / "sum" / "task.toml"
+    config.write_text(re.sub(r'version = "1[.\d]*"', 'version = "1.99"', config.read_text()))
+    async with source(tmp_path) as opened:
+        assert [task.id for task in opened.tasks("train")] == ["sum"]
+
+
+async def test_tasks_of_terminal_bench_1_are_refused(tmp_path: Path) -> None:
+    task = tmp_path / "tasks" / "hello-world"
+    task.mkdir(parents=True)
+    (task / "task.yaml").write_text("instruction: Create hello.txt.\nparser_name: pytest\n")
+    for directory in (tmp_path / "tasks", task):
+        with pytest.raises(ConfigError, match=r"Terminal-Bench 1.*harbor task migrate"):
+            await source(directory).open()
 
 
 async def test_a_step_that_needs_an_image_is_named(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ async def test_other_generations_are_refused_in_one_line(monkeypatch: pytest.Mon
     with pytest.raises(ConfigError) as refused:
         await VerifiersSource(VerifiersSettings(), "sum_tasks").open()
     assert "verifiers 0.5.1 is installed" in str(refused.value)
+    assert "pip install 'verifiers==0.1.*' or 'verifiers==0.4.*'" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ajet_core.errors import AjetError, ConfigError
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskProbe, TaskSource
 from ajet_sources_harbor.settings import HarborSettings
 
-_CONFIG = "task.toml"
+_CONFIG, _OLD_CONFIG = "task.toml", "task.yaml"
 _PROBES = {"reference": "oracle", "nop": "nop"}
 
 
@@ -139,7 +140,7 @@ class HarborSource(TaskSource[HarborSettings]):
 def _read(argument: str) -> dict[str, list[Task]]:
     """Return the tasks by split.
 
-    :raises ConfigError: there are none, or one cannot be read.
+    :raises ConfigError: there are none, or one cannot be read or has another format.
     """
     root = Path(argument).expanduser().absolute()
     if not root.is_dir():
@@ -158,6 +159,12 @@ def _read(argument: str) -> dict[str, list[Task]]:
         for split in sorted(directories, key=lambda entry: (entry.name != "train", entry.name))
     }
     splits = {name: tasks for name, tasks in splits.items() if tasks}
+    if not splits and (old := next(root.rglob(_OLD_CONFIG), None)) is not None:
+        raise ConfigError(
+            f"{old.parent} is a task of Terminal-Bench 1, and the source harbor takes those of "
+            "Terminal-Bench 2, Harbor's: convert it with harbor task migrate -i "
+            f"{old.parent.parent} -o NEW_DIRECTORY"
+        )
     if not splits:
         raise ConfigError(f"{root} has no directory with a {_CONFIG}, which a task of Harbor has")
     return splits
@@ -167,10 +174,18 @@ def _task(directory: Path, name: str) -> Task:
     from harbor.models.task.task import Task as HarborTask
 
     try:
-        HarborTask(directory)
+        its = HarborTask(directory).config
     except AjetError:
         raise
     # It fails in many ways: in TOML, in a field, for a missing file.
     except Exception as error:
         raise ConfigError(f"{directory} is not a task of Harbor: {error}") from error
+    # Harbor itself takes any version.
+    known = str(type(its).model_fields["schema_version"].default)
+    if its.schema_version.partition(".")[0] != known.partition(".")[0]:
+        raise ConfigError(
+            f"{directory / _CONFIG} has the schema version {its.schema_version}; harbor "
+            f"{version('harbor')} reads {known}: take the task set for this version, or upgrade "
+            "the source (pip install --upgrade agentjet-sources-harbor)"
+        )
     return Task(id=name, payload=directory)

@@ -135,6 +135,6 @@ def _usable(name: str, levels: Sequence[int], settings: ReasoningGymSettings) ->
             refused[level] = error
     if len(refused) == len(levels):
         raise refused[levels[0]]
-    for refusal in refused.values():
-        _log.warning("%s; its tasks are left out", refusal)
+    for reason in refused.values():
+        _log.warning("%s; its tasks are left out", reason)
     return [level for level in levels if level not in refused]

@@ -42,7 +42,8 @@ class VerifiersSource(TaskSource[VerifiersSettings]):
         if generation not in _MODULES:
             raise ConfigError(
                 f"verifiers {installed} is installed; the source verifiers works with "
-                f"{_LEGACY} (environments) and {_TASKSETS} (tasksets)"
+                f"{_LEGACY} (environments) and {_TASKSETS} (tasksets): pip install "
+                f"'verifiers=={_LEGACY}.*' or 'verifiers=={_TASKSETS}.*'"
             )
         # The library takes seconds to import.
         module = await asyncio.to_thread(importlib.import_module, _MODULES[generation])
