@@ -47,7 +47,7 @@ class StepView(WatchedView):
         self._prompt = FilterField()
         self._chosen = step
         self._part = ""
-        self._first_metric = metric
+        self._metric = metric
         # What is shown, and of which step.
         self._found: StepCurves | None = None
         self._shown: int | None = None
@@ -115,6 +115,8 @@ class StepView(WatchedView):
 
     def _go(self, step: int | None) -> None:
         if step != self._chosen:
+            # The cursor stays on its metric.
+            self._metric = self._rows.chosen or self._metric
             self._chosen, self._found, self._shown = step, None, None
             self._list()
             self.load()
@@ -148,9 +150,9 @@ class StepView(WatchedView):
                 if self._part in name and self._values(name) != (None, None)
             ]
         )
-        if self._first_metric in self._rows.rows:
-            self._rows.move_to(self._rows.rows.index(self._first_metric))
-            self._first_metric = ""
+        if self._metric in self._rows.rows:
+            self._rows.move_to(self._rows.rows.index(self._metric))
+            self._metric = ""
         self.draw_frame()
 
     def _values(self, name: str) -> tuple[float | None, float | None]:
@@ -180,4 +182,4 @@ class StepView(WatchedView):
         else:
             change = f"{'+' if now > before else ''}{number(now - before)}"
         cells = [self.glyphs.text(name), number(before), number(now), change]
-        return line(self._columns(width).row(cells))
+        return line(self._columns(width).row(cells), "dim" if now == before else "")

@@ -104,6 +104,7 @@ async def test_a_step_beside_the_one_before() -> None:
         assert_screen(app, "step")
         await press(pilot, "p")
         assert "Step 11 of 12" in screen_text(app)
+        assert "▶ loss" in screen_text(app)
         assert _row(app, "loss") == ["loss", "-0.1", "0.1", "+0.2"]
         # A value that a step lacks is no change.
         await press(pilot, "s", *"3", "enter")
