@@ -18,6 +18,13 @@ def number(value: float | None) -> str:
     return f"{value:.2e}"
 
 
+def typed_step(text: str) -> int | None:
+    """Return the step that was typed; None if it is none."""
+    text = text.strip()
+    step = int(text) if text.isascii() and text.isdigit() else 0
+    return step if 0 < step < 2**31 else None
+
+
 def duration(seconds: float | None) -> str:
     """Return seconds as "3 h 5 min"."""
     if seconds is None:

@@ -124,7 +124,7 @@ class ServerSettings(_Section):
         cause ``timeout``.
     :param max_reward: maximum absolute value of a reward, of its components, and of rewards for
         calls and agents; an end with a larger one is refused with 400.
-    :param max_event_streams: maximum number of concurrent readers of events.
+    :param max_event_streams: maximum number of concurrent readers of events and running calls.
     :param max_connections: maximum number of open connections of all clients.
     :param max_bytes_in_flight: maximum total size of request bodies being read or answered.
     :param request_seconds: maximum time for a client to send the head of a request; to send a body,

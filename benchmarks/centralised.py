@@ -45,6 +45,7 @@ from options import at_least
 from recorded import recorded_episodes
 from reporting import report
 
+from agentjet import LocalServer
 from agentjet.client import AsyncSwarmClient
 from ajet_core.interfaces import (
     Chat,
@@ -63,7 +64,6 @@ from ajet_core.plugin import PluginManager
 from ajet_core.protocol import RunConfig
 from ajet_core.timeline import Call
 from ajet_demo.orchestrate import terminate_as_interrupt
-from ajet_demo.server_child import DemoServer
 from ajet_installation.settings import Settings
 from ajet_server.batches.training_data import training_data
 from ajet_server.gateway.formats.chat import read_chat_request
@@ -257,7 +257,7 @@ async def centralised(options: Options, directory: Path, config: RunConfig) -> R
 
 async def swarm(options: Options, directory: Path, config: RunConfig) -> Run:
     """Train on a server, as a client of it."""
-    with DemoServer(directory) as server:
+    with LocalServer(directory) as server:
         server.start_run(config)
         family = psutil.Process(server.child.pid)
         cpu, began = _cpu_seconds(family), time.monotonic()

@@ -28,8 +28,8 @@ from pathlib import Path
 from options import at_least
 from reporting import report
 
+from agentjet import LocalServer
 from ajet_demo.orchestrate import terminate_as_interrupt
-from ajet_demo.server_child import DemoServer
 from ajet_worlds import load_world
 from ajet_worlds.recipe import run_config
 from ajet_worlds.tiny_model import create_tiny_model
@@ -82,7 +82,7 @@ async def roll_out(url: str, first_task: int, *, defect: bool) -> None:
 class Process:
     """A client's process."""
 
-    def __init__(self, server: DemoServer, number: int, *, defect: bool = False) -> None:
+    def __init__(self, server: LocalServer, number: int, *, defect: bool = False) -> None:
         command = [sys.executable, __file__, "--client", server.client.url, str(number * 10_000)]
         self.started = time.monotonic()
         self._process = subprocess.Popen(
@@ -132,7 +132,7 @@ def measure(rounds: int, directory: Path) -> dict[str, list[float]]:
     def timed(name: str, process: Process, word: str) -> None:
         figures.setdefault(name, []).append(round(process.seconds_until(word), 3))
 
-    with DemoServer(directory) as server:
+    with LocalServer(directory) as server:
         server.start_run(run_config(world, directory / "model"))
 
         def start(*, defect: bool = False) -> Process:

@@ -16,6 +16,7 @@ from ajet_cli.monitor.filter_field import FilterField
 from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, line
 from ajet_cli.monitor.lines import RowsView, text_of
 from ajet_cli.monitor.plots import plot, sparkline
+from ajet_cli.monitor.step import StepView
 from ajet_cli.monitor.view import WatchedView
 from ajet_cli.monitor.watch import ServerWatch
 from ajet_cli.words import number
@@ -31,8 +32,11 @@ class CurvesView(WatchedView):
     DEFAULT_CSS = """
     CurvesView #plot { height: 50%; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("slash", "filter", show=False)]
-    KEYS = (("/", "filter"),)
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", show=False),
+        Binding("s", "step", show=False),
+    ]
+    KEYS = (("/", "filter"), ("s", "step"))
 
     def __init__(self, watch: ServerWatch, glyphs: Glyphs) -> None:
         super().__init__(watch, glyphs)
@@ -67,6 +71,10 @@ class CurvesView(WatchedView):
 
     def action_filter(self) -> None:
         self._prompt.ask("metrics with", self._part)
+
+    @on(RowsView.Chosen)
+    def action_step(self) -> None:
+        self.app.push_screen(StepView(self.watched, self.glyphs, metric=self._rows.chosen or ""))
 
     @on(Input.Submitted)
     def _filtered(self, event: Input.Submitted) -> None:

@@ -16,7 +16,7 @@ from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, fit, li
 from ajet_cli.monitor.lines import RowsView
 from ajet_cli.monitor.view import WatchedView
 from ajet_cli.monitor.watch import ServerWatch
-from ajet_cli.words import MISSING, clock, duration, number
+from ajet_cli.words import MISSING, clock, duration, number, typed_step
 from ajet_server.page.models import EpisodeRow, EpisodeRows
 
 _LIMIT = 200
@@ -66,14 +66,14 @@ class EpisodesView(WatchedView):
         ("s", "step"),
     )
 
-    def __init__(self, watch: ServerWatch, glyphs: Glyphs) -> None:
+    def __init__(self, watch: ServerWatch, glyphs: Glyphs, step: int | None = None) -> None:
         super().__init__(watch, glyphs)
         self._rows: RowsView[EpisodeRow] = RowsView(glyphs, self._row, name="episodes")
         self._prompt = FilterField()
         self._order = "newest"
         self._in_state = ""
         self._of_task = ""
-        self._of_step: int | None = None
+        self._of_step = step
         self._outputs = False
         self._found: EpisodeRows | None = None
 
@@ -138,8 +138,7 @@ class EpisodesView(WatchedView):
         if self._prompt.what.startswith("task"):
             self._of_task = typed[:256]
         else:
-            step = int(typed) if typed.isascii() and typed.isdigit() else 0
-            self._of_step = step if 0 < step < 2**31 else None
+            self._of_step = typed_step(typed)
         self._again()
 
     @on(RowsView.Chosen)

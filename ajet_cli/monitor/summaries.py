@@ -16,6 +16,7 @@ from ajet_cli.monitor.episodes import EpisodesView
 from ajet_cli.monitor.layout import Column, Columns, Glyphs, Line, Tone, fit, line
 from ajet_cli.monitor.lines import LinesView, RowsView, text_of
 from ajet_cli.monitor.overview import away, findings_count, headline, newest, overview_lines
+from ajet_cli.monitor.step import StepView
 from ajet_cli.monitor.view import View, WatchedView
 from ajet_cli.monitor.watch import ServerWatch
 from ajet_cli.words import number
@@ -133,8 +134,9 @@ class OverviewView(WatchedView):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "episodes", show=False),
         Binding("c", "curves", show=False),
+        Binding("s", "step", show=False),
     ]
-    KEYS = (("e", "episodes"), ("c", "curves"), ("r", "ask now"))
+    KEYS = (("e", "episodes"), ("c", "curves"), ("s", "step"), ("r", "ask now"))
 
     def __init__(self, watch: ServerWatch, glyphs: Glyphs) -> None:
         super().__init__(watch, glyphs)
@@ -164,6 +166,9 @@ class OverviewView(WatchedView):
 
     def action_episodes(self) -> None:
         self.app.push_screen(EpisodesView(self.watched, self.glyphs))
+
+    def action_step(self) -> None:
+        self.app.push_screen(StepView(self.watched, self.glyphs))
 
     def action_curves(self) -> None:
         self.app.push_screen(CurvesView(self.watched, self.glyphs))

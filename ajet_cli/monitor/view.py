@@ -181,8 +181,9 @@ esc: back (also backspace)
 r: ask the server at once
 q: quit (also Ctrl-C)
 
-Overview  e episodes, c curves
-Curves    / a part of the name
+Overview  e episodes, c curves, s step
+Curves    / a part of the name, s or enter: the newest step
+Step      p, n another step, s type its number, / a part of the name, e episodes
 Episodes  o order, a state, w what the model wrote, t task, s step
 Episode   m messages, c calls, t tokens; enter on a call shows its tokens
 Tokens    n, p the next and the previous tokens that a call sampled

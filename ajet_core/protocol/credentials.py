@@ -30,7 +30,7 @@ class TokenQuotas(Message):
     :param waiting_claims: claims that wait for a slot.
     :param calls_at_once: model calls being answered, of all its episodes together.
     :param requests_per_minute: without model calls, which have an episode's key.
-    :param event_streams: open readers of ``GET /v1/events``.
+    :param event_streams: open readers of events and of running calls.
     """
 
     open_episodes: PositiveInt | None = None

@@ -191,6 +191,17 @@ PAGE: dict[str, Any] = {
 }
 
 
+def _some_steps(answer: dict[str, Any], query: httpx.QueryParams) -> dict[str, Any]:
+    """The points of the steps after one, until another, as the server has them."""
+    after, until = int(query["after"]), int(query["until"])
+    at = [i for i, step in enumerate(answer["steps"]) if after < step <= until]
+    curves = {
+        name: {"mean": [curve["mean"][i] for i in at]} for name, curve in answer["curves"].items()
+    }
+    cut = {name: [answer[name][i] for i in at] for name in ("steps", "times")}
+    return {**answer, **cut, "curves": curves}
+
+
 class ScriptedServer(httpx.AsyncBaseTransport):
     """Answers requests from `answers`, by path.
 
@@ -222,6 +233,8 @@ class ScriptedServer(httpx.AsyncBaseTransport):
         if path in self.waits:
             await self.waits[path].wait()
         answer = self.answers[path]
+        if path == "/v1/steps" and "until" in request.url.params:
+            answer = _some_steps(answer, request.url.params)
         if isinstance(answer, httpx.Response):
             return httpx.Response(answer.status_code, content=answer.content)
         return httpx.Response(200, content=json.dumps(answer).encode())

@@ -13,6 +13,7 @@ import pytest
 
 from ajet_cli.monitor.layout import ASCII
 from tests.monitor.scripted import (
+    CURVES,
     EPISODES,
     MESSAGES,
     OVERVIEW,
@@ -92,6 +93,87 @@ async def test_curves() -> None:
         await press(pilot, "slash", *"rew", "enter")
         assert "reward_mean" in screen_text(app)
         assert "entropy" not in screen_text(app)
+
+
+async def test_a_step_beside_the_one_before() -> None:
+    server = ScriptedServer()
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "s", "down")
+        assert_screen(app, "step")
+        await press(pilot, "p")
+        assert "Step 11 of 12" in screen_text(app)
+        assert "▶ loss" in screen_text(app)
+        assert _row(app, "loss") == ["loss", "-0.1", "0.1", "+0.2"]
+        # A value that a step lacks is no change.
+        await press(pilot, "s", *"3", "enter")
+        assert _row(app, "entropy") == ["entropy", "1.4", "-", "-"]
+        await press(pilot, "s", *"1", "enter", "p")
+        assert "Step 1 of 12" in screen_text(app)
+        assert _row(app, "loss") == ["loss", "-", "0.1", "-"]
+        await press(pilot, "s", *"77", "enter")
+        assert "This run has no step 77." in screen_text(app)
+        await press(pilot, "s", "backspace", "enter", "slash", *"rew", "enter")
+        assert "Step 12 of 12" in screen_text(app)
+        assert "entropy" not in screen_text(app)
+        await press(pilot, "e")
+        assert dict(httpx.URL(server.asked[-1]).params)["step"] == "12"
+
+
+async def test_a_step_in_ascii_and_in_a_small_terminal() -> None:
+    app = monitor(ScriptedServer(), glyphs=ASCII)
+    async with app.run_test(size=(40, 10)) as pilot:
+        await settle(pilot)
+        await press(pilot, "c", "down", "down", "enter")
+        text = screen_text(app)
+        assert text.isascii()
+        # The metric of the curve, without the column of changes.
+        assert "> reward_mean" in text
+        assert "change" not in text
+        assert _row(app, "reward_mean")[1:] == ["0.625", "0.6875"]
+
+
+async def test_the_newest_step_is_shown_until_another_is_chosen() -> None:
+    server = ScriptedServer()
+    app = monitor(server)
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "s", "p")
+        more = copy.deepcopy(CURVES)
+        more["steps"] = [step + 1 for step in more["steps"]]
+        overview = copy.deepcopy(OVERVIEW)
+        overview["status"]["last_step"]["step"] = 13
+        server.answers |= {"/v1/overview": overview, "/v1/steps": more}
+        await press(pilot, "r")
+        assert "Step 11 of 13" in screen_text(app)
+        await press(pilot, "n", "n", "n")
+        assert "Step 13 of 13" in screen_text(app)
+        more = copy.deepcopy(more)
+        more["steps"] = [step + 1 for step in more["steps"]]
+        overview = copy.deepcopy(overview)
+        overview["status"]["last_step"]["step"] = 14
+        server.answers |= {"/v1/overview": overview, "/v1/steps": more}
+        await press(pilot, "r")
+        assert "Step 14 of 14" in screen_text(app)
+
+
+async def test_without_a_step_there_are_no_metrics() -> None:
+    nothing = {"names": [], "total": 0, "steps": [], "times": [], "curves": {}}
+    app = monitor(ScriptedServer(**{"/v1/steps": nothing}))
+    async with app.run_test(size=SIZE) as pilot:
+        await settle(pilot)
+        await press(pilot, "s", "n", "e")
+        assert "No step has ended yet." in screen_text(app)
+
+
+def _row(app: Any, name: str) -> list[str]:
+    """The cells of a row of the screen, without the cursor."""
+    return next(
+        cells
+        for row in screen_text(app).splitlines()
+        if (cells := row.strip("▶> ").split()) and cells[0] == name
+    )
 
 
 async def test_episodes() -> None:
