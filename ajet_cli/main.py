@@ -40,6 +40,7 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         "ajet_cli.commands.run.monitor:monitor",
         "Show runs in a terminal, down to the tokens of an episode.",
     ),
+    "new": ("ajet_cli.commands.projects.new:new", "Create a project that trains at once."),
     "pause": ("ajet_cli.commands.run.pause:pause", "Pause a run."),
     "plugins": (
         "ajet_cli.commands.plugins:plugins",

@@ -323,7 +323,7 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
         ),
         CommandSpec(
             name="plugin",
-            target="ajet_cli.commands.plugin:plugin",
+            target="ajet_cli.commands.projects.plugin:plugin",
             summary="Create, update and check the project of a plugin.",
         ),
         CommandSpec(

@@ -1,4 +1,4 @@
-"""Projects of plugins are rendered by copier, and updated when the template has changed.
+"""Projects are rendered by copier; those of plugins are updated when their template has changed.
 
 copier updates a project by rendering it twice, with the version of the template that it was made
 from and with the new one, and applying the difference. It therefore needs a git repository with all
@@ -31,6 +31,7 @@ from ajet_core.plugin.kinds import BY_NAME
 
 HERE = Path(__file__).parent
 TEMPLATE = HERE / "template"
+AGENT_TEMPLATE = HERE / "template_agent"
 PAST = HERE / "past"
 SOURCE = "~/.cache/agentjet/plugin-template.bundle"
 ANSWERS = ".copier-answers.yml"
@@ -118,24 +119,58 @@ def create_project(directory: Path, answers: Mapping[str, Any], *, ask: bool) ->
     :param ask: ask for the other answers in the terminal; otherwise their defaults are used.
     :raises ConfigError: copier or git is missing, the directory exists, or an answer is invalid.
     """
+    _refuse_existing(directory)
+    _need_git()
+    _render(
+        SOURCE,
+        directory,
+        {"year": datetime.now(UTC).year, **answers},
+        version=_refresh_bundle(),
+        defaults=_author(),
+        ask=ask,
+    )
+
+
+def create_agent_project(directory: Path, name: str) -> None:
+    """Render the template of an agent's project into a new directory.
+
+    The project is the user's from then on: later versions of the template do not change it.
+
+    :raises ConfigError: copier is missing, or the directory exists.
+    """
+    _refuse_existing(directory)
+    _render(str(AGENT_TEMPLATE), directory, {"name": name})
+
+
+def _refuse_existing(directory: Path) -> None:
     if directory.exists():
         raise ConfigError(f"{directory} exists already: choose another --directory, or remove it")
-    _need_tools()
+
+
+def _render(
+    source: str,
+    directory: Path,
+    answers: Mapping[str, Any],
+    *,
+    version: str | None = None,
+    defaults: Mapping[str, str] | None = None,
+    ask: bool = False,
+) -> None:
+    _need_copier()
     import copier
     from copier.errors import CopierError
 
-    version = _refresh_bundle()
     try:
         copier.run_copy(
-            SOURCE,
+            source,
             directory,
-            data={"year": datetime.now(UTC).year, **answers},
-            user_defaults=_author(),
+            data=dict(answers),
+            user_defaults=dict(defaults or {}),
             vcs_ref=version,
             defaults=not ask,
             quiet=True,
         )
-    except (CopierError, ValueError) as error:
+    except (CopierError, OSError, ValueError) as error:
         raise ConfigError(f"cannot create {directory}: {error}") from error
 
 
@@ -146,7 +181,8 @@ def update_project(directory: Path) -> list[str]:
     :raises ConfigError: copier or git is missing, the project was not made by this template, is not
         in a git repository without uncommitted changes, or was made by a later version.
     """
-    _need_tools()
+    _need_git()
+    _need_copier()
     import copier
     import yaml
     from copier.errors import CopierError
@@ -201,9 +237,12 @@ def read_answers(path: Path) -> dict[str, Any]:
     return answers
 
 
-def _need_tools() -> None:
+def _need_git() -> None:
     if shutil.which("git") is None:
         raise ConfigError("git is missing, which brings changes of the template: install it")
+
+
+def _need_copier() -> None:
     try:
         import copier  # noqa: F401
     except ModuleNotFoundError as error:

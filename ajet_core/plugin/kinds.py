@@ -53,7 +53,7 @@ KindName = Literal[
 ]
 
 RESERVED_COMMANDS = frozenset(
-    {"alert", "budget", "config", "doctor", "engine", "env", "gateway", "mixture", "monitor"}
+    {"alert", "budget", "config", "doctor", "engine", "env", "gateway", "mixture", "monitor", "new"}
     | {"pause", "plugins", "preflight", "resume", "serve", "status", "token", "ui", "version"}
 )
 """Names of the built-in subcommands of ``ajet``."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_cli.commands.plugin import OTHER_WORDS, PACKAGES
+from ajet_cli.commands.projects.plugin import OTHER_WORDS, PACKAGES
 from ajet_cli.plugin_projects import rendering
 from ajet_cli.plugin_projects.publishing import SUITES
 from ajet_cli.plugin_projects.rendering import (

@@ -113,7 +113,7 @@ def new(
     short = _checked(state, kind, name)
     given = read_answers(answers) if answers is not None else {}
     given |= {key: value for key, value in options.items() if value is not None}
-    target = directory or Path(_checked_distribution(given.get("distribution", f"ajet-{short}")))
+    target = directory or Path(checked_distribution(given.get("distribution", f"ajet-{short}")))
     create_project(target, {**given, "kind": kind, "name": short}, ask=ask)
     click.echo(
         f"{target} is ready. To try it:\n"
@@ -163,19 +163,28 @@ def check(directory: Path, as_json: bool) -> None:
         click.echo("nothing that is required is missing")
 
 
-def _checked(state: CliState, kind: str, name: str) -> str:
-    """Return the name without ``ajet-``, in its normal form.
+def checked_name(name: str) -> str:
+    """Return the normal form of a name.
 
-    :raises ConfigError: it cannot be the name of a distribution, or agentjet has it already.
+    :raises ConfigError: it cannot be the name of a distribution.
     """
-    short = canonicalize_name(name).removeprefix("ajet-")
+    normal = canonicalize_name(name)
     if re.fullmatch(r"[A-Za-z0-9._-]+", name) is None or not re.fullmatch(
-        r"[a-z][a-z0-9]*(-[a-z0-9]+)*", short
+        r"[a-z][a-z0-9]*(-[a-z0-9]+)*", normal
     ):
         raise ConfigError(
             f"{name!r} is not a valid name: use letters, digits and single hyphens, and begin with "
             "a letter"
         )
+    return normal
+
+
+def _checked(state: CliState, kind: str, name: str) -> str:
+    """Return the name without ``ajet-``, in its normal form.
+
+    :raises ConfigError: it cannot be the name of a distribution, or agentjet has it already.
+    """
+    short = checked_name(name).removeprefix("ajet-")
     if extras_with(f"{CORE_DISTRIBUTION}-{short}"):
         raise ConfigError(f"agentjet has a package of the name {short!r}: choose another one")
     taken = kind == "command" and short in RESERVED_COMMANDS
@@ -187,8 +196,8 @@ def _checked(state: CliState, kind: str, name: str) -> str:
     return short
 
 
-def _checked_distribution(distribution: str) -> str:
-    """Return the name of a distribution.
+def checked_distribution(distribution: str) -> str:
+    """Return the name of a distribution as it is.
 
     :raises ConfigError: agentjet has a package or distribution of this name.
     """
@@ -196,7 +205,5 @@ def _checked_distribution(distribution: str) -> str:
     package = name.removeprefix("ajet-").replace("-", "_")
     own = name == CORE_DISTRIBUTION or name.startswith(f"{CORE_DISTRIBUTION}-")
     if own or (name.startswith("ajet-") and package in PACKAGES):
-        raise ConfigError(
-            f"agentjet has a package of the name {name!r}: choose another --distribution"
-        )
+        raise ConfigError(f"agentjet has a package of the name {name!r}: choose another name")
     return distribution
