@@ -6,32 +6,10 @@ its end is closed, also if it is killed. It may send a line through the pipe bef
 
 from __future__ import annotations
 
-import os
 import runpy
-import signal
 import sys
-import threading
-from concurrent.futures import Future
 
-
-def end_with_parent() -> Future[str]:
-    """From now on, end this process by SIGTERM when its standard input ends.
-
-    :return: the first line that the parent sends.
-    """
-    first: Future[str] = Future()
-
-    def wait() -> None:
-        text = b""
-        # Not `sys.stdin.readline`, in which a thread may not be while the interpreter ends.
-        while received := os.read(sys.stdin.fileno(), 1024):
-            text += received
-            if not first.done() and b"\n" in text:
-                first.set_result(text.partition(b"\n")[0].decode())
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="ajet-lifeline", daemon=True).start()
-    return first
+from agentjet.local.processes import end_with_parent
 
 
 def main() -> None:

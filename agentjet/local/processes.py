@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Self
 
 from ajet_core.errors import WorkerError
 
-__all__ = ["Child", "child_environment"]
+__all__ = ["Child", "child_environment", "end_with_parent"]
 
 _GRACE_SECONDS = 15.0
 _SHOWN_LINES = 20
@@ -123,7 +125,9 @@ class Child:
                 self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                # A line that it did not read is written again.
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
 def child_environment(**extra: str) -> dict[str, str]:
@@ -134,3 +138,23 @@ def child_environment(**extra: str) -> dict[str, str]:
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("AJET_")}
     return kept | extra
+
+
+def end_with_parent() -> Future[str]:
+    """From now on, end this process by SIGTERM when its standard input ends.
+
+    :return: the first line that the parent sends.
+    """
+    first: Future[str] = Future()
+
+    def wait() -> None:
+        text = b""
+        # Not `sys.stdin.readline`, in which a thread may not be while the interpreter ends.
+        while received := os.read(sys.stdin.fileno(), 1024):
+            text += received
+            if not first.done() and b"\n" in text:
+                first.set_result(text.partition(b"\n")[0].decode())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="ajet-lifeline", daemon=True).start()
+    return first

@@ -47,7 +47,7 @@ def test_a_child_ends_with_its_parent_that_is_killed(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     code = (
         "import signal\n"
-        "from agentjet.local.lifeline import end_with_parent\n"
+        "from agentjet.local.processes import end_with_parent\n"
         f"alive = open({str(pipe)!r}, 'w')\n"
         "end_with_parent()\n"
         "print('ready', file=alive, flush=True)\n"
@@ -74,7 +74,7 @@ def test_a_child_ends_with_its_parent_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_line_that_the_parent_sends_arrives_once(tmp_path: Path) -> None:
     code = (
-        "from agentjet.local.lifeline import end_with_parent\n"
+        "from agentjet.local.processes import end_with_parent\n"
         "print(end_with_parent().result(), flush=True)\n"
         "import signal; signal.pause()\n"
     )

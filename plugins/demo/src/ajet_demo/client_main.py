@@ -27,7 +27,7 @@ from agentjet.client import (
     RunnerReport,
     Task,
 )
-from agentjet.local.lifeline import end_with_parent
+from agentjet.local.processes import end_with_parent
 from ajet_core.errors import AjetError
 from ajet_demo.agent import GridWalkAgent
 from ajet_demo.lines import DoneLine, EvalLine, Line, TrainLine
