@@ -1,4 +1,4 @@
-"""The framework of the example in docs/agents.md."""
+"""The framework of the example in docs/agent-adapters.md."""
 
 from __future__ import annotations
 

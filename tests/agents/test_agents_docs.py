@@ -1,4 +1,4 @@
-"""The examples of docs/agents.md, run as they stand."""
+"""The examples of the pages about agents, judges and adapters, run as they stand."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from ajet_testing.scripted_swarm import ScriptedSwarm
 
 pytestmark = pytest.mark.processes
 
-DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
+DOCS = Path(__file__).parents[2] / "docs"
+ADAPTERS = DOCS / "agent-adapters.md"
 SAYS = (ScriptedReply(prompt="", says=("apple<|im_end|>",)),)
 
 
-def example(name: str) -> dict[str, Any]:
+def example(page: str, name: str) -> dict[str, Any]:
     """The names that an example defines."""
+    path = DOCS / page
     found = re.search(
-        rf"<!-- example: {name} -->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL
+        rf"<!-- example: {name} -->\n```python\n(.*?)```", path.read_text(), re.DOTALL
     )
     assert found is not None
     scope: dict[str, Any] = {"__name__": "example"}
-    exec(compile(found.group(1), str(DOCS), "exec"), scope)
+    exec(compile(found.group(1), str(path), "exec"), scope)
     return scope
 
 
@@ -36,7 +38,7 @@ def test_the_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with ScriptedSwarm(tmp_path, SAYS, batch=batch) as swarm:
         monkeypatch.setenv("AJET_URL", swarm.url)
         monkeypatch.setenv("AJET_TOKEN", swarm.token)
-        report = example("agents")["main"]()
+        report = example("agents.md", "agents")["main"]()
     assert len(report.outcomes) == 2 * 8 * 2
     assert report.reward_mean == 1 / 8
 
@@ -51,7 +53,7 @@ def test_the_example_of_readers_and_judges_trains(
     with ScriptedSwarm(tmp_path, says, batch=batch) as swarm:
         monkeypatch.setenv("AJET_URL", swarm.url)
         monkeypatch.setenv("AJET_TOKEN", swarm.token)
-        report = example("registered")["main"](str(data))
+        report = example("judges.md", "registered")["main"](str(data))
     assert len(report.outcomes) == 8 * 2
     assert report.reward_mean == 1 / 8
 
@@ -74,7 +76,7 @@ def install(directory: Path) -> dict[str, str]:
     """Install the example of an adapter; returns variables with which it is used."""
     files = dict(
         re.findall(
-            r"<!-- example: ([\w/]+\.\w+) -->\n```\w+\n(.*?)```", DOCS.read_text(), re.DOTALL
+            r"<!-- example: ([\w/]+\.\w+) -->\n```\w+\n(.*?)```", ADAPTERS.read_text(), re.DOTALL
         )
     )
     assert len(files) == 4
@@ -93,12 +95,12 @@ def install(directory: Path) -> dict[str, str]:
     for name, text in files.items():
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text(text)
-    (directory / "boxes.py").write_text((DOCS.parents[1] / "tests/agents/boxes.py").read_text())
+    (directory / "boxes.py").write_text((DOCS.parent / "tests/agents/boxes.py").read_text())
     (directory / "program.py").write_text(PROGRAM)
     (directory / "pytest.ini").write_text(
         "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
     )
-    return {"PYTHONPATH": f"{directory}:{DOCS.parents[1]}", "COLUMNS": "200"}
+    return {"PYTHONPATH": f"{directory}:{DOCS.parent}", "COLUMNS": "200"}
 
 
 def run(directory: Path, variables: dict[str, str], *arguments: str) -> str:
@@ -130,6 +132,8 @@ def test_the_example_of_an_adapter_passes_the_suite(tmp_path: Path) -> None:
 
 def test_the_example_of_an_adapter_has_a_readable_length() -> None:
     (source,) = re.findall(
-        r"<!-- example: ajet_boxes/adapter.py -->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL
+        r"<!-- example: ajet_boxes/adapter.py -->\n```python\n(.*?)```",
+        ADAPTERS.read_text(),
+        re.DOTALL,
     )
     assert 30 <= len(source.splitlines()) <= 60
