@@ -24,6 +24,8 @@ __all__ = ["assert_source_learns", "success_by_step", "walk_names"]
 
 _WORLD = "grid"
 _STEPS = 18
+_MAX_TOKENS = 32
+"""Of an answer. One that never ends is noise, and its entropy pauses the run."""
 _MODEL = (
     "import sys; from pathlib import Path; from ajet_worlds import load_world, tiny_model; "
     f"tiny_model.create_tiny_model(Path(sys.argv[1]), worlds=[load_world({_WORLD!r})], "
@@ -62,7 +64,8 @@ def success_by_step(
     run.write_text(run_config(world, model, seed=seed).model_dump_json())
     with real_server(directory, server) as (url, token, _):
         train = (_ajet(python), "train", source, "--run", str(run))
-        _run(directory, *train, AJET_URL=url, AJET_TOKEN=token)
+        limit = ("--max-tokens", str(_MAX_TOKENS))
+        _run(directory, *train, *limit, AJET_URL=url, AJET_TOKEN=token)
         with SwarmClient(url, token) as client:
             client.wait_for_step(steps)
             client.stop_engine()
