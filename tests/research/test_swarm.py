@@ -168,6 +168,32 @@ def test_the_evaluator_has_the_code_that_a_world_uses(monkeypatch: pytest.Monkey
     assert len(set(prints.values())) == 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"engine.name": "warp"}, "no installed plugin provides engine 'warp'"),
+        ({"trainer.settings.speed": 3}, "trainer.settings.speed: unknown key"),
+    ],
+    ids=["engine", "settings"],
+)
+def test_what_cannot_run_on_this_machine_is_refused_before_it_starts(
+    tmp_path: Path, changes: dict[str, Scalar], problem: str
+) -> None:
+    source = tmp_path / "study.json"
+    source.write_text(swarm_study(**changes).model_dump_json(by_alias=True))
+    with pytest.raises(ConfigError, match=f"The arm method=. cannot run here: .*{problem}"):
+        run_study(source, tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+def test_missing_packages_are_refused_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else name)
+    with pytest.raises(
+        ConfigError, match=r"not installed \(torch\): pip install 'agentjet\[demo\]"
+    ):
+        SwarmArena().check_machine(resolved({}))
+
+
 @dataclass
 class Store:
     """The store of a finished trial of four tasks in two steps and three held-out tasks."""
@@ -336,6 +362,7 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site.path.mkdir()
     site.install("scripted", "from ajet_testing.hooks import *")
     monkeypatch.setenv("PYTHONPATH", str(site.path))
+    monkeypatch.syspath_prepend(site.path)
 
 
 def trial(**changes: Scalar) -> TrialBlueprint:
