@@ -85,7 +85,7 @@ def test_any_part_of_the_configuration_is_a_setting() -> None:
         ({"seed": 3}, "'seed' follows from the trial"),
         ({"model.path": "m"}, "'model.path' follows from the trial"),
         ({"train_steps": 0}, "'train_steps' is 0; it is at least 1"),
-        ({"train_steps": 2.0}, "'train_steps' is 2.0; the arena swarm needs a int"),
+        ({"train_steps": 2.0}, "'train_steps' is 2.0; the arena swarm needs a whole number"),
         ({"reward": "none"}, "'reward' is one of: world, negated, constant"),
         ({"world": "flat"}, "flat"),
     ],
@@ -473,6 +473,8 @@ def test_topics_can_be_registered_and_have_one_right_answer() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.processes
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", TOPICS)
 def test_a_planted_topic_is_answered_rightly(name: str, tmp_path: Path) -> None:
     result = run_topic(name, tmp_path, seeds=6)
