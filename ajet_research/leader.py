@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 import ajet_core
-from ajet_core.errors import BusyError, ConfigError, StoreError, StoreFullError
+from ajet_core.errors import AjetError, BusyError, ConfigError, StoreError, StoreFullError
 from ajet_core.files import lock_file, write_whole
 from ajet_research.actions import Action, Await, GiveUp, Proceed, Reserve, Stop, actions
 from ajet_research.analysis import analyse, decision, final_verdicts
@@ -334,6 +334,7 @@ def run_study(
     if registered.study is None:
         text = study_text(source)
         registration = register(parse_study(text, str(source)), base or source.resolve().parent)
+        _check_machine(registration)
     elif source.is_file():
         _check_same(parse_study(study_text(source), str(source)), registered, source)
     if registered.reported is not None:
@@ -358,6 +359,19 @@ def run_study(
             f"Cannot write in {directory}: {error.strerror}. Run the same command again once this "
             "is possible."
         ) from error
+
+
+def _check_machine(registration: Registration) -> None:
+    """Refuse a study whose trials cannot run here: all of them would be lost."""
+    arena = load_arena(registration.study.base.arena)
+    settings = {
+        arm: registration.blueprints[id_].settings for id_, arm in registration.arms.items()
+    }
+    for arm, its in settings.items():
+        try:
+            arena.check_machine(its)
+        except AjetError as error:
+            raise ConfigError(f"The arm {arm} cannot run here: {error.message}") from error
 
 
 def _check_code(rows: Sequence[LedgerRow], base: Path | None) -> None:

@@ -84,8 +84,9 @@ class Arena(ABC):
     """A world with tasks, something that is trained on them, and a frozen evaluator.
 
     `resolve`, `splits`, `evaluator` and `evidence` are pure functions of their arguments: the
-    leader, the report and ``ajet research verify`` call them, also years later. `run` is called in
-    a process of its own, which is killed when the blueprint's time is over.
+    leader, the report and ``ajet research verify`` call them, also years later. `check_machine` is
+    called once, when a study starts. `run` is called in a process of its own, which is killed when
+    the blueprint's time is over.
     """
 
     metrics: Mapping[str, MetricSpec]
@@ -107,6 +108,12 @@ class Arena(ABC):
         """Return the fingerprint of what scores a trial; "" if it is not frozen.
 
         :raises ConfigError: it is not frozen; the message says why, and what to do.
+        """
+
+    def check_machine(self, settings: Mapping[str, Scalar]) -> None:  # noqa: B027 - most need nothing
+        """Check that trials with resolved settings can run here, before a study starts.
+
+        :raises ConfigError: they cannot; the message says what to install.
         """
 
     @abstractmethod

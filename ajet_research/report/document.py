@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-_DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
+_DIGITS = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
   color: #1b1b1b; background: #fff }

@@ -30,7 +30,7 @@ class _Numerals(HTMLParser):
             pass
 
     def handle_data(self, data: str) -> None:
-        numerals = re.findall(r"\d+(?:[.,]\d+)*", data)
+        numerals = re.findall(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", data)
         if any(tag in _UNSHOWN for tag, _ in self._open):
             return
         target = next(

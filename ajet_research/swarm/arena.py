@@ -59,6 +59,12 @@ class SwarmArena(Arena):
         """
         return _fingerprint(str(settings["world"]))
 
+    def check_machine(self, settings: Mapping[str, Scalar]) -> None:
+        """Check that engine and trainer are installed, and their settings."""
+        from ajet_research.swarm.machine import check_machine
+
+        check_machine(parsed(settings))
+
     def run(self, blueprint: TrialBlueprint, directory: Path) -> None:
         """Train and evaluate on a swarm server in `directory`, or continue there."""
         from ajet_research.swarm.trial import run_trial

@@ -26,6 +26,7 @@ JSON = "json:"
 OF_THE_TRIAL = ("model", "seed", "steps")
 """Parts of the configuration that follow from the trial, so that no study sets them."""
 REWARDS = ("world", "negated", "constant")
+_KINDS: dict[type, str] = {str: "text", int: "whole number"}
 _OWN: dict[str, tuple[type, str]] = {
     "world": (str, "the world that is learned"),
     "train_steps": (int, "training steps; by default those of the world's recipe"),
@@ -73,7 +74,7 @@ def resolved(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
         if type(value) is not _OWN[name][0]:
             raise ConfigError(
                 f"{name!r} is {canonical(value)}; the arena swarm needs a "
-                f"{_OWN[name][0].__name__}: {_OWN[name][1]}."
+                f"{_KINDS[_OWN[name][0]]}: {_OWN[name][1]}."
             )
     world = load_world(str(own.get("world", "bandit")))
     recipe = world.recipe
@@ -100,7 +101,14 @@ def parsed(settings: Mapping[str, Scalar]) -> SwarmSettings:
     for name, value in settings.items():
         if name not in _OWN:
             _put(config, name, value)
-    return SwarmSettings(config=config, **{name: settings[name] for name in _OWN})  # type: ignore[arg-type]  # checked when they were resolved
+    return SwarmSettings(
+        world=str(settings["world"]),
+        train_steps=int(settings["train_steps"]),
+        eval_tasks=int(settings["eval_tasks"]),
+        warmup_steps=int(settings["warmup_steps"]),
+        reward=str(settings["reward"]),
+        config=config,
+    )
 
 
 def _configured(world: World, changes: Mapping[str, Scalar]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_any_part_of_the_configuration_is_a_setting() -> None:
         ({"seed": 3}, "'seed' follows from the trial"),
         ({"model.path": "m"}, "'model.path' follows from the trial"),
         ({"train_steps": 0}, "'train_steps' is 0; it is at least 1"),
-        ({"train_steps": 2.0}, "'train_steps' is 2.0; the arena swarm needs a int"),
+        ({"train_steps": 2.0}, "'train_steps' is 2.0; the arena swarm needs a whole number"),
         ({"reward": "none"}, "'reward' is one of: world, negated, constant"),
         ({"world": "flat"}, "flat"),
     ],
@@ -166,6 +166,32 @@ def test_the_evaluator_has_the_code_that_a_world_uses(monkeypatch: pytest.Monkey
     assert {"ajet_worlds.grid", "ajet_worlds.gridwalk", "ajet_worlds.turns"} <= set(modules)
     prints = {name: SwarmArena().evaluator({"world": name}) for name in ("grid", "slow-grid")}
     assert len(set(prints.values())) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"engine.name": "warp"}, "no installed plugin provides engine 'warp'"),
+        ({"trainer.settings.speed": 3}, "trainer.settings.speed: unknown key"),
+    ],
+    ids=["engine", "settings"],
+)
+def test_what_cannot_run_on_this_machine_is_refused_before_it_starts(
+    tmp_path: Path, changes: dict[str, Scalar], problem: str
+) -> None:
+    source = tmp_path / "study.json"
+    source.write_text(swarm_study(**changes).model_dump_json(by_alias=True))
+    with pytest.raises(ConfigError, match=f"The arm method=. cannot run here: .*{problem}"):
+        run_study(source, tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+def test_missing_packages_are_refused_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else name)
+    with pytest.raises(
+        ConfigError, match=r"not installed \(torch\): pip install 'agentjet\[demo\]"
+    ):
+        SwarmArena().check_machine(resolved({}))
 
 
 @dataclass
@@ -336,6 +362,7 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site.path.mkdir()
     site.install("scripted", "from ajet_testing.hooks import *")
     monkeypatch.setenv("PYTHONPATH", str(site.path))
+    monkeypatch.syspath_prepend(site.path)
 
 
 def trial(**changes: Scalar) -> TrialBlueprint:
@@ -446,6 +473,8 @@ def test_topics_can_be_registered_and_have_one_right_answer() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.processes
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", TOPICS)
 def test_a_planted_topic_is_answered_rightly(name: str, tmp_path: Path) -> None:
     result = run_topic(name, tmp_path, seeds=6)

@@ -222,3 +222,11 @@ def test_words_need_the_verdict_that_carries_them(
     text: str, verdicts: list[list[str]], refused: bool
 ) -> None:
     assert bool(refusals(text, verdicts)) is refused  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", ["1e-07", "2.5e+20", "0.002", "1,024"])
+def test_a_numeral_in_quoted_text_is_one_link(number: str) -> None:
+    document = Document("Title")
+    document.paragraph(Quote(f"rate={number} is a level", "study"))
+    assert f"rate=[{number}](#study) is" in document.markdown()
+    assert f'rate=<a href="#study">{number}</a> is' in document.html()
