@@ -9,8 +9,9 @@
 # %% [markdown]
 # # 5. Why did it not learn?
 #
-# Five runs that learn nothing or little, and one that learns. The server judges each batch and each step, and
-# reports *findings*. Read each broken run first and guess. Then compare with the finding below it.
+# Five runs that learn nothing or little, and one that learns. The server judges each batch and each
+# step, and reports *findings*. Read each broken run first and guess. Then compare with the finding
+# below it.
 
 # %%
 import random
