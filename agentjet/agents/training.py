@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -60,7 +63,8 @@ def train(
     ```
 
     An exception in the program aborts only its episode, which is retried up to `retries` times.
-    This cannot be called while an event loop is running; use `train_async` there.
+    This cannot be called while an event loop is running, except in a notebook; use `train_async`
+    there.
 
     :param program: made by `trainable`, or anything that it accepts (a function, an agent);
         functions that are not async run in threads.
@@ -94,9 +98,8 @@ def train(
     if isinstance(its, AsyncTrainable):
         if isinstance(client, SwarmClient | Swarm):
             raise TypeError(_NEEDS_ASYNC)
-        _refuse_loop()
-        return asyncio.run(
-            _with_threads(
+        return _run(
+            lambda: _with_threads(
                 train_async(
                     its,
                     tasks,
@@ -258,15 +261,34 @@ def _joined(reports: Sequence[Report]) -> Report:
     )
 
 
-def _refuse_loop() -> None:
-    """:raises TypeError: an event loop is running, as in a notebook."""
+def _run(start: Callable[[], Coroutine[Any, Any, Report]]) -> Report:
+    """Run a coroutine; in a notebook, whose own event loop is running, in a thread.
+
+    :raises TypeError: another event loop is running.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return
-    raise TypeError(
-        "an event loop is already running, as in a notebook: use `await train_async(...)`"
-    )
+        return asyncio.run(start())
+    if "ipykernel" not in sys.modules:
+        raise TypeError("an event loop is already running: use `await train_async(...)`")
+    # While a cell runs, its notebook does nothing else, so its loop may be blocked.
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
+
+    async def work() -> Report:
+        running.append((asyncio.get_running_loop(), asyncio.current_task()))
+        return await start()
+
+    context = contextvars.copy_context()
+    with ThreadPoolExecutor(1, "ajet-train") as thread:
+        future = thread.submit(context.run, asyncio.run, work())
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            for loop, task in running:
+                if task is not None:
+                    loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 async def _with_threads(loop_over: Coroutine[Any, Any, Report]) -> Report:

@@ -19,8 +19,8 @@ from ajet_core.protocol import RunConfig, ServerState
 from ajet_installation.local_workers import server_pythons, worker_settings
 from ajet_installation.settings import Settings, WorkerSettings
 
-START_SECONDS = 60.0
-# On a busy machine, the imports of large engines take minutes.
+# On a busy machine, imports take minutes.
+START_SECONDS = 300.0
 BOOT_SECONDS = 900.0
 STOP_SECONDS = 120.0
 # Ctrl-C must be quick; without a clean stop's checkpoint the last few steps are repeated.

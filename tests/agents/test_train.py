@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -220,6 +221,41 @@ async def test_what_cannot_be_trained_is_refused(own_swarm: ScriptedSwarm) -> No
     with pytest.raises(TypeError, match="requires SwarmClient"):
         train(trainable(plain.play_sync), ["a"], client=client)
     await client.close()
+
+
+async def test_a_cell_of_a_notebook_trains_async_programs(
+    own_swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook runs its cells in an event loop."""
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
+    report = train(trainable(plain.play, reward=one), ["a", "b"], client=client, progress=False)
+    assert len(report.outcomes) == 4
+
+
+async def test_an_interrupted_cell_ends_its_episodes(
+    own_swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    cancelled = []
+
+    async def forever(task: Any) -> float:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(task)
+            raise
+        return 0.0
+
+    client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(forever, ["a"], client=client, episodes_per_task=1, progress=False)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert cancelled == ["a"]
 
 
 def test_the_run_may_be_started_by_the_loop(tmp_path: Path) -> None:
