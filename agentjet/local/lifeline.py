@@ -13,6 +13,8 @@ import sys
 import threading
 from concurrent.futures import Future
 
+__all__ = ["end_with_parent", "main"]
+
 
 def end_with_parent() -> Future[str]:
     """From now on, end this process by SIGTERM when its standard input ends.
