@@ -79,9 +79,9 @@ class Child:
     def send(self, line: str) -> None:
         """Write a line to its standard input; no effect if it has ended."""
         assert self._process.stdin is not None, f"cannot write to the {self.name}"
+        # Not through the buffer, which would keep a line that could not be written.
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(f"{line}\n")
-            self._process.stdin.flush()
+            os.write(self._process.stdin.fileno(), f"{line}\n".encode())
 
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""

@@ -1,4 +1,4 @@
-"""Every option says in `--help` what it is for."""
+"""Every option has a help text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def options(command: click.Command, name: str) -> Iterator[tuple[str, click.Opti
             yield f"{name} {parameter.opts[0]}", parameter
 
 
-def test_each_option_says_what_it_is_for() -> None:
+def test_each_option_has_a_help_text() -> None:
     with click.Context(cli) as context:
         lacking = {
             option
