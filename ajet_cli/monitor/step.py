@@ -49,7 +49,7 @@ class StepView(WatchedView):
         self._part = ""
         self._metric = metric
         # What is shown, and of which step.
-        self._found: StepCurves | None = None
+        self._curves: StepCurves | None = None
         self._shown: int | None = None
 
     def body(self) -> Sequence[Widget]:
@@ -62,14 +62,14 @@ class StepView(WatchedView):
         return [*lines, line(f"  {self._columns(max(1, width - 2)).head()}", "dim")]
 
     def _title(self) -> str:
-        found, shown = self._found, self._shown
-        if found is None or shown is None:
+        curves, shown = self._curves, self._shown
+        if curves is None or shown is None:
             none = self.watched.curves is not None and self._step is None
             return "No step has ended yet." if none else "reading"
-        if shown not in found.steps:
+        if shown not in curves.steps:
             return f"This run has no step {shown}."
         newest = f" of {self._newest}" if self._newest else ""
-        ended = date(found.times[found.steps.index(shown)])
+        ended = date(curves.times[curves.steps.index(shown)])
         nothing = "" if self._rows.rows else ", no metric has this in its name"
         return f"Step {shown}{newest}, ended {ended}{nothing}"
 
@@ -117,7 +117,7 @@ class StepView(WatchedView):
         if step != self._chosen:
             # The cursor stays on its metric.
             self._metric = self._rows.chosen or self._metric
-            self._chosen, self._found, self._shown = step, None, None
+            self._chosen, self._curves, self._shown = step, None, None
             self._list()
             self.load()
 
@@ -137,16 +137,16 @@ class StepView(WatchedView):
         # Again if a newer one ends meanwhile.
         while (step := self._step) is not None and step != read:
             query: dict[str, str | int] = {"after": max(0, step - 2), "until": step, "points": 2}
-            self._found = await self.get("/v1/steps", StepCurves, query)
+            self._curves = await self.get("/v1/steps", StepCurves, query)
             self._shown = read = step
             self._list()
 
     def _list(self) -> None:
-        found = self._found
+        curves = self._curves
         self._rows.put(
             [
                 name
-                for name in (found.names if found else ())
+                for name in (curves.names if curves else ())
                 if self._part in name and self._values(name) != (None, None)
             ]
         )
@@ -157,10 +157,10 @@ class StepView(WatchedView):
 
     def _values(self, name: str) -> tuple[float | None, float | None]:
         """Return a metric of the step before, and of the step."""
-        found, step = self._found, self._shown
-        if found is None or step is None or name not in found.curves:
+        curves, step = self._curves, self._shown
+        if curves is None or step is None or name not in curves.curves:
             return None, None
-        of = dict(zip(found.steps, found.curves[name].mean, strict=True))
+        of = dict(zip(curves.steps, curves.curves[name].mean, strict=True))
         return of.get(step - 1), of.get(step)
 
     def _columns(self, width: int) -> Columns:

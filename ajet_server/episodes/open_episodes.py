@@ -14,7 +14,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import CallRules
 from ajet_server.episodes.leases import LeaseWatch
 from ajet_server.gateway.formats.exchange import Session
-from ajet_server.gateway.running_calls import Look
+from ajet_server.gateway.running_calls import CallsInSight
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class CallsElsewhere(Protocol):
     async def close(self) -> None:
         """Cancel the calls, and begin no more; what they sampled is recorded when this returns."""
 
-    async def look(self, seen: Mapping[str, int]) -> Look | None:
+    async def look(self, seen: Mapping[str, int]) -> CallsInSight | None:
         """As `OpenEpisode.look`."""
 
 
@@ -167,7 +167,7 @@ class OpenEpisode:
         self.calls_running.add(task)
         return task
 
-    async def look(self, seen: Mapping[str, int], now: float) -> Look | None:
+    async def look(self, seen: Mapping[str, int], now: float) -> CallsInSight | None:
         """Return the calls being answered with what they have sampled, for those who watch.
 
         :param seen: as for `RunningCalls.look`.

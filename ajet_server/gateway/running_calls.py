@@ -37,7 +37,7 @@ class RunningCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CallsInSight:
     """The running calls of an episode at one moment.
 
     :param more: number of further calls, which are not listed.
@@ -82,14 +82,14 @@ class RunningCalls:
         """Count the episode as watched from now on, for a moment."""
         self._watched_until = now + _WATCHED_SECONDS
 
-    def look(self, seen: Mapping[str, int], now: float) -> Look:
+    def look(self, seen: Mapping[str, int], now: float) -> CallsInSight:
         """Return the running calls, and count the episode as watched.
 
         :param seen: number of tokens that the viewer has seen, by call.
         """
         self.watch(now)
         shown = list(self._running.items())[:MOST_CALLS]
-        return Look(
+        return CallsInSight(
             [
                 _running_call(call_id, agent, began_at, generation, seen.get(call_id, 0))
                 for call_id, (agent, began_at, generation) in shown

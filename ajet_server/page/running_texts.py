@@ -5,13 +5,13 @@ from __future__ import annotations
 from codecs import IncrementalDecoder, getincrementaldecoder
 from dataclasses import dataclass, field
 
-from ajet_server.gateway.running_calls import Look, RunningCall
+from ajet_server.gateway.running_calls import CallsInSight, RunningCall
 from ajet_server.page.models import RunningText, RunningTexts
 from ajet_server.page.token_texts import TokenTexts
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenByViewer:
     """What the viewer has of a call; a character may end in tokens that follow."""
 
     tokens: int = 0
@@ -25,7 +25,7 @@ class RunningReader:
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _SeenByViewer] = {}
         self._last: tuple[list[str], int] | None = None
 
     @property
@@ -33,12 +33,12 @@ class RunningReader:
         """As for `RunningCalls.look`."""
         return {call_id: seen.tokens for call_id, seen in self._seen.items()}
 
-    def news(self, look: Look) -> RunningTexts | None:
+    def news(self, look: CallsInSight) -> RunningTexts | None:
         """Return what is new since the last look; None if nothing is."""
         ids = [call.call_id for call in look.calls]
         same = (ids, look.more) == self._last
         self._last = ids, look.more
-        self._seen = {call_id: self._seen.get(call_id, _Seen()) for call_id in ids}
+        self._seen = {call_id: self._seen.get(call_id, _SeenByViewer()) for call_id in ids}
         if same and all(call.tokens == self._seen[call.call_id].tokens for call in look.calls):
             return None
         return RunningTexts(calls=[self._news_of(call) for call in look.calls], more=look.more)
@@ -47,7 +47,7 @@ class RunningReader:
         seen = self._seen[call.call_id]
         if call.tokens < seen.tokens:
             # Another call with the same id; the next look returns it from its beginning.
-            seen = self._seen[call.call_id] = _Seen()
+            seen = self._seen[call.call_id] = _SeenByViewer()
             first, ids = 0, []
         else:
             first, ids = call.tokens - len(call.ids), call.ids

@@ -17,7 +17,7 @@ from ajet_core.errors import ConfigError, EpisodeClosedError, WorkerDiedError
 from ajet_core.timeline import Call
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import CompletionService
-from ajet_server.gateway.running_calls import Look
+from ajet_server.gateway.running_calls import CallsInSight
 from ajet_server.processes.link import STREAM_BYTES, Link, answering
 from ajet_server.processes.methods import (
     ADD_CALL,
@@ -88,10 +88,10 @@ class EpisodeElsewhere:
             pass
         await self.written()
 
-    async def look(self, seen: Mapping[str, int]) -> Look | None:
+    async def look(self, seen: Mapping[str, int]) -> CallsInSight | None:
         """As `CallsElsewhere.look`; nothing runs in a gateway that has ended."""
         if (gateway := self.gateway) is None:
-            return Look([])
+            return CallsInSight([])
         with contextlib.suppress(WorkerDiedError, TimeoutError):
             async with asyncio.timeout(_ALIVE_SECONDS):
                 return await gateway.link.call(LOOK, Watched(self.episode_id, dict(seen)))

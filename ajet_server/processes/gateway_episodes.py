@@ -25,7 +25,7 @@ from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.episodes.registry import unknown_key
 from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
-from ajet_server.gateway.running_calls import Look
+from ajet_server.gateway.running_calls import CallsInSight
 from ajet_server.processes.link import Link
 from ajet_server.processes.machines import Reach
 from ajet_server.processes.methods import BEGIN_CALL, END_CALL, OPEN_EPISODE, Report, Watched
@@ -295,12 +295,12 @@ class GatewayEpisodes:
         self._open.pop(episode_id, None)
         self._counted.discard(episode_id)
 
-    async def look(self, watched: Watched) -> Look:
+    async def look(self, watched: Watched) -> CallsInSight:
         """Return the running calls of an episode (`LOOK`)."""
         episode = self._open.get(watched.episode_id)
-        return (
-            Look([]) if episode is None else episode.session.running.look(watched.seen, time.time())
-        )
+        if episode is None:
+            return CallsInSight([])
+        return episode.session.running.look(watched.seen, time.time())
 
     async def close(self, episode_id: str) -> None:
         """Cancel the calls of an episode and forget it."""

@@ -9,7 +9,7 @@ from typing import Any
 from ajet_core.interfaces import EngineCapabilities, EngineInfo, EpisodeRecord
 from ajet_core.protocol import AgentRule, CallSampling, ModelConfig, ServerState
 from ajet_server.admission.concurrency import CallUse
-from ajet_server.gateway.running_calls import Look
+from ajet_server.gateway.running_calls import CallsInSight
 from ajet_server.workers.methods import Method
 
 
@@ -136,5 +136,5 @@ CLOSE_EPISODE = Method("gateway.close_episode", str, NoneType)
 """Takes the id of an episode; its calls are recorded when it returns."""
 RELEASE_EPISODE = Method("gateway.release_episode", str, NoneType)
 """Takes the id of an episode; returns when its calls have ended and another gateway may open it."""
-LOOK = Method("gateway.look", Watched, Look)
+LOOK = Method("gateway.look", Watched, CallsInSight)
 """Returns the running calls of an episode; none if the gateway does not have it."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_server.gateway.running_calls import Look, RunningCall
+from ajet_server.gateway.running_calls import CallsInSight, RunningCall
 from ajet_server.page.running_texts import RunningReader
 from ajet_server.page.token_texts import TokenTexts
 from ajet_testing.servers import write_scripted_model
@@ -25,9 +25,9 @@ def _ids(texts: TokenTexts, text: str) -> list[int]:
     return [by_byte[bytes([byte])] for byte in text.encode()]
 
 
-def _look(ids: list[int], seen: int, keeps: int = 10**6, call_id: str = "c") -> Look:
+def _look(ids: list[int], seen: int, keeps: int = 10**6, call_id: str = "c") -> CallsInSight:
     shown = ids[max(seen, len(ids) - keeps) :]
-    return Look([RunningCall(call_id, "solver", 5.0, len(ids), shown, 3 if ids else None)])
+    return CallsInSight([RunningCall(call_id, "solver", 5.0, len(ids), shown, 3 if ids else None)])
 
 
 @given(data=st.data(), text=st.text(min_size=1, max_size=30))
@@ -51,12 +51,12 @@ def test_the_pieces_are_the_text(texts: TokenTexts, data: st.DataObject, text: s
 def test_nothing_new_is_no_news(texts: TokenTexts) -> None:
     reader = RunningReader(texts)
     ids = _ids(texts, "hello")
-    assert reader.news(Look([])) is not None
-    assert reader.news(Look([])) is None
+    assert reader.news(CallsInSight([])) is not None
+    assert reader.news(CallsInSight([])) is None
     assert reader.news(_look(ids, 0)) is not None
     assert reader.news(_look(ids, 5)) is None
     # The call has ended.
-    assert reader.news(Look([])) is not None
+    assert reader.news(CallsInSight([])) is not None
     assert reader.seen == {}
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ajet_core.errors import EngineError
-from ajet_server.gateway.running_calls import MOST_CALLS, MOST_TOKENS, Look
+from ajet_server.gateway.running_calls import MOST_CALLS, MOST_TOKENS, CallsInSight
 from tests.server.dialects.scripted import USER, Gateway, gateway
 
 NOW = 1700000000.5
@@ -20,7 +20,7 @@ async def _call(gate: Gateway, *, stream: bool, **settings: int) -> None:
         await gate.complete(USER, **settings)
 
 
-def _look(gate: Gateway, **seen: int) -> Look:
+def _look(gate: Gateway, **seen: int) -> CallsInSight:
     return gate.session.running.look(seen, NOW)
 
 
@@ -53,7 +53,7 @@ async def test_a_call_shows_its_tokens_until_it_is_recorded(stream: bool) -> Non
     assert _look(gate).calls[0].ids == script
     recorded.set()
     await calling
-    assert _look(gate) == Look([])
+    assert _look(gate) == CallsInSight([])
     assert len(gate.calls) == 1
 
 
@@ -62,7 +62,7 @@ async def test_calls_that_fail_or_are_cancelled_are_shown_no_longer(stream: bool
     gate = gateway("go up<|im_end|>", fails_at=1)
     with pytest.raises(EngineError):
         await _call(gate, stream=stream)
-    assert _look(gate) == Look([])
+    assert _look(gate) == CallsInSight([])
     gate = gateway("go up<|im_end|>", hold=asyncio.Event())
     calling = asyncio.create_task(_call(gate, stream=stream))
     await gate.engine.held.wait()
@@ -70,7 +70,7 @@ async def test_calls_that_fail_or_are_cancelled_are_shown_no_longer(stream: bool
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling
-    assert _look(gate) == Look([])
+    assert _look(gate) == CallsInSight([])
 
 
 @pytest.mark.parametrize("stream", [False, True])
