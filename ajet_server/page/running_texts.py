@@ -5,13 +5,13 @@ from __future__ import annotations
 from codecs import IncrementalDecoder, getincrementaldecoder
 from dataclasses import dataclass, field
 
-from ajet_server.gateway.running_calls import RunningCall, RunningSnapshot
+from ajet_server.gateway.running_calls import RunningSnapshot, RunningCall
 from ajet_server.page.models import RunningText, RunningTexts
 from ajet_server.page.token_texts import TokenTexts
 
 
 @dataclass(slots=True)
-class _SentSoFar:
+class _SeenByViewer:
     """What the viewer has of a call; a character may end in tokens that follow."""
 
     tokens: int = 0
@@ -25,7 +25,7 @@ class RunningReader:
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
-        self._seen: dict[str, _SentSoFar] = {}
+        self._seen: dict[str, _SeenByViewer] = {}
         self._last: tuple[list[str], int] | None = None
 
     @property
@@ -38,7 +38,7 @@ class RunningReader:
         ids = [call.call_id for call in look.calls]
         same = (ids, look.more) == self._last
         self._last = ids, look.more
-        self._seen = {call_id: self._seen.get(call_id, _SentSoFar()) for call_id in ids}
+        self._seen = {call_id: self._seen.get(call_id, _SeenByViewer()) for call_id in ids}
         if same and all(call.tokens == self._seen[call.call_id].tokens for call in look.calls):
             return None
         return RunningTexts(calls=[self._news_of(call) for call in look.calls], more=look.more)
@@ -47,7 +47,7 @@ class RunningReader:
         seen = self._seen[call.call_id]
         if call.tokens < seen.tokens:
             # Another call with the same id; the next look returns it from its beginning.
-            seen = self._seen[call.call_id] = _SentSoFar()
+            seen = self._seen[call.call_id] = _SeenByViewer()
             first, ids = 0, []
         else:
             first, ids = call.tokens - len(call.ids), call.ids

@@ -298,11 +298,9 @@ class GatewayEpisodes:
     async def look(self, watched: Watched) -> RunningSnapshot:
         """Return the running calls of an episode (`LOOK`)."""
         episode = self._open.get(watched.episode_id)
-        return (
-            RunningSnapshot([])
-            if episode is None
-            else episode.session.running.look(watched.seen, time.time())
-        )
+        if episode is None:
+            return RunningSnapshot([])
+        return episode.session.running.look(watched.seen, time.time())
 
     async def close(self, episode_id: str) -> None:
         """Cancel the calls of an episode and forget it."""
