@@ -72,6 +72,7 @@ from ajet_server.gateway.formats.exchange import Session
 from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.run.run_setup import ResolvedRun, resolve_run
 from ajet_worlds import load_world
+from ajet_worlds.agent import WorldAgent
 from ajet_worlds.learning import EVAL_TASKS, learn
 from ajet_worlds.recipe import run_config
 from ajet_worlds.tiny_model import create_tiny_model
@@ -259,6 +260,8 @@ async def swarm(options: Options, directory: Path, config: RunConfig) -> Run:
     """Train on a server, as a client of it."""
     with LocalServer(directory) as server:
         server.start_run(config)
+        # The imports of the agent's SDK belong to the boot.
+        await WorldAgent(load_world(options.world)).close()
         family = psutil.Process(server.child.pid)
         cpu, began = _cpu_seconds(family), time.monotonic()
         async with AsyncSwarmClient(server.client.url, server.client_token) as client:
