@@ -117,9 +117,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = _tutorial(ROOT / place)
 
     def rewritten(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(place), match[1]))
-        target = _place_in_site(target, config, files)
-        return posixpath.relpath(target, posixpath.dirname(uri) or ".") + (match[2] or "")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(place), match[1]))
+        target = _place_in_site(path, config, files)
+        # The first page takes the place of the README, and has other sections.
+        anchor = "" if path == "README.md" else match[2] or ""
+        return posixpath.relpath(target, posixpath.dirname(uri) or ".") + anchor
 
     blocks = _FENCE.split(markdown)
     # Every second block is code.
