@@ -483,7 +483,11 @@ def test_a_study_of_real_servers_verifies_from_their_stores(tmp_path: Path, scri
     state = run_study(source, tmp_path / "study", parallel=2)
     assert state.verdicts["b-vs-a"].verdict == "better"
     assert verify_study(tmp_path / "study").problems == []
-    # Whoever raises a score in a store is caught.
+    # Whoever looks at a store leaves it as it was, and whoever raises a score in it is caught.
+    for path in (tmp_path / "study" / "trials").glob(f"*/{STORE}/{SERVER}/{STORE_FILE}"):
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as store:
+            assert store.execute("SELECT count(*) FROM episodes").fetchone()[0]
+    assert verify_study(tmp_path / "study").problems == []
     path = next((tmp_path / "study" / "trials").glob(f"*/{STORE}/{SERVER}/{STORE_FILE}"))
     shutil.copy(path, tmp_path / "copy")
     with closing(sqlite3.connect(path)) as store, store:
