@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from agentjet.client import SwarmClient
+from agentjet.local.processes import child_environment
 from ajet_core.errors import WorkerError
 from ajet_core.files import lock_file, read_json
 from ajet_core.protocol import RunConfig, ServerState
@@ -33,9 +34,10 @@ _SHOWN_LINES = 5
 class TrialServer:
     """A swarm server for the length of a ``with`` block, with all its files in a directory.
 
-    If its predecessor was killed, it resumes the run. It is in the process group of the trial, so
-    that whoever kills the trial kills it too. It has nothing of the user's settings but the
-    interpreters of workers.
+    If its predecessor was killed, it resumes the run. Unlike a `LocalServer`, it is in the process
+    group of the trial, so that nothing writes to the store of a trial that was killed at its
+    limit; it waits for its predecessor's end; and it has nothing of the user's settings but the
+    interpreters of workers, so that its store is always the same.
 
     :raises WorkerError: it ended instead of listening.
     """
@@ -109,11 +111,6 @@ class TrialServer:
             raise WorkerError(f"the server of the trial ended with {how}: {last}")
 
     @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    @property
     def _note(self) -> Path:
         return self._run_dir / "server.json"
 
@@ -125,18 +122,17 @@ class TrialServer:
             time.sleep(_TURN)
 
     def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
-        return kept | {
-            "AJET_SERVER__CONTROL_TOKEN": self._control_token,
-            "AJET_SERVER__CLIENT_TOKEN": self.client_token,
-            "AJET_SERVER__BOOT_TIMEOUT_SECONDS": str(_BOOT_SECONDS),
-            "AJET_STORE": json.dumps({"name": "sqlite", "settings": {"synchronous": "NORMAL"}}),
-            "AJET_WORKERS": worker_settings(self._run_dir).model_dump_json(),
-            "AJET_SERVERS": json.dumps(server_pythons()),
-            "XDG_STATE_HOME": str(self._run_dir.resolve() / "state"),
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
+        return child_environment(
+            AJET_SERVER__CONTROL_TOKEN=self._control_token,
+            AJET_SERVER__CLIENT_TOKEN=self.client_token,
+            AJET_SERVER__BOOT_TIMEOUT_SECONDS=str(_BOOT_SECONDS),
+            AJET_STORE=json.dumps({"name": "sqlite", "settings": {"synchronous": "NORMAL"}}),
+            AJET_WORKERS=worker_settings(self._run_dir).model_dump_json(),
+            AJET_SERVERS=json.dumps(server_pythons()),
+            XDG_STATE_HOME=str(self._run_dir.resolve() / "state"),
+            HF_HUB_OFFLINE="1",
+            TOKENIZERS_PARALLELISM="false",
+        )
 
     def _end(self) -> None:
         """End the server cleanly, which closes its store, or kill it."""
@@ -148,6 +144,6 @@ class TrialServer:
             self._process.wait()
 
     def _close_store(self) -> None:
-        """Write what is in the log of the store to its file, if the server had to be killed."""
+        """Leave one file without a log, beside which readers such as `ajet inspect` create none."""
         with closing(sqlite3.connect(self._run_dir / STORE_FILE)) as store:
-            store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            store.execute("PRAGMA journal_mode = DELETE")

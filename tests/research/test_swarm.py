@@ -12,16 +12,20 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agentjet.client import Task
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import (
     Chat,
     ComponentSettings,
     World,
+    WorldAnswer,
     WorldOutcome,
+    WorldPrompt,
 )
 from ajet_core.interfaces.world import Split
 from ajet_research.arenas import TrialBlueprint, load_arena, read_evidence
@@ -33,6 +37,7 @@ from ajet_research.suites.swarm import TOPICS, run_topic, topic_study
 from ajet_research.swarm import SwarmArena, arena, settings
 from ajet_research.swarm.records import SERVER, STORE_FILE, read_run
 from ajet_research.swarm.settings import parsed, resolved
+from ajet_research.swarm.trial import TrainedAgent
 from ajet_research.verifying import verify_study
 from ajet_research.worker import LOCK, STORE
 from ajet_server.store.schema import _SCHEMA
@@ -329,6 +334,32 @@ def test_reading_changes_no_byte(store: Store) -> None:
     assert after == before
 
 
+class Expert(Chat):
+    """A model that knows the best arm."""
+
+    async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
+        return BanditWorld(ComponentSettings()).expert(prompt, random.Random(1))
+
+    async def wait(self, seconds: float) -> None:
+        raise AssertionError("the bandit does not wait")
+
+
+@pytest.mark.parametrize(
+    ("reward", "paid", "unpaid"),
+    [("world", 1.0, 0.0), ("negated", -0.5, 0.5), ("constant", -0.5, -0.5)],
+)
+async def test_an_arm_trains_on_its_reward_and_success_stays_as_it_is(
+    reward: str, paid: float, unpaid: float
+) -> None:
+    world = BanditWorld(ComponentSettings())
+    agent: Any = SimpleNamespace(chat=lambda episode: Expert())
+    trained = TrainedAgent(agent, world, reward)
+    outcomes = [await trained(Task(task), agent) for task in world.task_ids("train", 1, 64)]
+    assert {one.reward for one in outcomes} == {paid, unpaid}
+    assert sum(one.reward == paid for one in outcomes) > 32
+    assert {one.components["success"] for one in outcomes} == {1.0}
+
+
 # --- Real servers, with a scripted engine ---------------------------------------------------------
 
 
@@ -452,7 +483,11 @@ def test_a_study_of_real_servers_verifies_from_their_stores(tmp_path: Path, scri
     state = run_study(source, tmp_path / "study", parallel=2)
     assert state.verdicts["b-vs-a"].verdict == "better"
     assert verify_study(tmp_path / "study").problems == []
-    # Whoever raises a score in a store is caught.
+    # Whoever looks at a store leaves it as it was, and whoever raises a score in it is caught.
+    for path in (tmp_path / "study" / "trials").glob(f"*/{STORE}/{SERVER}/{STORE_FILE}"):
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as store:
+            assert store.execute("SELECT count(*) FROM episodes").fetchone()[0]
+    assert verify_study(tmp_path / "study").problems == []
     path = next((tmp_path / "study" / "trials").glob(f"*/{STORE}/{SERVER}/{STORE_FILE}"))
     shutil.copy(path, tmp_path / "copy")
     with closing(sqlite3.connect(path)) as store, store:
