@@ -29,7 +29,7 @@ RISE = 0.1
 
 PRINTED = {
     "05-why-did-it-not-learn": ("zero_signal:", "cut_off:", "shortened:", "equal_rewards:"),
-    "09-kill-everything": ("the program ended with status 0",),
+    "18-kill-everything": ("the program ended with status 0",),
     "15-tools-that-die": (" were given up",),
 }
 """What tutorials of troubles have to print."""
