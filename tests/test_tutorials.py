@@ -115,7 +115,7 @@ def test_one_came_out_with_a_curve_and_what_it_printed(name: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "name",
     [
