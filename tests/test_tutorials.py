@@ -29,7 +29,7 @@ RISE = 0.1
 
 PRINTED = {
     "05-why-did-it-not-learn": ("zero_signal:", "cut_off:", "shortened:", "equal_rewards:"),
-    "09-kill-everything": ("the program ended with status 0",),
+    "18-kill-everything": ("the program ended with status 0",),
     "15-tools-that-die": (" were given up",),
 }
 """What tutorials of troubles have to print."""
@@ -102,7 +102,7 @@ def test_one_ends_with_what_to_try_next(name: str) -> None:
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_links_of_one_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", text_of(name)):
-        assert (LIBRARY / name / target).is_file(), target
+        assert target.startswith("https://") or (LIBRARY / name / target).is_file(), target
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
@@ -115,7 +115,7 @@ def test_one_came_out_with_a_curve_and_what_it_printed(name: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "name",
     [

@@ -160,4 +160,4 @@ plt.savefig("curve.png")
 # - Edit the agent instead of the reward: let it ask in French.
 # - Stop the program in the middle of a step with Ctrl-C, and start it with
 #   `train(..., resume=True)`: it rolls out only what is missing.
-# - What if the server is killed? [Kill everything](../09-kill-everything/tutorial.py).
+# - What if the server is killed? [Kill everything](../18-kill-everything/tutorial.py).
