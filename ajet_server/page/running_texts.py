@@ -5,7 +5,7 @@ from __future__ import annotations
 from codecs import IncrementalDecoder, getincrementaldecoder
 from dataclasses import dataclass, field
 
-from ajet_server.gateway.running_calls import RunningSnapshot, RunningCall
+from ajet_server.gateway.running_calls import RunningCall, RunningSnapshot
 from ajet_server.page.models import RunningText, RunningTexts
 from ajet_server.page.token_texts import TokenTexts
 

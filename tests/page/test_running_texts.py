@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_server.gateway.running_calls import RunningSnapshot, RunningCall
+from ajet_server.gateway.running_calls import RunningCall, RunningSnapshot
 from ajet_server.page.running_texts import RunningReader
 from ajet_server.page.token_texts import TokenTexts
 from ajet_testing.servers import write_scripted_model
@@ -27,7 +27,9 @@ def _ids(texts: TokenTexts, text: str) -> list[int]:
 
 def _look(ids: list[int], seen: int, keeps: int = 10**6, call_id: str = "c") -> RunningSnapshot:
     shown = ids[max(seen, len(ids) - keeps) :]
-    return RunningSnapshot([RunningCall(call_id, "solver", 5.0, len(ids), shown, 3 if ids else None)])
+    return RunningSnapshot(
+        [RunningCall(call_id, "solver", 5.0, len(ids), shown, 3 if ids else None)]
+    )
 
 
 @given(data=st.data(), text=st.text(min_size=1, max_size=30))
