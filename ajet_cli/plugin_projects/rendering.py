@@ -121,6 +121,7 @@ def create_project(directory: Path, answers: Mapping[str, Any], *, ask: bool) ->
     """
     _refuse_existing(directory)
     _need_git()
+    _need_copier()
     _render(
         SOURCE,
         directory,
@@ -139,6 +140,7 @@ def create_agent_project(directory: Path, name: str) -> None:
     :raises ConfigError: copier is missing, or the directory exists.
     """
     _refuse_existing(directory)
+    _need_copier()
     _render(str(AGENT_TEMPLATE), directory, {"name": name})
 
 
@@ -156,7 +158,6 @@ def _render(
     defaults: Mapping[str, str] | None = None,
     ask: bool = False,
 ) -> None:
-    _need_copier()
     import copier
     from copier.errors import CopierError
 

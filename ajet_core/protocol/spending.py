@@ -18,8 +18,8 @@ class BudgetConfig(Message):
     :param hours: of the run's active time, that is, without pauses.
     """
 
-    usd: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    hours: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    usd: Annotated[float, Field(strict=True, gt=0, le=1e9)] | None = None
+    hours: Annotated[float, Field(strict=True, gt=0, le=1e6)] | None = None
 
 
 class SpendingReport(Message):
