@@ -184,6 +184,7 @@ def test_the_evaluator_has_the_code_that_a_world_uses(monkeypatch: pytest.Monkey
 def test_what_cannot_run_on_this_machine_is_refused_before_it_starts(
     tmp_path: Path, changes: dict[str, Scalar], problem: str
 ) -> None:
+    pytest.importorskip("ajet_backend_torch")
     source = tmp_path / "study.json"
     source.write_text(swarm_study(**changes).model_dump_json(by_alias=True))
     with pytest.raises(ConfigError, match=f"The arm method=. cannot run here: .*{problem}"):
