@@ -15,7 +15,8 @@ from ajet_core.protocol.base import AS_JSON_INTEGER, Message, Name
 from ajet_core.protocol.spending import BudgetConfig
 
 PositiveInt = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1), AS_JSON_INTEGER]
-NonNegative = Annotated[float, Field(ge=0)]
+NonNegative = Annotated[float, Field(strict=True, ge=0)]
+BelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]
 PassAt = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -23,8 +24,8 @@ class LoraConfig(Message):
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) instead of full-parameter training."""
 
     rank: PositiveInt = 16
-    alpha: Annotated[float, Field(gt=0)] = 32.0
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    alpha: Annotated[float, Field(strict=True, gt=0)] = 32.0
+    dropout: BelowOne = 0.0
     target_modules: tuple[Name, ...] | Literal["all-linear"] = "all-linear"
 
 
@@ -128,25 +129,22 @@ class AlgorithmConfig(Message):
     advantage: Annotated[Name, _Paper] = "group_std"
     advantage_settings: dict[str, Any] = Field(default_factory=dict)
     call_credit: Literal["return_to_go", "process_supervision"] = "return_to_go"
-    discount: Annotated[float, Field(ge=0, le=1)] = 1.0
+    discount: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
     aggregation: Literal["token_mean", "call_mean", "episode_mean", "episode_sum"] = "token_mean"
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    clip_low: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(strict=True, gt=0)] = 0.2
     importance: Annotated[Literal["auto", "ratio", "truncated"], _Paper] = "auto"
-    importance_cap: Annotated[float, Field(gt=0)] = 2.0
+    importance_cap: Annotated[float, Field(strict=True, gt=0)] = 2.0
     kl_coef: NonNegative = 0.0
     entropy_coef: NonNegative = 0.0
     minibatches: PositiveInt = 1
     epochs: PositiveInt = 1
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    learning_rate: Annotated[float, Field(strict=True, gt=0)] = 1e-6
     warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     schedule_steps: PositiveInt | None = None
     weight_decay: NonNegative = 0.0
-    adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.999,
-    )
+    adam_betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     max_grad_norm: NonNegative = 1.0
     max_update_rms: NonNegative = 1.0
     max_update_kl: NonNegative | None = None
@@ -229,7 +227,7 @@ class AgentRule(Message):
     system: re.Pattern[str] | None = None
     model: Name | None = None
     max_tokens: PositiveInt | None = None
-    tools: bool | None = None
+    tools: Annotated[bool, Field(strict=True)] | None = None
 
 
 class CallRules(Message):
@@ -292,10 +290,10 @@ class RolloutConfig(CallRules):
     max_mean_staleness: NonNegative | None = 1.0
     concurrency: PositiveInt | Literal["auto"] = "auto"
     spare_tasks: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 0.0
+    drain_seconds: Annotated[float, Field(strict=True, ge=0, le=86400)] = 0.0
     late: Literal["carry", "drop"] = "carry"
-    late_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    engine_sleeps: bool = False
+    late_seconds: Annotated[float, Field(strict=True, gt=0, le=86400)] = 600.0
+    engine_sleeps: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -408,8 +406,8 @@ HealthKind = Literal[
 ]
 """What can be wrong with the training of a run, see docs/health.md."""
 
-Share = Annotated[float, Field(gt=0, le=1)]
-Growth = Annotated[float, Field(gt=1)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
+Growth = Annotated[float, Field(strict=True, gt=1)]
 
 
 class FailureConfig(Message):
@@ -445,7 +443,7 @@ class FailureConfig(Message):
     """
 
     window: Annotated[int, Field(ge=4, le=100_000)] = 32
-    max_rate: Annotated[float, Field(gt=0, le=1)] = 0.8
+    max_rate: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.8
     max_refused: PositiveInt = 3
     max_deaths: PositiveInt = 3
     zero_signal_steps: PositiveInt | None = 5
@@ -455,11 +453,11 @@ class FailureConfig(Message):
     max_stale: Share | None = 0.5
     max_trimmed: Share | None = 0.25
     max_advantage_bias: Share | None = 0.8
-    max_logprob_gap: Annotated[float, Field(gt=0)] | None = 0.1
+    max_logprob_gap: Annotated[float, Field(strict=True, gt=0)] | None = 0.1
     max_logprob_gap_growth: Growth | None = 5.0
     max_kl_growth: Growth | None = 10.0
     max_entropy_growth: Growth | None = 3.0
-    min_entropy: Annotated[float, Field(gt=0)] | None = 0.002
+    min_entropy: Annotated[float, Field(strict=True, gt=0)] | None = 0.002
     max_length_growth: Growth | None = 3.0
     max_grad_growth: Growth | None = 30.0
     max_shortened: Share | None = 0.75
@@ -485,8 +483,8 @@ class PreflightConfig(Message):
         sampled tokens' logprobs, at any quarter of the context.
     """
 
-    enabled: bool = True
-    max_logprob_gap: Annotated[float, Field(gt=0)] = 0.1
+    enabled: Annotated[bool, Field(strict=True)] = True
+    max_logprob_gap: Annotated[float, Field(strict=True, gt=0)] = 0.1
 
 
 class EvaluationConfig(Message):
@@ -497,7 +495,7 @@ class EvaluationConfig(Message):
     """
 
     sampling: CallSampling = CallSampling()
-    pass_reward: float = 1.0
+    pass_reward: Annotated[float, Field(strict=True)] = 1.0
     pass_at: Annotated[tuple[PassAt, ...], Field(min_length=1, max_length=16)] = (1,)
 
     @model_validator(mode="after")
@@ -539,7 +537,7 @@ class RunConfig(Message):
     weight_channel: Annotated[str, Field(min_length=1)] | None = None
     # Readers of JSON may lose digits of larger numbers.
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
-    exact: bool = False
+    exact: Annotated[bool, Field(strict=True)] = False
     steps: PositiveInt | None = None
     checkpoint_every: PositiveInt = 10
 
