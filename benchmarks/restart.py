@@ -161,6 +161,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.client is not None:
         url, first_task = options.client
+        # Shells start background jobs with SIGINT ignored, and processes inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         asyncio.run(roll_out(url, int(first_task), defect=options.defect))
         return
     # Environments of engines and trainers are searched for above the run directory.
