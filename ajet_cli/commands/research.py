@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ajet_cli.studies.commands import COMMANDS
+from ajet_cli.studies.places import source_and_directory
 from ajet_core.errors import ConfigError
 from ajet_server.page.visible_text import visible
 
@@ -49,7 +51,8 @@ def research() -> None:
 @click.option("--dir", "directory", type=_DIRECTORY, help="Its directory.  [default: STUDY.study]")
 @_parallel
 @_as_json
-def run(study: Path, directory: Path | None, parallel: int, as_json: bool) -> None:
+@click.option("--detach", is_flag=True, help="Lead it in a process of its own, and return.")
+def run(study: Path, directory: Path | None, parallel: int, as_json: bool, *, detach: bool) -> None:
     """Start STUDY, resume it, or show that it is finished: always the same command.
 
     STUDY is a TOML file, a Markdown file with the study in its head between lines '+++', or the
@@ -57,15 +60,13 @@ def run(study: Path, directory: Path | None, parallel: int, as_json: bool) -> No
     """
     from ajet_research.leader import run_study
 
-    if (study.parent / "ledger.sqlite").exists():
-        # The study file inside a study's directory.
-        source, where = study, study.parent
-    elif study.is_dir():
-        source, where = study / "study.toml", study
-        source = source if source.exists() else study / "study.json"
-    else:
-        source, where = study, study.with_suffix(".study")
-    where = directory or where
+    source, where = source_and_directory(study, directory)
+    if detach:
+        from ajet_cli.studies.leading import begin_study
+
+        begin_study(source, where, parallel)
+        _show_status(where, as_json)
+        return
     if not as_json:
         _show_what_it_waits_for(where)
     run_study(source, where, parallel=parallel, on_event=_progress(as_json))
@@ -126,6 +127,27 @@ def status(directory: Path, as_json: bool, *, watch: bool, interval: float) -> N
             time.sleep(interval)
             its = study_status(directory)
             live.update(status_table(its, directory), refresh=True)
+
+
+@research.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), help="Wait no longer.  [default: no limit]"
+)
+@click.option("--end", is_flag=True, help="Wait on after a look.")
+@_as_json
+def wait(directory: Path, seconds: float | None, as_json: bool, *, end: bool) -> None:
+    """Wait for news of the study in DIRECTORY, and show its status.
+
+    News is a look, a question, a pause, a leader that has ended, or the end of the study. Ends with
+    1 if there was none in time.
+    """
+    from ajet_cli.studies.leading import wait_for_news
+
+    limit = math.inf if seconds is None else seconds
+    news, _ = wait_for_news(directory, limit, looks=not end)
+    _show_status(directory, as_json)
+    sys.exit(0 if news else _FAILED)
 
 
 @research.command()
