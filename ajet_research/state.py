@@ -203,6 +203,8 @@ class StudyState:
                 reason = f"The study is paused since {shown_time(self.paused.at)}."
             case Resumed() if self.paused is None:
                 reason = "The study is not paused."
+            case Stopped() if not event.why:
+                reason = "A study is stopped with a reason, which its report has."
             case Amended():
                 reason = self._wrong_amendment(event)
             case _:

@@ -224,10 +224,11 @@ def bench(suite: str, size: int | None, seed: int, directory: Path | None) -> No
 
 def _show_what_it_waits_for(directory: Path) -> None:
     """Show why a study that was begun does not continue by itself, on standard error."""
+    from ajet_cli.studies.leading import is_registered
     from ajet_cli.studies.lines import waiting_lines
     from ajet_research.status import study_status
 
-    if (directory / "ledger.sqlite").exists():
+    if is_registered(directory):
         its = study_status(directory)
         if its.phase in ("paused", "asking"):
             # This process is about to lead it.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ajet_core.errors import AjetError, ConfigError, StateError
 from ajet_research.checking import check_study
+from ajet_research.ledger import LEDGER
 from ajet_research.status import StudyStatus, study_status
 from ajet_research.steering import leader_of
 
@@ -56,13 +57,26 @@ def wait_for_news(
     :return: whether any of this holds, and the status.
     :raises ConfigError: there is no study.
     """
+    # Before the status, so that a row that is written meanwhile is noticed.
+    seen = _signature(directory)
     now = study_status(directory)
     taken = now.looks if looks else now.planned_looks
     until = time.monotonic() + seconds
     while not (news := _is_news(now, taken)) and time.monotonic() < until:
         time.sleep(min(_TURN, max(0.0, until - time.monotonic())))
-        now = study_status(directory)
+        # Reading a long ledger takes time.
+        if (signature := _signature(directory)) != seen:
+            seen, now = signature, study_status(directory)
     return news, now
+
+
+def _signature(directory: Path) -> tuple[int, str]:
+    """Return what changes when a row is written, or when the leader does."""
+    try:
+        changed = (directory / LEDGER).stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    return changed, leader_of(directory)
 
 
 def is_registered(directory: Path) -> bool:

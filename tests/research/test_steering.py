@@ -31,6 +31,7 @@ from ajet_research.events import (
 )
 from ajet_research.leader import StudyLeader, run_study
 from ajet_research.ledger import LEDGER, StudyLedger, read_ledger
+from ajet_research.replicating import replicate_study
 from ajet_research.report import compile_report, unlinked_numerals
 from ajet_research.runners import FileRunner
 from ajet_research.state import StudyState, fold
@@ -247,6 +248,11 @@ def test_a_wrong_amendment_is_refused_in_one_line(
         for name in ("attempts", "compute_hours", "disk_mib", "trials", "wall_hours"):
             assert f"budget.{name}" in str(raised.value)
     assert (directory / LEDGER).read_bytes() == before
+
+
+def test_a_stop_needs_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="with a reason"):
+        steer(begun(tmp_path), asked("stopped", why=""))
 
 
 def test_an_amendment_needs_its_reason(tmp_path: Path) -> None:
@@ -474,6 +480,17 @@ def test_a_forged_act_is_caught(steered: Path, tmp_path: Path, name: str) -> Non
     shutil.copytree(steered, forged)
     _signed(FORGED[name])(forged, random.Random(7))
     assert verify_study(forged).problems
+
+
+def test_a_replication_may_cost_what_the_amended_study_did(steered: Path, tmp_path: Path) -> None:
+    replicated = tmp_path / "again"
+    with pytest.raises(KilledError):
+        replicate_study(steered, replicated, on_event=_die, runner=FileRunner)
+    assert fold(read_ledger(replicated / LEDGER)).registered.budget.compute_hours == 2
+
+
+def _die(event: AnyEvent) -> None:
+    raise KilledError
 
 
 def test_reports_of_steered_studies_link_every_numeral(steered: Path) -> None:
