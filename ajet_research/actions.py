@@ -40,21 +40,38 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Open a registered question to a person."""
+
+    question: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Start nothing until a person acts: resumes the study, or answers a question.
+
+    :param question: the open one, whose default applies at its deadline; "" if there is none.
+    """
+
+    question: str
+
+
+@dataclass(frozen=True, slots=True)
 class Proceed:
     """Take the next look, decide, or compile the report."""
 
     to: Literal["look", "decision", "report"]
 
 
-Action = Reserve | Await | GiveUp | Stop | Proceed
+Action = Reserve | Await | GiveUp | Stop | Ask | Hold | Proceed
 
 
 def actions(state: StudyState) -> list[Action]:
     """Return what to do now; empty if the study is finished.
 
     Several `Await` and `Reserve` may be done in any order, until an attempt settles: what to do is
-    then asked again. `GiveUp` stands alone or behind `Await`, and replaces every `Reserve`. `Stop`
-    and `Proceed` are the only one in the list.
+    then asked again. `GiveUp` stands alone or behind `Await`, and replaces every `Reserve`; so does
+    `Hold`. `Stop`, `Ask` and `Proceed` are the only one in the list.
     """
     if state.reported is not None:
         return []
@@ -63,13 +80,22 @@ def actions(state: StudyState) -> list[Action]:
     waiting: list[Action] = [
         Await(id_) for id_, trial in state.trials.items() if trial.status == "reserved"
     ]
-    if state.exhausted is None and (needed := needed_now(state)):
+    if not state.over and (next_ones := _next(state, waiting)):
+        return next_ones
+    return waiting or [Proceed("decision")]
+
+
+def _next(state: StudyState, waiting: list[Action]) -> list[Action]:
+    """Return what leads to the next look; empty if no look is left to take."""
+    if state.held:
+        return [*waiting, Hold(state.asked.question if state.asked else "")]
+    if not _open(state) or not _looks_left(state):
+        return []
+    if state.due is not None:
+        return waiting or [Ask(state.due.id)]
+    if needed := needed_now(state):
         return waiting + _starts(state, needed, idle=not waiting)
-    if waiting:
-        return waiting
-    if state.exhausted is None and _open(state) and _looks_left(state):
-        return [Proceed("look")]
-    return [Proceed("decision")]
+    return waiting or [Proceed("look")]
 
 
 def needed_now(state: StudyState) -> list[str]:
@@ -96,9 +122,8 @@ def needed_now(state: StudyState) -> list[str]:
 
 
 def _starts(state: StudyState, needed: list[str], *, idle: bool) -> list[Action]:
-    study = state.registered
     for id_ in needed:
-        if state.trials[id_].attempts >= study.budget.attempts:
+        if state.trials[id_].attempts >= state.budget.attempts:
             return [GiveUp(id_)]
     allowed: list[Action] = []
     begun = sum(trial.attempts > 0 for trial in state.trials.values())
@@ -118,7 +143,7 @@ def _starts(state: StudyState, needed: list[str], *, idle: bool) -> list[Action]
 
 
 def _over(state: StudyState, trial: TrialState, begun: int, seconds: float) -> Stop | None:
-    budget = state.registered.budget
+    budget = state.budget
     if begun > budget.trials:
         return Stop("trials", begun - 1, budget.trials)
     limit = budget.compute_hours * 3600

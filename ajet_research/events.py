@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
 
 from ajet_research.arenas.interface import TrialBlueprint
 from ajet_research.inference import Verdict
+from ajet_research.study import Answer
 
 
 class LedgerEvent(BaseModel):
@@ -170,6 +171,71 @@ class Reported(LedgerEvent):
     files: dict[str, str]
 
 
+class Steering(LedgerEvent):
+    """What a person does to a study that runs.
+
+    :param request: its id: a request counts once, however often it is read.
+    :param by: who; "" if a registered default applied.
+    :param at: when the person asked for it, by the clock of the person's machine.
+    :param why: in the person's words.
+    :param looks: that had been taken: with none, no outcome was open yet.
+    """
+
+    request: Annotated[str, Field(max_length=64)]
+    by: Annotated[str, Field(max_length=100)]
+    at: AwareDatetime
+    why: Annotated[str, Field(max_length=500)]
+    looks: Annotated[int, Field(ge=0)] = 0
+
+
+class Paused(Steering):
+    """Nothing starts until the study is resumed. Trials that run continue to their end."""
+
+    kind: Literal["paused"] = "paused"
+
+
+class Resumed(Steering):
+    """The pause is over."""
+
+    kind: Literal["resumed"] = "resumed"
+
+
+class Stopped(Steering):
+    """Nothing starts again: comparisons that are open stay undecided."""
+
+    kind: Literal["stopped"] = "stopped"
+
+
+class Amended(Steering):
+    """Limits of the budget grow; by key of the budget, the new limit."""
+
+    kind: Literal["amended"] = "amended"
+    budget: dict[str, float]
+
+
+class Asked(LedgerEvent):
+    """A registered question is open; its default applies at the deadline."""
+
+    kind: Literal["asked"] = "asked"
+    question: str
+    deadline: AwareDatetime
+
+
+class Answered(Steering):
+    """The open question has its answer.
+
+    :param default: whether it is the registered one, because the deadline has passed.
+    """
+
+    kind: Literal["answered"] = "answered"
+    question: str
+    answer: Answer
+    default: bool = False
+
+
+AnyRequest = Annotated[Paused | Resumed | Stopped | Amended | Answered, Field(discriminator="kind")]
+REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
+
 AnyEvent = Annotated[
     Registered
     | LeaderStarted
@@ -179,6 +245,12 @@ AnyEvent = Annotated[
     | Lost
     | Exhausted
     | ClockJumped
+    | Paused
+    | Resumed
+    | Stopped
+    | Amended
+    | Asked
+    | Answered
     | Looked
     | Decided
     | Reported,

@@ -11,21 +11,33 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
 import ajet_core
-from ajet_core.errors import AjetError, BusyError, ConfigError, StoreError, StoreFullError
-from ajet_core.files import lock_file, write_whole
-from ajet_research.actions import Action, Await, GiveUp, Proceed, Reserve, Stop, actions
+from ajet_core.errors import AjetError, ConfigError, StoreError, StoreFullError
+from ajet_core.files import write_whole
+from ajet_research.actions import (
+    Action,
+    Ask,
+    Await,
+    GiveUp,
+    Hold,
+    Proceed,
+    Reserve,
+    Stop,
+    actions,
+)
 from ajet_research.analysis import analyse, decision, final_verdicts
 from ajet_research.arenas import Arena, load_arena
 from ajet_research.events import (
+    Answered,
     AnyEvent,
+    Asked,
     AttemptFailed,
     ClockJumped,
     Decided,
@@ -44,12 +56,15 @@ from ajet_research.registration import Registration, code_of, register
 from ajet_research.report import compile_report
 from ajet_research.runners import FULL_DISK, LocalRunner, TrialRunner
 from ajet_research.state import StudyState, fold
+from ajet_research.status import used_mebibytes
+from ajet_research.steering import held, requests_of, to_append
 from ajet_research.study import Study, parse_study, study_text
 
 TRIALS = "trials"
 REPORT = "report"
-_LOCK = "leader.lock"
 _TURN = 0.02
+_HELD_TURN = 0.25
+"""Seconds between two looks for requests while nothing runs."""
 _JUMP = 60.0
 """Seconds by which the two clocks may differ between two rows."""
 _MEASURED_EVERY = 50
@@ -118,13 +133,21 @@ class StudyLeader:
         if self.state.reported is None:
             self._append(LeaderStarted(host=socket.gethostname(), pid=os.getpid()))
         for turn in itertools.count():
+            self._take_requests()
             if turn % _MEASURED_EVERY == 0:
                 self._check_measured_limits()
             if not (todo := actions(self.state)):
                 break
             if not self._advance(todo):
-                self.clock.pause(_TURN)
+                self.clock.pause(_HELD_TURN if isinstance(todo[0], Hold) else _TURN)
         return self.state
+
+    def _take_requests(self) -> None:
+        """Make rows of what people asked for: first the row, then the file is removed."""
+        for path, event in requests_of(self.directory) if self.directory else ():
+            if (row := to_append(self.state, event)) is not None:
+                self._append(row)
+            path.unlink(missing_ok=True)
 
     def _advance(self, todo: list[Action]) -> bool:
         """Do what is to be done now; return whether anything happened.
@@ -152,10 +175,40 @@ class StudyLeader:
                     self._append(
                         Exhausted(resource=action.resource, used=action.used, limit=action.limit)
                     )
+                case Ask():
+                    happened = True
+                    self._ask(action.question)
+                case Hold():
+                    happened = self._answer_by_default() or happened
                 case Proceed():
                     happened = True
                     self._proceed(action)
         return happened
+
+    def _ask(self, question: str) -> None:
+        (its,) = (one for one in self.state.registered.ask if one.id == question)
+        deadline = self.clock.now() + timedelta(hours=its.deadline_hours)
+        self._append(Asked(question=question, deadline=deadline))
+
+    def _answer_by_default(self) -> bool:
+        """Answer the open question if its deadline has passed; return whether it did."""
+        asked, now = self.state.asked, self.clock.now()
+        if asked is None or now < asked.deadline:
+            return False
+        (its,) = (one for one in self.state.registered.ask if one.id == asked.question)
+        self._append(
+            Answered(
+                request="",
+                by="",
+                at=now,
+                why="",
+                looks=len(self.state.findings),
+                question=its.id,
+                answer=its.default,
+                default=True,
+            )
+        )
+        return True
 
     def _reserve(self, trial: str) -> bool:
         its = self.state.trials[trial]
@@ -223,8 +276,8 @@ class StudyLeader:
 
     def _check_measured_limits(self) -> None:
         """Stop if the time or the disk of the study is used up."""
-        budget = self.state.registered.budget
-        if self.state.exhausted is not None or self.state.decided is not None:
+        budget = self.state.budget
+        if self.state.over or self.state.held or self.state.decided is not None:
             return
         hours = (self.state.wall + self._elapsed() - self.ledger.rows[-1].elapsed) / 3600
         if hours > budget.wall_hours:
@@ -233,14 +286,7 @@ class StudyLeader:
             self._append(Exhausted(resource="disk_mib", used=used, limit=budget.disk_mib))
 
     def _mebibytes(self) -> float:
-        if self.directory is None:
-            return 0.0
-        total = 0
-        for path in self.directory.rglob("*"):
-            # Temporary files may be gone by now.
-            with suppress(FileNotFoundError):
-                total += path.lstat().st_size
-        return total / 2**20
+        return used_mebibytes(self.directory) if self.directory is not None else 0.0
 
     def _elapsed(self) -> float:
         return round(self.clock.monotonic() - self._began, 3)
@@ -286,25 +332,6 @@ def registered_event(registration: Registration) -> Registered:
     )
 
 
-@contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Hold a study's directory against other leaders.
-
-    :raises BusyError: another leader has it.
-    """
-    try:
-        descriptor = lock_file(directory / _LOCK)
-    except BlockingIOError as error:
-        raise BusyError(
-            f"The study in {directory} is led by process {error} on this machine. Wait for it, or "
-            "end it; its trials continue with the next leader."
-        ) from None
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def run_study(
     source: Path,
     directory: Path,
@@ -334,7 +361,7 @@ def run_study(
     if registered.study is None:
         text = study_text(source)
         registration = register(parse_study(text, str(source)), base or source.resolve().parent)
-        _check_machine(registration)
+        check_machine(registration)
     elif source.is_file():
         _check_same(parse_study(study_text(source), str(source)), registered, source)
     if registered.reported is not None:
@@ -361,7 +388,7 @@ def run_study(
         ) from error
 
 
-def _check_machine(registration: Registration) -> None:
+def check_machine(registration: Registration) -> None:
     """Refuse a study whose trials cannot run here: all of them would be lost."""
     arena = load_arena(registration.study.base.arena)
     settings = {
@@ -401,5 +428,5 @@ def _check_same(study: Study, registered: StudyState, source: Path) -> None:
     raise ConfigError(
         f"{source} is not the study that is registered there: it differs in {changed}. A "
         "registered study does not change. Restore the file, or run it in another directory with "
-        "--dir."
+        "--dir. Limits of its budget can be raised with: ajet research amend"
     )

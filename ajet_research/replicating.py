@@ -54,7 +54,8 @@ def replicate_study(
         raise ConfigError(f"There is no finished study in {directory}: ajet research run it first.")
     study = state.registered
     inference = study.inference.model_copy(update={"first_seed": study.seeds.stop})
-    fresh = study.model_copy(update={"inference": inference})
+    # It may cost what the first one did, with its amendments.
+    fresh = study.model_copy(update={"inference": inference, "budget": state.budget})
     source = target / _SOURCE
     if not (target / LEDGER).exists():
         target.mkdir(parents=True, exist_ok=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal
 
 from ajet_core.errors import DamagedRecordError
 from ajet_research.arenas.interface import TrialBlueprint
 from ajet_research.events import (
+    Amended,
+    Answered,
+    Asked,
     AttemptFailed,
     ClockJumped,
     Decided,
@@ -19,12 +23,16 @@ from ajet_research.events import (
     Looked,
     LookFinding,
     Lost,
+    Paused,
     Registered,
     Reported,
     Reserved,
+    Resumed,
+    Steering,
+    Stopped,
 )
 from ajet_research.ledger import LedgerRow
-from ajet_research.study import Study
+from ajet_research.study import FIXED_LIMITS, Budget, Study, StudyQuestion
 
 
 @dataclass(slots=True)
@@ -51,7 +59,12 @@ class StudyState:
     :param settled: seconds that ended attempts took.
     :param reserved: seconds set aside for attempts that have not ended.
     :param wall: seconds in which leaders of the past were at work, and the present one until its
-        last row.
+        last row. Pauses and open questions do not count.
+    :param limits: the budget with its amendments.
+    :param steered: what people did, and the answers of questions, in order.
+    :param paused: the pause that lasts.
+    :param asked: the question that is open.
+    :param ended: why nothing more starts, if a person ended the study.
     """
 
     study: Study | None = None
@@ -65,6 +78,11 @@ class StudyState:
     settled: float = 0.0
     reserved: float = 0.0
     wall: float = 0.0
+    limits: Budget | None = None
+    steered: list[Steering] = field(default_factory=list)
+    paused: Paused | None = None
+    asked: Asked | None = None
+    ended: Stopped | Answered | None = None
     _session: float = 0.0
 
     @property
@@ -76,6 +94,33 @@ class StudyState:
         if self.study is None:
             raise DamagedRecordError("The ledger does not begin with a registered study.")
         return self.study
+
+    @property
+    def budget(self) -> Budget:
+        """The limits that hold now.
+
+        :raises DamagedRecordError: the ledger has no study.
+        """
+        return self.limits or self.registered.budget
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more starts."""
+        return self.exhausted is not None or self.ended is not None
+
+    @property
+    def held(self) -> bool:
+        """Whether the study waits for a person."""
+        return self.paused is not None or self.asked is not None
+
+    @property
+    def due(self) -> StudyQuestion | None:
+        """The question before the next look that has no answer yet."""
+        answered = {one.question for one in self.steered if isinstance(one, Answered)}
+        for question in self.registered.ask:
+            if question.before_look == len(self.findings) + 1 and question.id not in answered:
+                return question
+        return None
 
     @property
     def verdicts(self) -> dict[str, LookFinding]:
@@ -93,7 +138,8 @@ class StudyState:
         event = row.event
         if isinstance(event, LeaderStarted):
             self._session = 0.0
-        self.wall += max(0.0, row.elapsed - self._session)
+        if not self.held:
+            self.wall += max(0.0, row.elapsed - self._session)
         self._session = row.elapsed
         if (self.study is None) != isinstance(event, Registered) or self.reported is not None:
             raise _misplaced(row)
@@ -116,6 +162,8 @@ class StudyState:
                 trial.status, trial.outcome = "finished", event
             case Lost():
                 self._trial(row, event.trial, "planned").status = "lost"
+            case Steering():
+                self._steer(row, event)
             case _:
                 self._conclude(row)
 
@@ -133,10 +181,89 @@ class StudyState:
                 self.reported = event
             case Exhausted() if self.exhausted is None:
                 self.exhausted = event
+            case Asked() if self.due and not self.held and event.question == self.due.id:
+                self.asked = event
             case LeaderStarted() | ClockJumped():
                 pass
             case _:
                 raise _misplaced(row)
+
+    def refusal(self, event: Steering) -> str:
+        """Return why the study cannot be steered like this now; "" if it can."""
+        reason = ""
+        match event:
+            case _ if self.decided is not None:
+                reason = "The study has its decision, which nothing changes afterwards."
+            case Answered():
+                reason = self._wrong_answer(event)
+            case _ if self.ended is not None:
+                by = f" by {self.ended.by}" if self.ended.by else ""
+                reason = f"The study was ended at {shown_time(self.ended.at)}{by}."
+            case Paused() if self.paused is not None:
+                reason = f"The study is paused since {shown_time(self.paused.at)}."
+            case Resumed() if self.paused is None:
+                reason = "The study is not paused."
+            case Stopped() if not event.why:
+                reason = "A study is stopped with a reason, which its report has."
+            case Amended():
+                reason = self._wrong_amendment(event)
+            case _:
+                pass
+        return reason
+
+    def _wrong_amendment(self, event: Amended) -> str:
+        limits = self.budget.model_dump()
+        numbers = {name for name, limit in limits.items() if isinstance(limit, int | float)}
+        growing = sorted(numbers - FIXED_LIMITS)
+        for name, limit in event.budget.items():
+            if name not in growing:
+                known = ", ".join(f"budget.{one}" for one in growing)
+                return f"{name!r} cannot be amended: only these limits can grow: {known}."
+            if not limit > limits[name]:
+                return f"budget.{name} is {limits[name]:g}, and an amendment can only raise it."
+        try:
+            Budget.model_validate(limits | event.budget)
+        except ValueError:
+            given = ", ".join(f"budget.{name} = {value:g}" for name, value in event.budget.items())
+            return f"The budget cannot have {given}."
+        return "" if event.budget and event.why else "An amendment has a new limit and its reason."
+
+    def _wrong_answer(self, event: Answered) -> str:
+        if self.asked is None or event.question != self.asked.question:
+            open_one = f"the open one is {self.asked.question!r}" if self.asked else "none is open"
+            return f"There is no open question {event.question!r}: {open_one}."
+        (question,) = (one for one in self.registered.ask if one.id == event.question)
+        deadline = shown_time(self.asked.deadline)
+        if event.default:
+            right = event.at >= self.asked.deadline and event.answer == question.default
+            return "" if right else f"The default of {event.question!r} applies at {deadline}."
+        if event.at < self.asked.deadline:
+            return ""
+        return f"The deadline of {event.question!r} was {deadline}: its default applies."
+
+    def _steer(self, row: LedgerRow, event: Steering) -> None:
+        own = not isinstance(event, Answered) or not event.default
+        known = {one.request for one in self.steered}
+        if self.refusal(event) or event.looks != len(self.findings):
+            raise _misplaced(row)
+        if own != bool(event.by) or own != bool(event.request) or (own and event.request in known):
+            raise _misplaced(row)
+        self.steered.append(event)
+        match event:
+            case Paused():
+                self.paused = event
+            case Resumed():
+                self.paused = None
+            case Stopped():
+                self.paused, self.asked, self.ended = None, None, event
+            case Amended():
+                limits = self.budget.model_dump() | event.budget
+                self.limits = Budget.model_validate(limits)
+                if self.exhausted is not None and self.exhausted.resource in event.budget:
+                    self.exhausted = None
+            case Answered():
+                self.asked = None
+                self.ended = event if event.answer == "no" else None
 
     def _register(self, row: LedgerRow, event: Registered) -> None:
         try:
@@ -164,6 +291,11 @@ class StudyState:
         if trial is None or trial.status != status:
             raise _misplaced(row)
         return trial
+
+
+def shown_time(moment: datetime) -> str:
+    """Return a time in UTC, to the second."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _misplaced(row: LedgerRow) -> DamagedRecordError:

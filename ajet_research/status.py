@@ -3,21 +3,85 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ajet_core.errors import ConfigError
 from ajet_research.analysis import final_verdicts
+from ajet_research.events import AnyEvent, Finished, Looked, Steering
 from ajet_research.inference import Verdict
 from ajet_research.ledger import LEDGER, read_ledger
-from ajet_research.state import fold
+from ajet_research.report.steered import interventions
+from ajet_research.state import StudyState, fold, shown_time
+from ajet_research.steering import leader_of
+from ajet_research.study import Answer
+
+_EVENTS = 12
+_WORDS = {
+    "registered": "the study was registered",
+    "leader_started": "a leader started",
+    "reserved": "trial {0.trial} started, attempt {0.attempt}",
+    "attempt_failed": "trial {0.trial}, attempt {0.attempt} failed: {0.cause}",
+    "finished": "trial {0.trial} finished",
+    "lost": "trial {0.trial} was lost",
+    "exhausted": "the budget's {0.resource} was used up",
+    "clock_jumped": "the clock moved by {0.seconds:g} s",
+    "asked": "the question {0.question} was asked",
+    "decided": "the study was decided",
+    "reported": "the report was written",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ArmProgress:
+    """The trials of an arm.
+
+    :param done: with an outcome.
+    :param failed: of the done ones, those that failed by what their arm does.
+    :param left: that were not started, and may not be needed.
+    """
+
+    arm: str
+    done: int
+    failed: int
+    running: int
+    lost: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpentBudget:
+    """A limit of the budget.
+
+    :param used: what is spent, and what is reserved for attempts that run.
+    """
+
+    name: str
+    used: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestion:
+    """A question to a person.
+
+    :param default: the answer that applies at the deadline.
+    """
+
+    id: str
+    question: str
+    default: Answer
+    deadline: str
 
 
 @dataclass(frozen=True, slots=True)
 class StudyStatus:
     """Facts that do not unblind.
 
-    :param phase: ``running`` until a decision, then ``decided``, then ``finished``.
+    :param phase: ``running`` until a decision, then ``decided``, then ``finished``; ``paused`` and
+        ``asking`` if it waits for a person, ``ending`` if nothing more starts.
+    :param leader: process id of the leader that is at work on this machine; "" if none is.
     :param trials: by status, how many trials.
     :param failed: finished trials that failed by what their arm does.
     :param attempts: that were started.
@@ -25,17 +89,30 @@ class StudyStatus:
     :param verdicts: of the looks that were taken.
     :param seconds: that ended attempts took.
     :param exhausted: the part of the budget that ended the study early; "" if none did.
+    :param paused: since when, by whom and why; "" if it is not paused.
+    :param ended: who ended the study early; "" if no person did.
+    :param interventions: what people did, one line each.
+    :param events: the last rows of the ledger, one line each, without outcomes.
     """
 
     question: str
     phase: str
+    leader: str
     trials: dict[str, int]
+    arms: list[ArmProgress]
     failed: int
     attempts: int
     looks: int
+    planned_looks: int
     verdicts: dict[str, Verdict]
     seconds: float
+    budget: list[SpentBudget]
     exhausted: str
+    paused: str
+    open_question: OpenQuestion | None
+    ended: str
+    interventions: list[str]
+    events: list[str]
     conclusion: str
 
 
@@ -48,18 +125,101 @@ def study_status(directory: Path) -> StudyStatus:
     path = directory / LEDGER
     if not path.exists():
         raise ConfigError(f"There is no study in {directory}.")
-    state = fold(read_ledger(path))
+    rows = list(read_ledger(path))
+    state = fold(rows)
     study, decided = state.registered, state.decided
     trials = state.trials.values()
+    pause = state.paused
     return StudyStatus(
         question=study.topic.question,
-        phase="finished" if state.reported else "decided" if decided else "running",
+        phase=_phase(state),
+        leader=leader_of(directory),
         trials=dict(sorted(Counter(trial.status for trial in trials).items())),
+        arms=_arms(state),
         failed=sum(bool(trial.outcome and trial.outcome.failed) for trial in trials),
         attempts=sum(trial.attempts for trial in trials),
         looks=len(state.findings),
+        planned_looks=len(study.inference.looks),
         verdicts=final_verdicts(state) if state.findings else {},
         seconds=round(state.settled, 3),
+        budget=_spent(state, directory),
         exhausted=state.exhausted.resource if state.exhausted else "",
+        paused=f"since {shown_time(pause.at)}, by {pause.by}: {pause.why}" if pause else "",
+        open_question=_question(state),
+        ended=(state.ended.by or "the registered default") if state.ended else "",
+        interventions=[one.line for one in interventions(state)],
+        events=[f"{row.time} {_words(row.event)}" for row in rows[-_EVENTS:]],
         conclusion=study.decide[decided.branch].conclude if decided else "",
     )
+
+
+def used_mebibytes(directory: Path) -> float:
+    """Return the size of all files of a study."""
+    total = 0
+    for path in directory.rglob("*"):
+        # Temporary files may be gone by now.
+        with suppress(FileNotFoundError):
+            total += path.lstat().st_size
+    return total / 2**20
+
+
+def _phase(state: StudyState) -> str:
+    if state.reported is not None:
+        return "finished"
+    if state.decided is not None:
+        return "decided"
+    if state.over:
+        return "ending"
+    if state.asked is not None:
+        return "asking"
+    return "paused" if state.paused is not None else "running"
+
+
+def _arms(state: StudyState) -> list[ArmProgress]:
+    arms = []
+    for arm in dict.fromkeys(trial.arm for trial in state.trials.values()):
+        its = [trial for trial in state.trials.values() if trial.arm == arm]
+        count = Counter(trial.status for trial in its)
+        arms.append(
+            ArmProgress(
+                arm=arm,
+                done=count["finished"],
+                failed=sum(bool(trial.outcome and trial.outcome.failed) for trial in its),
+                running=count["reserved"],
+                lost=count["lost"],
+                left=count["planned"],
+            )
+        )
+    return sorted(arms, key=lambda one: one.arm)
+
+
+def _spent(state: StudyState, directory: Path) -> list[SpentBudget]:
+    budget = state.budget
+    begun = sum(trial.attempts > 0 for trial in state.trials.values())
+    hours = (state.settled + state.reserved) / 3600
+    return [
+        SpentBudget("trials", begun, budget.trials),
+        SpentBudget("compute_hours", round(hours, 4), budget.compute_hours),
+        SpentBudget("wall_hours", round(state.wall / 3600, 4), budget.wall_hours),
+        SpentBudget("disk_mib", round(used_mebibytes(directory), 2), budget.disk_mib),
+    ]
+
+
+def _question(state: StudyState) -> OpenQuestion | None:
+    asked = state.asked
+    if asked is None:
+        return None
+    (its,) = (one for one in state.registered.ask if one.id == asked.question)
+    return OpenQuestion(its.id, its.question, its.default, shown_time(asked.deadline))
+
+
+def _words(event: AnyEvent) -> str:
+    """Return a row in words, without its outcome."""
+    if isinstance(event, Steering):
+        why = f": {event.why}" if event.why else ""
+        return f"{event.kind} by {event.by or 'the registered default'}{why}"
+    if isinstance(event, Looked):
+        return f"look {event.look + 1} was taken"
+    if isinstance(event, Finished) and event.failed:
+        return f"trial {event.trial} failed"
+    return _WORDS[event.kind].format(event)

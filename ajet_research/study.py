@@ -31,6 +31,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Answer = Literal["yes", "no"]
 
 
 class _StudyPart(BaseModel):
@@ -154,6 +155,26 @@ class Budget(_StudyPart):
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
 
 
+FIXED_LIMITS = frozenset({"trial_seconds"})
+"""Parts of the budget that no amendment changes: each trial is registered with them."""
+
+
+class StudyQuestion(_StudyPart):
+    """A question to a person, whether the study continues; ``no`` ends it.
+
+    :param before_look: it is asked before the trials of this look (counted from 1) start, unless
+        nothing is left to compare.
+    :param default: the answer if no person gives one in time.
+    :param deadline_hours: after which the default applies, by the wall clock.
+    """
+
+    id: Name
+    before_look: Count
+    question: Annotated[str, Field(min_length=1, max_length=500)]
+    default: Answer
+    deadline_hours: Annotated[float, Field(gt=0, le=8784, allow_inf_nan=False)]
+
+
 class Code(_StudyPart):
     """Code of the user's that trials run: a Git repository without uncommitted changes."""
 
@@ -172,6 +193,7 @@ class Study(_StudyPart):
     compare: Annotated[list[Compare], Field(min_length=1)]
     decide: Annotated[list[Decide], Field(min_length=1)]
     budget: Budget
+    ask: list[StudyQuestion] = []
     code: Code | None = None
 
     @property
@@ -301,6 +323,20 @@ def _inconsistencies(study: Study) -> Iterator[tuple[_Place, str]]:
     seeds = [look.seeds for look in study.inference.looks]
     if seeds != sorted(set(seeds)):
         yield ("inference", "looks"), "each look needs more seeds than the one before it"
+    for index, question in enumerate(study.ask):
+        before = study.ask[:index]
+        if question.id in [one.id for one in before]:
+            yield ("ask", index, "id"), f"two questions have the id {question.id!r}"
+        if question.before_look in [one.before_look for one in before]:
+            yield (
+                ("ask", index, "before_look"),
+                f"two questions are asked before look {question.before_look}",
+            )
+        if question.before_look > len(seeds):
+            yield (
+                ("ask", index, "before_look"),
+                f"'before_look' is {question.before_look}, and the study has {len(seeds)} looks",
+            )
 
 
 def _wrong_arm(
@@ -357,6 +393,7 @@ def _known_keys(keys: tuple[object, ...]) -> str:
         "compare": Compare,
         "decide": Decide,
         "budget": Budget,
+        "ask": StudyQuestion,
         "factors": Factor,
         "code": Code,
     }

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet_core.errors import AjetError
-from ajet_research.actions import Await, GiveUp, Proceed, Reserve, Stop, actions
+from ajet_research.actions import Ask, Await, GiveUp, Hold, Proceed, Reserve, Stop, actions
 from ajet_research.arenas import Arena, TrialBlueprint, load_arena, read_evidence
 from ajet_research.events import (
+    Answered,
+    Asked,
     AttemptFailed,
     Decided,
     Exhausted,
@@ -31,6 +33,7 @@ from ajet_research.events import (
 from ajet_research.ledger import LEDGER, LedgerRow, read_ledger
 from ajet_research.registration import register
 from ajet_research.report import compile_report, unlinked_numerals
+from ajet_research.report.steered import interventions
 from ajet_research.runners import store_hashes
 from ajet_research.state import StudyState
 from ajet_research.study import Compare, Study, arm_name, parse_study
@@ -51,6 +54,7 @@ class Verification:
     :param rows: rows of the ledger.
     :param trials: raw stores that outcomes were derived from.
     :param numerals: of the report, all of which link to what they come from.
+    :param amendments: one line for each amendment, answer and stop, in order.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -58,6 +62,7 @@ class Verification:
     rows: int = 0
     trials: int = 0
     numerals: int = 0
+    amendments: list[str] = field(default_factory=list)
 
 
 def verify_study(directory: Path) -> Verification:
@@ -88,6 +93,7 @@ def _problems(directory: Path, result: Verification) -> Iterator[str]:
         yield from _out_of_order(row, state)
         state.apply(row)
         yield from _wrong_statistics(row, state)
+    result.amendments = [one.line for one in interventions(state) if one.changes]
     study = state.registered
     first = rows[0].event
     assert isinstance(first, Registered)
@@ -118,15 +124,16 @@ def _out_of_order(row: LedgerRow, state: StudyState) -> Iterator[str]:
             fits = GiveUp(event.trial) in todo
         case Exhausted(resource="wall_hours" | "disk_mib"):
             # Measured, and not to be derived from rows.
-            fits = event.used > event.limit == getattr(state.registered.budget, event.resource)
+            fits = event.used > event.limit == getattr(state.budget, event.resource)
         case Exhausted():
             fits = Stop(event.resource, event.used, event.limit) in todo
-        case Looked():
-            fits = todo == [Proceed("look")]
-        case Decided():
-            fits = todo == [Proceed("decision")]
-        case Reported():
-            fits = todo == [Proceed("report")]
+        case Asked():
+            fits = todo == [Ask(event.question)]
+        case Answered():
+            fits = Hold(event.question) in todo
+        case Looked() | Decided() | Reported():
+            place = {"looked": "look", "decided": "decision", "reported": "report"}
+            fits = [one.to for one in todo if isinstance(one, Proceed)] == [place[event.kind]]
         case _:
             fits = True
     if not fits:
@@ -443,7 +450,7 @@ def _has_evidence(arena: Arena, trial: Path, blueprint: TrialBlueprint) -> bool:
 
 
 def _overspent(state: StudyState) -> Iterator[str]:
-    budget = state.registered.budget
+    budget = state.budget
     begun = sum(trial.attempts > 0 for trial in state.trials.values())
     if begun > budget.trials:
         yield f"{begun} trials were started, more than the budget's {budget.trials}."

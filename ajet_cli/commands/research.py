@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ajet_cli.studies.commands import COMMANDS
+from ajet_cli.studies.places import source_and_directory
 from ajet_core.errors import ConfigError
+from ajet_server.page.visible_text import visible
 
 if TYPE_CHECKING:
     from ajet_research.events import AnyEvent
@@ -46,7 +51,8 @@ def research() -> None:
 @click.option("--dir", "directory", type=_DIRECTORY, help="Its directory.  [default: STUDY.study]")
 @_parallel
 @_as_json
-def run(study: Path, directory: Path | None, parallel: int, as_json: bool) -> None:
+@click.option("--detach", is_flag=True, help="Lead it in a process of its own, and return.")
+def run(study: Path, directory: Path | None, parallel: int, as_json: bool, *, detach: bool) -> None:
     """Start STUDY, resume it, or show that it is finished: always the same command.
 
     STUDY is a TOML file, a Markdown file with the study in its head between lines '+++', or the
@@ -54,25 +60,94 @@ def run(study: Path, directory: Path | None, parallel: int, as_json: bool) -> No
     """
     from ajet_research.leader import run_study
 
-    if (study.parent / "ledger.sqlite").exists():
-        # The study file inside a study's directory.
-        source, where = study, study.parent
-    elif study.is_dir():
-        source, where = study / "study.toml", study
-        source = source if source.exists() else study / "study.json"
-    else:
-        source, where = study, study.with_suffix(".study")
-    where = directory or where
+    source, where = source_and_directory(study, directory)
+    if detach:
+        from ajet_cli.studies.leading import begin_study
+
+        begin_study(source, where, parallel)
+        _show_status(where, as_json)
+        return
+    if not as_json:
+        _show_what_it_waits_for(where)
     run_study(source, where, parallel=parallel, on_event=_progress(as_json))
     _show_status(where, as_json)
 
 
 @research.command()
+@click.argument("study", type=click.Path(path_type=Path))
+@_as_json
+def check(study: Path, as_json: bool) -> None:
+    """Check the file STUDY as `run` does, without starting it, and show what it may cost."""
+    from ajet_research.checking import check_study
+
+    its = check_study(study)
+    if as_json:
+        click.echo(json.dumps(asdict(its)))
+        return
+    click.echo(
+        f"The study can start: {its.trials} trials of {len(its.arms)} arms, at most "
+        f"{its.compute_hours:.3g} h."
+    )
+    for index, look in enumerate(its.looks, 1):
+        click.echo(
+            f"Look {index}: {look.seeds} seeds; its least p value is {look.least_p:.2g}, and its "
+            f"alpha per comparison {look.alpha:.2g}."
+        )
+    for warning in its.warnings:
+        click.echo(f"Warning: {warning}")
+
+
+@research.command()
 @click.argument("directory", type=_DIRECTORY)
 @_as_json
-def status(directory: Path, as_json: bool) -> None:
+@click.option("--watch", is_flag=True, help="Keep refreshing until the study is finished.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between refreshes.",
+)
+def status(directory: Path, as_json: bool, *, watch: bool, interval: float) -> None:
     """Show how far the study in DIRECTORY is, without outcomes that its looks have not opened."""
+    if not watch:
+        _show_status(directory, as_json)
+        return
+    if as_json:
+        raise click.UsageError("--json and --watch cannot be combined")
+    from rich.live import Live
+
+    from ajet_cli.output import table_console
+    from ajet_cli.studies.lines import status_table
+    from ajet_research.status import study_status
+
+    its = study_status(directory)
+    with Live(status_table(its, directory), console=table_console(), auto_refresh=False) as live:
+        while its.phase != "finished":
+            time.sleep(interval)
+            its = study_status(directory)
+            live.update(status_table(its, directory), refresh=True)
+
+
+@research.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), help="Wait no longer.  [default: no limit]"
+)
+@click.option("--end", is_flag=True, help="Wait on after a look.")
+@_as_json
+def wait(directory: Path, seconds: float | None, as_json: bool, *, end: bool) -> None:
+    """Wait for news of the study in DIRECTORY, and show its status.
+
+    News is a look, a question, a pause, a leader that has ended, or the end of the study. Ends with
+    1 if there was none in time.
+    """
+    from ajet_cli.studies.leading import wait_for_news
+
+    limit = math.inf if seconds is None else seconds
+    news, _ = wait_for_news(directory, limit, looks=not end)
     _show_status(directory, as_json)
+    sys.exit(0 if news else _FAILED)
 
 
 @research.command()
@@ -89,8 +164,8 @@ def verify(directory: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(result)))
     else:
-        for problem in result.problems:
-            click.echo(problem)
+        for line in (*result.problems, *result.amendments):
+            click.echo(visible(line))
         state = "finished" if result.finished else "not finished"
         click.echo(
             f"{len(result.problems)} problems: {result.rows} rows, {result.trials} raw stores, "
@@ -147,6 +222,20 @@ def bench(suite: str, size: int | None, seed: int, directory: Path | None) -> No
     click.echo(json.dumps(run_suite(seed=seed, **chosen)))
 
 
+def _show_what_it_waits_for(directory: Path) -> None:
+    """Show why a study that was begun does not continue by itself, on standard error."""
+    from ajet_cli.studies.leading import is_registered
+    from ajet_cli.studies.lines import waiting_lines
+    from ajet_research.status import study_status
+
+    if is_registered(directory):
+        its = study_status(directory)
+        if its.phase in ("paused", "asking"):
+            # This process is about to lead it.
+            for line in waiting_lines(replace(its, leader="this one"), directory):
+                click.echo(visible(line), err=True)
+
+
 def _progress(quiet: bool) -> Callable[[AnyEvent], None] | None:
     """Return what shows rows of the ledger as they come, on standard error."""
 
@@ -161,6 +250,16 @@ def _progress(quiet: bool) -> Callable[[AnyEvent], None] | None:
                 click.echo(f"trial {event.trial} is lost", err=True)
             case "exhausted":
                 click.echo(f"the budget's {event.resource} is used up", err=True)
+            case "paused" | "resumed" | "stopped" | "amended":
+                why = f": {event.why}" if event.why else ""
+                click.echo(visible(f"{event.kind} by {event.by}{why}"), err=True)
+            case "asked":
+                until = f"{event.deadline:%Y-%m-%d %H:%M} UTC"
+                what = "waits for an answer (ajet research answer) until"
+                click.echo(f"the question {event.question} {what} {until}", err=True)
+            case "answered":
+                by = event.by or "the registered default"
+                click.echo(visible(f"{event.question}: {event.answer}, by {by}"), err=True)
             case "looked":
                 said = ", ".join(f"{id_} {one.verdict}" for id_, one in event.findings.items())
                 click.echo(f"look {event.look + 1}: {said}", err=True)
@@ -171,20 +270,16 @@ def _progress(quiet: bool) -> Callable[[AnyEvent], None] | None:
 
 
 def _show_status(directory: Path, as_json: bool) -> None:
+    from ajet_cli.studies.lines import status_lines
     from ajet_research.status import study_status
 
     its = study_status(directory)
     if as_json:
         click.echo(json.dumps({**asdict(its), "directory": str(directory)}))
         return
-    click.echo(its.question)
-    trials = ", ".join(f"{count} {name}" for name, count in its.trials.items())
-    click.echo(f"The study is {its.phase}. Trials: {trials}. Looks: {its.looks}.")
-    if its.exhausted:
-        click.echo(f"The budget ended it early: {its.exhausted}.")
-    for id_, verdict in its.verdicts.items():
-        click.echo(f"{id_}: {verdict}")
-    if its.conclusion:
-        click.echo(its.conclusion)
-    if its.phase == "finished":
-        click.echo(f"Report: {directory / 'report' / 'report.html'}")
+    for line in status_lines(its, directory):
+        click.echo(line)
+
+
+for _command in COMMANDS:
+    research.add_command(_command)

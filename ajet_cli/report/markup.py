@@ -132,11 +132,14 @@ def items(texts: Iterable[Child], kind: str = "") -> Html:
     return tag("ul", {"class": kind or None}, *(tag("li", {}, text) for text in texts))
 
 
-def document(title: str, style: str, content: Html, data: object) -> str:
+def document(
+    title: str, style: str, content: Html, data: object, *, refresh: int | None = None
+) -> str:
     """Return a page that loads nothing and runs nothing.
 
     :param style: rules in addition to those of the live page.
     :param data: is embedded for programs.
+    :param refresh: seconds after which a browser loads the page again; None for never.
     """
     css = assets.text("ui.css") + style
     allowed = f"default-src 'none'; style-src {policy_hash(css)}"
@@ -147,6 +150,7 @@ def document(title: str, style: str, content: Html, data: object) -> str:
             '<html lang="en">',
             "<head>",
             '<meta charset="utf-8">',
+            *([f'<meta http-equiv="refresh" content="{refresh}">'] if refresh else []),
             f'<meta http-equiv="content-security-policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',

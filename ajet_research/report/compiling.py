@@ -30,6 +30,12 @@ from ajet_research.report.document import (
 from ajet_research.report.numbers import STUDY, DefinedNumbers, interval_of
 from ajet_research.report.recording import compile_record
 from ajet_research.report.results import FIGURE, figure_of, write_results
+from ajet_research.report.steered import (
+    amendments_cell,
+    interventions,
+    path_cells,
+    write_interventions,
+)
 from ajet_research.state import StudyState, TrialState, fold
 from ajet_research.study import Compare, arm_name
 
@@ -61,6 +67,7 @@ def compile_report(rows: Iterable[LedgerRow]) -> CompiledReport:
     _expectations(report, state)
     _path(report, state, numbers)
     _plan(report, state, numbers)
+    write_interventions(report, state)
     _failures(report, state, numbers)
     _limits(report, state, numbers)
     _trials(report, state)
@@ -104,7 +111,8 @@ def _sentence(state: StudyState, numbers: DefinedNumbers, one: Compare) -> list[
     start: list[Span] = [Reference(one.id, f"finding-{one.id}"), Text(": ")]
     metric = Quote(study.outcome.metric, STUDY)
     if finding is None:
-        return [*start, Text("undecided. No look was taken: the budget ended before.")]
+        ended = "a person ended the study" if state.ended else "the budget ended"
+        return [*start, Text(f"undecided. No look was taken: {ended} before.")]
     verdict = final_verdicts(state)[one.id]
     difference = [Text(" The difference is "), *interval_of(numbers, one.id, finding), Text(".")]
     match verdict:
@@ -159,6 +167,7 @@ def _path(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
         items.append(
             (Text("The budget was exhausted: "), Text(state.exhausted.resource), Text("."))
         )
+    items += path_cells(state)
     assert state.decided is not None
     branch = numbers("branch", state.decided.branch + 1, "first branch of the study that applies")
     items.append((Text("Branch "), branch, Text(" of the registered decisions applies.")))
@@ -184,7 +193,7 @@ def _plan(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
                 Text(f"; {better} is better. Unit of inference: the seed; arms are paired by it."),
             ),
             (Text("Arms: "), arms, Text(". Probability of any false verdict: "), alpha, Text(".")),
-            (Text("Amendments: none."),),
+            amendments_cell(state),
         ]
     )
 
@@ -215,7 +224,10 @@ def _failures(report: Document, state: StudyState, numbers: DefinedNumbers) -> N
             *(counts["lost"], Text(".")),
             *_listed(of_status["lost"]),
         ),
-        (Text("Trials that were not needed: "), counts["planned"], Text(".")),
+        (
+            Text(f"Trials that were not {'run' if state.over else 'needed'}: "),
+            *(counts["planned"], Text(".")),
+        ),
         (Text("Outcomes that were excluded: none. Finished trials cannot be excluded."),),
     ]
     undecided = [id_ for id_, one in final_verdicts(state).items() if one == "undecided"]
@@ -334,6 +346,13 @@ def _json(state: StudyState) -> str:
         "findings": {id_: one.model_dump(mode="json") for id_, one in state.verdicts.items()},
         "looks": len(state.findings),
         "exhausted": state.exhausted.resource if state.exhausted else None,
+        "ended_by": (state.ended.by or "the registered default") if state.ended else None,
+        "interventions": [
+            {"time": one.time, "by": one.by, "what": one.what}
+            | {"outcomes": one.outcomes, "why": one.why}
+            for one in interventions(state)
+            if one.changes
+        ],
         "trials": {
             id_: {
                 "arm": trial.arm,

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ajet_research.events import (
+    Asked,
     AttemptFailed,
     ClockJumped,
     Exhausted,
     LeaderStarted,
     Registered,
+    Steering,
 )
 from ajet_research.ledger import LedgerRow
 from ajet_research.report.document import Cell, Document, Exact, Quote, Reference, TableRow, Text
 from ajet_research.report.numbers import STUDY, DefinedNumbers
-from ajet_research.state import StudyState
+from ajet_research.report.steered import interventions
+from ajet_research.state import StudyState, shown_time
 
 
 def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
@@ -24,6 +27,8 @@ def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
     record.heading("Leaders and clocks")
     items: list[Cell] = []
     failed: list[Cell] = []
+    acts = iter(interventions(state))
+    steered: list[Cell] = []
     for row in rows:
         place = f"row-{row.seq}"
         match row.event:
@@ -39,9 +44,17 @@ def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
             case AttemptFailed():
                 text = f"trial {row.event.trial}, attempt {row.event.attempt}: {row.event.cause}"
                 failed.append((Reference(text, place),))
+            case Steering():
+                steered.append((Reference(next(acts).line, place),))
+            case Asked():
+                deadline = shown_time(row.event.deadline)
+                text = f"{row.time}: the question {row.event.question} opened until {deadline}"
+                steered.append((Reference(text, place),))
             case _:
                 pass
     record.items(items)
+    record.heading("Pauses, questions and amendments")
+    record.items(steered or [(Text("none"),)])
     record.heading("Attempts that the machine let fail")
     record.items(failed or [(Text("none"),)])
     record.heading("Cost")

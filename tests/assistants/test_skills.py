@@ -65,8 +65,8 @@ def run(directory: Path, name: str, environ: dict[str, str]) -> list[str]:
     return printed
 
 
-def test_there_are_skills_for_training_debugging_and_plugins() -> None:
-    assert NAMES == ["agentjet-debug", "agentjet-plugin", "agentjet-train"]
+def test_there_are_skills_for_training_debugging_plugins_and_studies() -> None:
+    assert NAMES == ["agentjet-debug", "agentjet-plugin", "agentjet-research", "agentjet-train"]
     assert sorted(skills()) == NAMES
 
 
@@ -83,8 +83,8 @@ def test_a_skill_is_valid_and_short(name: str) -> None:
 def test_each_block_is_run_and_none_polls(name: str) -> None:
     assert blocks(name)
     assert skills()[name].count("```") == 2 * len(blocks(name))
-    for _, language, text in blocks(name):
-        assert language in ("bash", "python")
+    for file, language, text in blocks(name):
+        assert language in ("bash", "python") or (file and language == "toml")
         assert not re.search(r"\bsleep\b|\bwhile\b|--watch", text)
 
 
@@ -124,6 +124,26 @@ def test_the_skill_for_plugins_is_true(tmp_path: Path) -> None:
     printed = "".join(run(tmp_path, "agentjet-plugin", {"HOME": str(tmp_path)}))
     assert " passed" in printed
     assert (tmp_path / "ajet-halved" / "dist").is_dir()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(400)
+def test_the_skill_for_research_runs_a_study(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    from ajet_research.steering import leader_of
+
+    try:
+        printed = run(tmp_path, "agentjet-research", {})
+    finally:
+        directory = tmp_path / "topic.study"
+        if leader := leader_of(directory) if directory.exists() else "":
+            os.kill(int(leader), signal.SIGKILL)
+    text = "".join(printed)
+    assert "The study can start: 25 trials of 2 arms, at most 0.417 h." in printed[0]
+    assert "The study is asking." in text
+    assert "Use method b: it is better than a.\nb-vs-a better" in text
+    assert "0 problems" in printed[-1]
+    assert "budget.compute_hours: 1 -> 2" in printed[-1]
 
 
 @pytest.mark.nightly

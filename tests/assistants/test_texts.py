@@ -53,6 +53,15 @@ def test_the_page_has_each_tool_and_no_other() -> None:
     assert set(re.findall(r"`(swarm_\w+)`", table)) == tools
 
 
+def test_the_page_has_each_tool_of_studies_and_no_other() -> None:
+    pytest.importorskip("mcp")
+    pytest.importorskip("scipy")
+    from ajet_cli.mcp.research import ResearchTools
+
+    tools = {tool.name for tool in ResearchTools(ROOT).tools()}
+    assert set(re.findall(r"`(research_\w+)`", PAGE)) == tools
+
+
 def test_the_options_of_the_page_exist() -> None:
     helped = [
         CliRunner().invoke(cli, [*command, "--help"]).output

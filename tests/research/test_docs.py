@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from ajet_cli.commands.research import research
 from ajet_research.arenas.worlds import CATALOGUE
 from ajet_research.leader import run_study
 from ajet_research.registration import register
@@ -20,6 +21,7 @@ from ajet_research.study import (
     Decide,
     Inference,
     Measure,
+    StudyQuestion,
     Topic,
     parse_study,
 )
@@ -35,6 +37,7 @@ PARTS: dict[str, type[BaseModel]] = {
     "compare": Compare,
     "decide": Decide,
     "budget": Budget,
+    "ask": StudyQuestion,
     "code": Code,
 }
 
@@ -69,11 +72,33 @@ def test_every_planted_world_is_named() -> None:
 
 
 def test_the_study_of_swarm_servers_can_be_registered() -> None:
-    _, text = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    _, _, text = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     registration = register(parse_study(text, "study.toml"), Path())
     assert len(registration.blueprints) == registration.study.budget.trials
+
+
+def test_the_question_fits_the_study_of_the_page() -> None:
+    text, question, _ = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (asked,) = parse_study(f"{text}\n{question}", "study.toml").ask
+    assert asked.before_look == 2
+
+
+def test_every_command_and_amendable_limit_is_explained() -> None:
+    table = PAGE.partition("## Commands")[2].partition("## The study file")[0]
+    named = set(re.findall(r"`(?:ajet research )?([a-z]+)[ `]", table))
+    assert research.commands.keys() - named == set()
+    steering = PAGE.partition("## Steering a study")[2].partition("## Trials on")[0]
+    for name in Budget.model_fields:
+        assert f"`{name}`" in steering
 
 
 def test_every_setting_and_metric_of_swarm_trials_is_explained() -> None:
     for name in (*_OWN, *SwarmArena.metrics):
         assert f"\n| `{name}` |" in PAGE
+
+
+def test_the_part_that_decides_stays_small_enough_to_be_read() -> None:
+    trusted = ("state", "actions", "inference", "analysis", "verifying")
+    folder = Path(__file__).parents[2] / "ajet_research"
+    lines = [(folder / f"{name}.py").read_text().splitlines() for name in trusted]
+    assert sum(map(len, lines)) < 1500

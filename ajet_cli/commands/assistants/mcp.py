@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from ajet_cli.mcp.http import PATH, http_app, listen, uvicorn_server
 from ajet_cli.mcp.inspecting import AsyncInspectingClient
-from ajet_cli.mcp.registry import ToolRegistry
+from ajet_cli.mcp.registry import AssistantTool, ToolRegistry
 from ajet_cli.mcp.server import mcp_server
 from ajet_cli.mcp.swarm import SwarmTools
 from ajet_cli.state import CliState, config_option, pass_state, set_flags
@@ -28,7 +30,7 @@ _RETRIES = 1
 @config_option
 @pass_state
 def mcp(state: CliState, url: str | None, *, over_http: bool, port: int, read_only: bool) -> None:
-    """Offer the tools of a swarm server to coding assistants, over MCP.
+    """Offer the tools of a swarm server, and those of studies, to coding assistants over MCP.
 
     An assistant starts this command itself and talks to it over stdin and stdout: `ajet assist
     install` configures that. What the tools may do is what the server's token allows.
@@ -55,7 +57,7 @@ async def _serve(
             local = None if given else find_local(client.url)
             return local.control if local else given
 
-        registry = ToolRegistry(SwarmTools(client, state).tools())
+        registry = ToolRegistry((*SwarmTools(client, state).tools(), *_research_tools()))
         offered = registry.read_only() if read_only else registry
         server = mcp_server(offered, lambda: [token() or ""])
         if port is None:
@@ -65,3 +67,16 @@ async def _serve(
                 host, chosen = listener.getsockname()
                 click.echo(f"serving MCP at http://{host}:{chosen}{PATH}", err=True)
                 await uvicorn_server(http_app(server, token)).serve([listener])
+
+
+def _research_tools() -> Sequence[AssistantTool]:
+    """Return the tools of studies, for those below the current directory."""
+    try:
+        import scipy
+
+        from ajet_cli.mcp.research import ResearchTools
+    except ImportError:
+        # `agentjet[research]` is not installed.
+        return ()
+    _ = scipy
+    return ResearchTools(Path.cwd()).tools()
