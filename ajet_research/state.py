@@ -14,6 +14,7 @@ from ajet_research.events import (
     Decided,
     Exhausted,
     Finished,
+    Interpreted,
     KnownMetric,
     LeaderStarted,
     Looked,
@@ -21,10 +22,15 @@ from ajet_research.events import (
     Lost,
     Registered,
     Reported,
+    ResearcherAnswered,
+    ResearcherAsked,
     Reserved,
 )
 from ajet_research.ledger import LedgerRow
+from ajet_research.spending import ResearcherSpending
 from ajet_research.study import Study
+
+_AFTER_THE_REPORT = (ResearcherAsked, ResearcherAnswered, Interpreted)
 
 
 @dataclass(slots=True)
@@ -52,6 +58,8 @@ class StudyState:
     :param reserved: seconds set aside for attempts that have not ended.
     :param wall: seconds in which leaders of the past were at work, and the present one until its
         last row.
+    :param interpretations: what researchers wrote about the report. After each, the report has to
+        be compiled again.
     """
 
     study: Study | None = None
@@ -65,6 +73,8 @@ class StudyState:
     settled: float = 0.0
     reserved: float = 0.0
     wall: float = 0.0
+    spending: ResearcherSpending = field(default_factory=ResearcherSpending)
+    interpretations: list[Interpreted] = field(default_factory=list)
     _session: float = 0.0
 
     @property
@@ -95,7 +105,9 @@ class StudyState:
             self._session = 0.0
         self.wall += max(0.0, row.elapsed - self._session)
         self._session = row.elapsed
-        if (self.study is None) != isinstance(event, Registered) or self.reported is not None:
+        if (self.study is None) != isinstance(event, Registered):
+            raise _misplaced(row)
+        if self.reported is not None and not isinstance(event, _AFTER_THE_REPORT):
             raise _misplaced(row)
         match event:
             case Registered():
@@ -133,6 +145,14 @@ class StudyState:
                 self.reported = event
             case Exhausted() if self.exhausted is None:
                 self.exhausted = event
+            case ResearcherAsked() | ResearcherAnswered():
+                try:
+                    self.spending.apply(event)
+                except ValueError:
+                    raise _misplaced(row) from None
+            case Interpreted() if self.reported is not None:
+                self.interpretations.append(event)
+                self.reported = None
             case LeaderStarted() | ClockJumped():
                 pass
             case _:

@@ -8,13 +8,18 @@ from ajet_research.events import (
     AttemptFailed,
     ClockJumped,
     Exhausted,
+    Interpreted,
     LeaderStarted,
     Registered,
+    ResearcherAnswered,
+    ResearcherAsked,
 )
 from ajet_research.ledger import LedgerRow
 from ajet_research.report.document import Cell, Document, Exact, Quote, Reference, TableRow, Text
 from ajet_research.report.numbers import STUDY, DefinedNumbers
 from ajet_research.state import StudyState
+
+_TOKENS = "that requests took; those that were set aside where that is not known"
 
 
 def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
@@ -44,10 +49,21 @@ def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
     record.items(items)
     record.heading("Attempts that the machine let fail")
     record.items(failed or [(Text("none"),)])
+    _researchers(record, rows)
     record.heading("Cost")
     attempts = sum(trial.attempts for trial in state.trials.values())
+    spent: list[Cell] = []
+    if state.spending.requests:
+        its = state.spending
+        spent = [
+            (
+                *(Text("Tokens of researchers: "), numbers("tokens", its.tokens, _TOKENS)),
+                *(Text(". Their price: "), numbers("money", its.money, "by researcher_prices")),
+            )
+        ]
     record.items(
         [
+            *spent,
             (Text("Attempts: "), numbers("attempts", attempts, "attempts that were reserved")),
             (
                 Text("Seconds of attempts: "),
@@ -89,3 +105,22 @@ def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
     # What formulas link to.
     record.source(STUDY, state.digest)
     return record
+
+
+def _researchers(record: Document, rows: Sequence[LedgerRow]) -> None:
+    """Write which requests were made, and what became of them."""
+    items: list[Cell] = []
+    for row in rows:
+        match row.event:
+            case ResearcherAsked(researcher=name, purpose=purpose, tokens=tokens):
+                text = f"{name} was asked ({purpose}): at most {tokens} tokens"
+            case ResearcherAnswered(number=number, tokens=tokens, problem=problem):
+                text = f"request {number} took {tokens} tokens: {problem or 'accepted'}"
+            case Interpreted(researcher=name, problem=problem):
+                text = f"interpretation of {name}: {problem or 'accepted'}"
+            case _:
+                continue
+        items.append((Reference(text, f"row-{row.seq}"),))
+    if items:
+        record.heading("Researchers")
+        record.items(items)

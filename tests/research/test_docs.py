@@ -69,7 +69,7 @@ def test_every_planted_world_is_named() -> None:
 
 
 def test_the_study_of_swarm_servers_can_be_registered() -> None:
-    _, text = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    _, text, _ = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     registration = register(parse_study(text, "study.toml"), Path())
     assert len(registration.blueprints) == registration.study.budget.trials
 
