@@ -8,7 +8,7 @@ from ajet_research.report.interpretation import (
     normalized,
 )
 from ajet_research.report.links import unlinked_numerals
-from ajet_research.report.prose import refusals
+from ajet_research.report.prose import refusals, word_problems
 
 __all__ = [
     "MOST_CHARACTERS",
@@ -20,4 +20,5 @@ __all__ = [
     "referents_of",
     "refusals",
     "unlinked_numerals",
+    "word_problems",
 ]

@@ -381,7 +381,7 @@ def _trials(report: Document, state: StudyState) -> None:
 def _json(state: StudyState) -> str:
     study = state.registered
     assert state.decided is not None
-    written = [one.model_dump(mode="json", exclude={"kind"}) for one in state.interpretations]
+    written = [{"researcher": one.researcher, "prose": one.prose} for one in state.interpretations]
     content = {
         "schema": 1,
         "digest": state.digest,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ajet_research.analysis import final_verdicts
 from ajet_research.inference import Verdict
 from ajet_research.report.document import Reference, Span, Text
-from ajet_research.report.prose import refusals
+from ajet_research.report.prose import word_problems
 from ajet_research.state import StudyState
 from ajet_research.study import Compare, arm_name
 
@@ -31,33 +31,6 @@ _ASCII = str.maketrans(
         "\u00a0": " ",
     }
 )
-_COMPARING = re.compile(
-    r"\b(?:than|versus|vs|more|less|most|least|fewer|fewest|greate[rs]t?|large[rs]t?|smaller|"
-    r"bigge[rs]t?|differs?|differed|different|tied|ties|top|works|worked|useless|useful|harmful|"
-    r"winner|winning|(?:increas|decreas|reduc|exceed|surpass|dominat|prefer|advantag|disadvantag|"
-    r"favou?r|effective|efficien|ineffective|boost|recommend|confirm|benefi|superior|inferior|"
-    r"outperform|improv|significan)\w*)\b",
-    re.IGNORECASE,
-)
-_NUMBERLIKE = re.compile(
-    r"\b(?:zero|dozens?|hundreds|thousands|millions|billions?|(?:thir|four|fif|six|seven|eigh|nine)"
-    r"teen|\w+fold|[IVXLC]{2,})\b"
-)
-_ADDRESS = re.compile(r"://|\bwww\.|\bhttps?\b", re.IGNORECASE)
-_COMMON_WORDS = (
-    "a about across after all also an and any are arm arms as at be because been before being "
-    "between both budget but by can comparison comparisons could did difference do does each "
-    "effect either every expected for from had has have how if in interest interval into is it its "
-    "look may mean metric might neither no nor not observed of on one only or other others "
-    "outcome pairs question report run runs seed seeds so some study such task tasks that the "
-    "their them then there these they this those through to trial trials under until verdict "
-    "verdicts was were what when where whether which while who why will with within without would "
-    "yet"
-)
-_COMMON = frozenset(_COMMON_WORDS.split())
-_LEAST_COMMON = 0.25
-"""The share of common English words in a sentence. Words of comparison of other languages are not
-known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,38 +113,16 @@ def interpretation_problems(prose: str, referents: Referents) -> list[str]:
 def _problems(prose: str, referents: Referents) -> Iterator[str]:
     if prose != normalized(prose):
         yield "the prose is not normalized"
-    if foreign := sorted({sign for sign in prose if sign != "\n" and not " " <= sign <= "~"}):
-        yield f"the prose has {''.join(foreign[:10])!a}; write English in ASCII"
     for match in _REFERENCE.finditer(prose):
         shown = referents.span(match[1]) if match[1].strip() else "an empty reference"
         if isinstance(shown, str):
             yield f"{match[0]}: {shown}"
         elif match[1].split()[0] == "claim" and not _stands_alone(prose, match):
             yield f"{match[0]}: a claim is a sentence of its own, which ends with a full stop"
-    yield from _bare(_REFERENCE.sub(" ", prose))
-
-
-def _bare(words: str) -> Iterator[str]:
-    """Yield the problems of prose without its references."""
+    words = _REFERENCE.sub(" ", prose)
     if "{" in words or "}" in words:
         yield f"braces that are not a reference; one is: {', '.join(_SYNTAX)}"
-    # Signs of emphasis within a word do not hide it.
-    for text in (words, re.sub(r"[-*_`~'^]", "", words)):
-        for problem in refusals(text, []):
-            yield f"{problem}. Use a reference"
-        for match in _COMPARING.finditer(text):
-            yield f"{match[0]!r} compares; only {{{{claim COMPARISON VERDICT}}}} may"
-        for match in _NUMBERLIKE.finditer(text):
-            yield f"{match[0]!r} is a number; use {{{{number NAME}}}}"
-    if any(sign.isnumeric() and not sign.isdecimal() for sign in words):
-        yield "the prose has signs for numbers; use {{number NAME}}"
-    if address := _ADDRESS.search(words):
-        yield f"{address[0]!r} is a part of an address, which prose may not have"
-    for sentence in re.split(r"[.!?:;]+|\n", words):
-        its = [word for word in re.findall(r"[A-Za-z']+", sentence) if len(word) > 1]
-        common = sum(word.lower() in _COMMON for word in its)
-        if its and common < max(1, _LEAST_COMMON * len(its)):
-            yield f"{' '.join(its)[:60]!r} is not a plain English sentence"
+    yield from word_problems(words)
 
 
 def _stands_alone(prose: str, match: re.Match[str]) -> bool:

@@ -15,12 +15,12 @@ from pathlib import Path
 from ajet_core.errors import AjetError, ConfigError
 from ajet_research.arenas import load_arena
 from ajet_research.registration import register
-from ajet_research.report import refusals
+from ajet_research.report import word_problems
 from ajet_research.study import Study, parse_study
 
 SOURCE = "study.toml"
-_SECONDS = 120
-_MEMORY = 2**32
+_SECONDS = 60
+_MEMORY = 2**31
 _MAIN = "from ajet_research.researchers.checking import main; main()"
 _MOST_PROBLEMS = 20
 
@@ -60,7 +60,7 @@ def _claims(study: Study) -> Iterator[str]:
     A researcher may not: which arm its sentence favours cannot be checked.
     """
     for index, branch in enumerate(study.decide, 1):
-        for problem in refusals(branch.conclude, []):
+        for problem in dict.fromkeys(word_problems(branch.conclude)):
             yield (
                 f"The conclusion of decision {index}: {problem}. Write what to do, without a "
                 "comparison: the report adds the verdicts itself."

@@ -67,7 +67,8 @@ class ProgramResearcher(Researcher):
         if not self._argv:
             raise ConfigError("The command of the researcher is empty.")
         self._rules = rules
-        named = [Path(part).name for part in self._argv if Path(part).is_file()]
+        place = rules.files or Path()
+        named = [Path(part).name for part in self._argv if (place / part).is_file()]
         self.name = checked_name(named[-1] if named else Path(self._argv[0]).name)
         self._sandbox = load_sandbox(rules.sandbox, _SETTINGS.get(rules.sandbox))
         if not self._sandbox.isolated:

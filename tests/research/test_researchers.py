@@ -336,7 +336,7 @@ def test_the_problems_of_prose_reach_the_researcher(study: Path) -> None:
     researcher = Scripted({"prose": "The arm b is 3 times better."}, {"prose": GOOD})
     assert interpret_study(study, researcher, clock=VirtualClock()).problem == ""
     first, second = researcher.requests[1]["problems"]
-    assert first == "'3' is a number; the report links its own numbers. Use a reference"
+    assert first == "'3' is a number; the report links its own numbers"
     assert second.startswith("'better' needs a comparison whose verdict is better or worse")
 
 
