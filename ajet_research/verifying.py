@@ -27,6 +27,7 @@ from ajet_research.events import (
     Lost,
     Registered,
     Reported,
+    ResearcherAnswered,
     ResearcherAsked,
     Reserved,
 )
@@ -47,7 +48,7 @@ from ajet_research.worker import BLUEPRINT, STORE, AttemptResult, result_path
 _NEAR = 1e-9
 _ROUNDING = 1e-12
 """What lies closer to a limit, relative to the numbers compared, counts as on it."""
-_REPORT, _TRIALS = "report", "trials"
+_REPORT, _TRIALS, _TRANSCRIPTS = "report", "trials", "researchers"
 
 
 @dataclass(slots=True)
@@ -104,6 +105,7 @@ def _problems(directory: Path, result: Verification) -> Iterator[str]:
     arena = load_arena(study.base.arena)
     yield from _wrong_outcomes(directory / _TRIALS, rows, state, arena, result)
     yield from _overspent(state)
+    yield from _wrong_transcripts(directory / _TRANSCRIPTS, rows)
     if result.problems:
         # A report can be compiled from consistent rows alone.
         return
@@ -475,6 +477,22 @@ def _overspent(state: StudyState) -> Iterator[str]:
         yield f"{begun} trials were started, more than the budget's {budget.trials}."
     if state.settled + state.reserved > budget.compute_hours * 3600 * (1 + _NEAR) + begun:
         yield "The trials took more time than budget.compute_hours."
+
+
+def _wrong_transcripts(folder: Path, rows: Sequence[LedgerRow]) -> Iterator[str]:
+    """What researchers were asked, and what they said, is what the ledger has the hashes of."""
+    for row in rows:
+        match row.event:
+            case ResearcherAsked(number=number, request=expected):
+                name = f"{number:03}-request.json"
+            case ResearcherAnswered(number=number, answer=expected):
+                name = f"{number:03}-answer.txt"
+            case _:
+                continue
+        path = folder / name
+        own = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+        if own != expected:
+            yield f"Row {row.seq}: {name} is not what the researcher was asked, or said."
 
 
 def _other_report(

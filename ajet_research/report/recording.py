@@ -120,7 +120,7 @@ def _researchers(record: Document, rows: Sequence[LedgerRow]) -> None:
                 text = f"interpretation of {name}: {problem or 'accepted'}"
             case _:
                 continue
-        items.append((Reference(text, f"row-{row.seq}"),))
+        items.append((Reference(" ".join(text.split()), f"row-{row.seq}"),))
     if items:
         record.heading("Researchers")
         record.items(items)

@@ -14,6 +14,7 @@ from pathlib import Path
 from ajet_core.errors import ConfigError, SandboxError
 from ajet_core.interfaces import BoxExit, BoxLimits, BoxProgram
 from ajet_exec import load_sandbox
+from ajet_research.ledger import LEDGER
 from ajet_research.researchers.interface import (
     Answered,
     Request,
@@ -68,6 +69,11 @@ class ProgramResearcher(Researcher):
             raise ConfigError("The command of the researcher is empty.")
         self._rules = rules
         place = rules.files or Path()
+        if rules.files is not None and (ledger := next(rules.files.rglob(LEDGER), None)):
+            raise ConfigError(
+                f"{rules.files} has the study {ledger.parent}, which a researcher must not see. "
+                "Put its files into a directory of their own."
+            )
         named = [Path(part).name for part in self._argv if (place / part).is_file()]
         self.name = checked_name(named[-1] if named else Path(self._argv[0]).name)
         self._sandbox = load_sandbox(rules.sandbox, _SETTINGS.get(rules.sandbox))

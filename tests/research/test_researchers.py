@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 import shutil
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_core.errors import ConfigError
+from ajet_core.errors import ConfigError, DamagedRecordError
 from ajet_research.events import ResearcherAnswered, ResearcherAsked
 from ajet_research.leader import run_study
 from ajet_research.ledger import LEDGER, StudyLedger, read_ledger
@@ -41,7 +44,7 @@ from ajet_research.runners import FileRunner
 from ajet_research.spending import ResearcherLimits, ResearcherSpending
 from ajet_research.state import fold
 from ajet_research.study import parse_study
-from ajet_research.suites.mutations import finished_study
+from ajet_research.suites.mutations import _signed, finished_study
 from ajet_research.suites.researching import VirtualClock
 from ajet_research.verifying import verify_study
 from tests.research.studies import TEXT, written
@@ -305,7 +308,7 @@ def test_no_order_of_requests_spends_more_than_its_limits(
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("clear")
     looks = "{ seeds = 6, alpha = 0.04 }, { seeds = 8, alpha = 0.01 }"
-    text = TEXT.replace(looks, "{ seeds = 16, alpha = 0.05 }").replace("trials = 20", "trials = 40")
+    text = TEXT.replace(looks, "{ seeds = 10, alpha = 0.05 }").replace("trials = 20", "trials = 21")
     run_study(written(directory, text), directory / "study", runner=FileRunner)
     return directory / "study"
 
@@ -393,9 +396,17 @@ def test_a_leader_finishes_what_a_killed_interpretation_left(study: Path) -> Non
     path = study / LEDGER
     ledger = StudyLedger(path)
     state = fold(ledger.rows)
+    asked = b"{}"
+    (study / TRANSCRIPTS).mkdir()
+    (study / TRANSCRIPTS / "001-request.json").write_bytes(asked)
     ledger.append(
         ResearcherAsked(
-            number=1, researcher="r", purpose="interpretation", request="", tokens=1, money=0
+            number=1,
+            researcher="r",
+            purpose="interpretation",
+            request=hashlib.sha256(asked).hexdigest(),
+            tokens=1,
+            money=0,
         ),
         time="2026-01-01T00:00:00+00:00",
         elapsed=0.0,
@@ -405,6 +416,55 @@ def test_a_leader_finishes_what_a_killed_interpretation_left(study: Path) -> Non
     assert state.reported is not None
     assert interpret_study(study, Scripted({"prose": GOOD}), clock=VirtualClock()).requests == 2
     assert verify_study(study).problems == []
+
+
+def rewritten(kind: str, **changes: Any) -> Any:
+    """Change the last row of a kind, and sign the whole ledger and the report again."""
+
+    def change(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
+        [body for body in bodies if body["kind"] == kind][-1].update(changes)
+
+    return _signed(change)
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        rewritten("interpreted", prose="The arm b is superior in this study."),
+        rewritten("interpreted", prose="{{claim b-vs-a worse}}."),
+        rewritten("interpreted", prose="", problem=""),
+        rewritten("interpreted", prose="The verdict is at {{number none}}."),
+        rewritten("researcher_asked", request="0" * 64),
+        rewritten("researcher_answered", answer="0" * 64),
+        rewritten("researcher_asked", purpose="proposal"),
+        rewritten("researcher_answered", number=7),
+    ],
+)
+def test_a_forged_interpretation_is_caught(study: Path, forge: Any) -> None:
+    interpret_study(study, Scripted({"prose": GOOD}), clock=VirtualClock())
+    assert verify_study(study).problems == []
+    with suppress(ValueError, AssertionError, DamagedRecordError):
+        # From some, no report can be compiled.
+        forge(study, random.Random(0))
+    assert verify_study(study).problems
+
+
+def test_what_was_spent_beyond_the_budget_is_caught(tmp_path: Path) -> None:
+    text = TEXT + "researcher_tokens = 130\n"
+    study = tmp_path / "1" / "study"
+    run_study(written(tmp_path, text), study, runner=FileRunner)
+    interpret_study(study, Scripted({"prose": "The report has the verdict."}), clock=VirtualClock())
+    assert verify_study(study).problems == []
+    rewritten("researcher_asked", tokens=131)(study, random.Random(0))
+    (problem, *_) = verify_study(study).problems
+    assert problem.endswith("the budget of researchers did not allow this request.")
+
+
+def test_a_changed_transcript_is_caught(study: Path) -> None:
+    interpret_study(study, Scripted({"prose": GOOD}), clock=VirtualClock())
+    (study / TRANSCRIPTS / "001-answer.txt").write_text("another")
+    (problem,) = verify_study(study).problems
+    assert "001-answer.txt is not what the researcher was asked, or said" in problem
 
 
 def test_a_study_without_a_report_cannot_be_interpreted(tmp_path: Path) -> None:
