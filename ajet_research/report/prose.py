@@ -76,6 +76,11 @@ _NUMBERLIKE = re.compile(
     r"\b(?:zero|dozens?|hundreds|thousands|millions|billions?|(?:thir|four|fif|six|seven|eigh|nine)"
     r"teen|\w+fold|[IVXLC]{2,})\b"
 )
+_REFUSED = {
+    "is a number": (_NUMBERS, _NUMBERLIKE),
+    "compares": (_COMPARING, *(words for words, _ in _CARRIED)),
+    "claims more than any verdict does": (_pattern(_CERTAINTY),),
+}
 _ADDRESS = re.compile(r"://|\bwww\.|\bhttps?\b", re.IGNORECASE)
 _COMMON_WORDS = (
     "a about across after all also an and any are arm arms as at be because been before being "
@@ -102,11 +107,9 @@ def word_problems(words: str) -> Iterator[str]:
         yield f"{''.join(foreign[:10])!a} is not ASCII; write English"
     # Signs of emphasis within a word do not hide it.
     for text in (words, re.sub(r"[-*_`~'^]", "", words)):
-        yield from refusals(text, [])
-        for match in _COMPARING.finditer(text):
-            yield f"{match[0]!r} compares"
-        for match in _NUMBERLIKE.finditer(text):
-            yield f"{match[0]!r} is a number"
+        for what, patterns in _REFUSED.items():
+            for pattern in patterns:
+                yield from (f"{match[0]!r} {what}" for match in pattern.finditer(text))
     if address := _ADDRESS.search(words):
         yield f"{address[0]!r} is a part of an address"
     for sentence in re.split(r"[.!?:;]+|\n", words):
