@@ -34,7 +34,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 def _is_unset(value: object) -> bool:
-    return value is None or value == {}
+    return value in (None, "", {})
 
 
 class _StudyPart(BaseModel):
@@ -42,9 +42,13 @@ class _StudyPart(BaseModel):
 
 
 class Topic(_StudyPart):
-    """What is asked, in the user's words."""
+    """What is asked, in the user's words.
+
+    :param proposed_by: the researcher that wrote the rest of the study; "" if people did.
+    """
 
     question: Annotated[str, Field(min_length=1, max_length=2000)]
+    proposed_by: Annotated[str, Field(max_length=80)] = Field("", exclude_if=_is_unset)
 
 
 class Base(_StudyPart):

@@ -229,8 +229,13 @@ def _plan(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
     arms = numbers("arms", len(study.arms), "arms that are compared")
     outcome = state.metrics[study.outcome.metric]
     better = "more" if outcome.direction == "max" else "less"
+    proposed: list[Cell] = []
+    if study.topic.proposed_by:
+        its = Quote(study.topic.proposed_by, STUDY)
+        proposed = [(Text("Written by the researcher "), its, Text(", conclusions included."))]
     report.items(
         [
+            *proposed,
             (
                 Text("Before the first result, with the digest "),
                 Reference(state.digest, STUDY),

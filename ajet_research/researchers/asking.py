@@ -25,17 +25,22 @@ from ajet_research.spending import ResearcherLimits, ResearcherSpending
 TRANSCRIPTS = "researchers"
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 _MOST_PROBLEM = 2000
+_MOST_PREVIOUS = 20_000
 
 T = TypeVar("T")
 
 
 class RefusedError(Exception):
-    """An answer does not do. Its arguments are the problems, one a line."""
+    """An answer is refused.
 
-    @property
-    def problems(self) -> list[str]:
-        """The problems."""
-        return [str(one) for one in self.args]
+    :param problems: why, one a line.
+    :param read_as: what the problems are about, if it is not the answer itself.
+    """
+
+    def __init__(self, *problems: str, read_as: str = "") -> None:
+        super().__init__(*problems)
+        self.problems = list(problems)
+        self.read_as = read_as
 
 
 @dataclass(slots=True)
@@ -88,7 +93,8 @@ class ResearcherDialogue:
             except RefusedError as refused:
                 problems = refused.problems
                 self._settle(number, answer, "; ".join(problems))
-                asked = {**request, "problems": problems, "previous": answer.text[:20_000]}
+                previous = (refused.read_as or answer.text)[:_MOST_PREVIOUS]
+                asked = {**request, "problems": problems, "previous": previous}
                 for problem in problems:
                     self._note(problem)
             except DeclinedError as declined:

@@ -23,7 +23,8 @@ from ajet_research.researchers.interface import (
 )
 from ajet_research.study import ResearcherPrice
 
-_OK = 200
+_OK, _BAD_REQUEST = 200, 400
+_OTHER_LIMIT = "max_completion_tokens"
 # Of which another attempt may succeed (RFC 9110, section 15; 529 is that of an overloaded service).
 _TEMPORARY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 # The model may have answered, and what stands before it failed.
@@ -71,6 +72,7 @@ class ModelResearcher(Researcher):
         self._terms = terms
         # Reading them takes longer than a request on this machine.
         self._certificates = httpx.create_ssl_context()
+        self._limit = "max_tokens"
         self._key = os.environ.get(terms.api_key_env, "") if terms.api_key_env else ""
         if terms.api_key_env and not self._key:
             raise ConfigError(
@@ -92,7 +94,7 @@ class ModelResearcher(Researcher):
         body = {
             "model": self._terms.model,
             "messages": _messages(request),
-            "max_tokens": self._terms.max_tokens,
+            self._limit: self._terms.max_tokens,
         }
         with passthrough():
             content = asyncio.run(self._exchange(body))
@@ -136,6 +138,14 @@ class ModelResearcher(Researcher):
         except (httpx.InvalidURL, UnicodeError) as error:
             raise self._failed(f"its URL is not valid: {error}") from None
         if (status := response.status_code) != _OK:
+            if (
+                status == _BAD_REQUEST
+                and self._limit != _OTHER_LIMIT
+                and _OTHER_LIMIT in str(content)
+            ):
+                # Some models take the limit under another name alone.
+                self._limit = _OTHER_LIMIT
+                raise self._failed(f"it wants {_OTHER_LIMIT}", temporary=True)
             raise self._failed(
                 f"status {status}: {content[:4096].decode(errors='replace')}",
                 temporary=status in _TEMPORARY,

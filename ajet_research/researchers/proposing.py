@@ -52,7 +52,8 @@ with {"declined": "reason"} if no arena can answer the question.
 - Values in `fixed` are set; leave them out. Leave out `topic` and `schema` too.
 - The decisions cover every case: end with "otherwise": true. Conclusions say what to do. They have
   no numbers, number words or words that compare, such as better, worse, equal or improves.
-- `problems` lists why your previous answer was refused. Remove all of them.
+- `problems` lists why your previous answer was refused, with lines of `previous`, which is your
+  answer as a file. Remove all of them.
 """
 _EXAMPLE: dict[str, Any] = {
     "base": {"arena": "synthetic", "set": {"world": "plateau"}},
@@ -185,7 +186,7 @@ def propose_study(
     request = proposal_request(topic)
 
     def accept(text: str) -> tuple[str, Study]:
-        return accepted_study(text, topic, output.resolve().parent, check)
+        return accepted_study(text, topic, output.resolve().parent, check, researcher.name)
 
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -263,7 +264,7 @@ def _arenas(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def accepted_study(
-    answer: str, topic: TopicFile, directory: Path, check: StudyCheck
+    answer: str, topic: TopicFile, directory: Path, check: StudyCheck, researcher: str = ""
 ) -> tuple[str, Study]:
     """Return the study of an answer, as the text of its file and decoded.
 
@@ -275,7 +276,7 @@ def accepted_study(
         proposed = _without_nulls(read_answer(answer, "study"), 0)
         if not isinstance(proposed, dict):
             raise ValueError("'study' is not an object")
-        problems = list(_completed(proposed, topic))
+        problems = list(_completed(proposed, topic, researcher))
         # In the order in which others are written.
         names = [field.alias or name for name, field in Study.model_fields.items()]
         ordered = dict.fromkeys(name for name in (*names, *proposed) if name in proposed)
@@ -283,7 +284,7 @@ def accepted_study(
     except ValueError as error:
         raise RefusedError(str(error)) from None
     if problems := problems or check(toml, directory):
-        raise RefusedError(*problems)
+        raise RefusedError(*problems, read_as=toml)
     return toml, parse_study(toml, SOURCE)
 
 
@@ -297,7 +298,7 @@ def _without_nulls(value: Any, depth: int) -> Any:
     return value
 
 
-def _completed(proposed: dict[str, Any], topic: TopicFile) -> Iterator[str]:
+def _completed(proposed: dict[str, Any], topic: TopicFile, researcher: str) -> Iterator[str]:
     """Complete a proposal with what the topic sets, and yield what it must not have."""
     for name, most in _MOST.items():
         if isinstance(its := proposed.get(name), list | dict) and len(its) > most:
@@ -316,7 +317,8 @@ def _completed(proposed: dict[str, Any], topic: TopicFile) -> Iterator[str]:
         if isinstance(value, int | float) and value > ceiling:
             yield f"budget.{name} is {_short(value)}, and this topic allows at most {ceiling:g}"
     budget.update(topic.researchers)
-    fixed = {**topic.fixed, "topic": {"question": topic.question}}
+    subject = {"question": topic.question, "proposed_by": researcher}
+    fixed = {**topic.fixed, "topic": subject}
     yield from _fixed(proposed, fixed, "")
     proposed["schema"] = SCHEMA
     yield from _reserved(proposed, topic)

@@ -172,7 +172,11 @@ MODELS: dict[str, ModelAdversary] = {
         lies=("superior", "bet-ter", _REVERSED, "outperforms", "is better than"),
     ),
     "million-trials": ModelAdversary(_huge, apart=True),
-    "loops": ModelAdversary(_whatever({"study": {"same": 1}, "prose": "same"})),
+    "loops": ModelAdversary(
+        lambda asked: [
+            {"study": {"same": 1}} if asked["task"] == "propose" else {"prose": "It is the same."}
+        ]
+    ),
     "silent": ModelAdversary(
         _whatever("", EndpointReply(None), "   ", EndpointReply(raw=b""), EndpointReply(hangs=True))
     ),

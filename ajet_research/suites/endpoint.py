@@ -103,7 +103,7 @@ class RecordingEndpoint:
     def charge(self, body: dict[str, Any]) -> tuple[int, int]:
         """Charge a request; return the tokens of its prompt and of its answer."""
         prompt = sum(len(one["content"].encode()) + _OF_A_MESSAGE for one in body["messages"])
-        written = int(body["max_tokens"])
+        written = int(body.get("max_tokens") or body["max_completion_tokens"])
         self.tokens += prompt + written
         self.money += (prompt * PRICE[0] + written * PRICE[1]) / 1e6
         return prompt, written

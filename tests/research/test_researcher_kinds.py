@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +27,14 @@ from ajet_research.researchers import (
 from ajet_research.researchers.checking import check_apart
 from ajet_research.study import ResearcherPrice
 from ajet_research.suites import SUITES
-from ajet_research.suites.adversaries import MODELS, PROGRAMS, _asking, _registering, _running
+from ajet_research.suites.adversaries import (
+    MODELS,
+    PROGRAMS,
+    _asking,
+    _escapes,
+    _registering,
+    _running,
+)
 from ajet_research.suites.endpoint import EndpointReply, RecordingEndpoint
 from ajet_research.suites.mutations import finished_study
 from ajet_research.verifying import verify_study
@@ -89,6 +99,20 @@ def test_what_an_endpoint_does_instead_of_answering(
             researcher.answer(REQUEST)
     assert (failure.value.temporary, failure.value.unpaid) == (temporary, unpaid)
     assert len(endpoint.requests) == 1
+
+
+def test_the_limit_of_an_answer_has_another_name_for_some_models() -> None:
+    wants = EndpointReply(raw=b"use max_completion_tokens instead", status=400, charged=False)
+    replies = [wants, EndpointReply("yes"), wants]
+    with RecordingEndpoint(lambda _: replies.pop(0)) as endpoint:
+        researcher = model(endpoint.base_url)
+        with pytest.raises(ResearcherFailedError) as failure:
+            researcher.answer(REQUEST)
+        assert (failure.value.temporary, failure.value.unpaid) == (True, True)
+        assert researcher.answer(REQUEST).text == "yes"
+        with pytest.raises(ResearcherFailedError) as failure:
+            researcher.answer(REQUEST)
+    assert not failure.value.temporary
 
 
 def test_an_endpoint_that_does_not_listen_took_nothing() -> None:
@@ -266,6 +290,23 @@ def test_no_adversary_is_believed_or_escapes(original: Path, tmp_path: Path, nam
     assert (ended.lies, ended.escapes, ended.problems) == ([], [], [])
     assert ended.ended
     assert len(ended.refusals) == 2
+
+
+def test_the_escaping_program_notices_what_it_reaches(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("rows")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        places = {"port": listener.getsockname()[1], "pid": os.getpid()}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAMS["escapes"]],
+            input=json.dumps({"places": [str(tmp_path / "ledger")], **places}),
+            env={**os.environ, "AJET_CANARY": "ajet-canary"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    reached = _escapes([f"declined: {json.loads(done.stdout)['declined']}"], [])
+    assert {f"read {tmp_path / 'ledger'}", "loopback", "key", "environ", "parent"} <= set(reached)
+    assert not (tmp_path / "ledger").exists()
 
 
 @pytest.mark.slow

@@ -105,6 +105,7 @@ def test_a_proposal_is_a_study_that_registration_accepts(tmp_path: Path) -> None
     text = done.path.read_text(encoding="utf-8")
     assert register(parse_study(text, "study.toml"), tmp_path).study == done.study
     assert done.study.topic.question == "Is method b worth its cost?"
+    assert done.study.topic.proposed_by == "scripted"
     assert (done.requests, done.tokens, done.money) == (1, 10, 0.125)
     folder = tmp_path / "study.toml.proposal"
     assert json.loads((folder / TRANSCRIPTS / "001-answer.txt").read_text()) == example()
@@ -121,8 +122,8 @@ def test_refusals_of_registration_reach_the_researcher_line_by_line(tmp_path: Pa
     first, second = researcher.requests
     assert "problems" not in first
     (problem,) = second["problems"]
-    assert problem.startswith("study.toml, line 16: outcome lacks 'smallest'; known keys: metric,")
-    assert json.loads(second["previous"]) == late
+    assert problem.startswith("study.toml, line 17: outcome lacks 'smallest'; known keys: metric,")
+    assert second["previous"].splitlines()[16] == "[outcome]"
 
 
 @pytest.mark.parametrize(
