@@ -51,7 +51,7 @@ _OPTIONS = (
         "--price",
         type=(click.FloatRange(0), click.FloatRange(0)),
         metavar="INPUT OUTPUT",
-        help="llm: of a million tokens.  [default: the budget's]",
+        help="llm: of a million tokens, unless the budget has prices.",
     ),
     click.option("--money", type=click.FloatRange(0), help="llm: what all requests may cost."),
     click.option(
@@ -203,16 +203,16 @@ def _price(options: dict[str, Any], prices: Any) -> ResearcherPrice | None:
     from ajet_research.study import ResearcherPrice
 
     model = options["model"]
-    if options["price"] is not None:
-        return ResearcherPrice(input=options["price"][0], output=options["price"][1])
     if model in prices:
         return ResearcherPrice.model_validate(prices[model])
-    if prices or options["money"] is not None:
-        known = ", ".join(prices) or "none"
+    if prices:
         raise ConfigError(
-            f"Money is limited, and the model {model!r} has no price; models with one: {known}. "
-            "Give its --price."
+            f"The budget has no price of the model {model!r}; it has those of: {', '.join(prices)}."
         )
+    if options["price"] is not None:
+        return ResearcherPrice(input=options["price"][0], output=options["price"][1])
+    if options["money"] is not None:
+        raise ConfigError(f"--money needs the --price of the model {model!r}.")
     return None
 
 

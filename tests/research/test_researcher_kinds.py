@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from ajet_cli.main import cli
 from ajet_core.errors import ConfigError, SandboxError
+from ajet_research.leader import run_study
 from ajet_research.researchers import (
     ModelResearcher,
     ModelTerms,
@@ -25,6 +26,7 @@ from ajet_research.researchers import (
     ResearcherFailedError,
 )
 from ajet_research.researchers.checking import check_apart
+from ajet_research.runners import FileRunner
 from ajet_research.study import ResearcherPrice
 from ajet_research.suites import SUITES
 from ajet_research.suites.adversaries import (
@@ -39,6 +41,7 @@ from ajet_research.suites.endpoint import EndpointReply, RecordingEndpoint
 from ajet_research.suites.mutations import finished_study
 from ajet_research.verifying import verify_study
 from tests.exec.usable import no_bubblewrap
+from tests.research.studies import TEXT, written
 
 pytestmark = pytest.mark.processes
 needs_sandbox = pytest.mark.skipif(bool(no_bubblewrap()), reason=no_bubblewrap())
@@ -259,7 +262,13 @@ def test_the_commands_propose_and_interpret(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert "does not allow another request" in json.loads(result.output)["problem"]
         result = ajet("interpret", study, *own, "--money", 1)
-        assert (result.exit_code, "has no price" in result.output) == (2, True)
+        assert (result.exit_code, "needs the --price" in result.output) == (2, True)
+        priced = TEXT + "researcher_prices = { large = { input = 1.0, output = 2.0 } }\n"
+        other = tmp_path / "2" / "study"
+        other.parent.mkdir()
+        run_study(written(tmp_path / "2", priced), other, runner=FileRunner)
+        result = ajet("interpret", other, *own, "--price", 0, 0)
+        assert "has no price of the model 'large-2'; it has those of: large." in result.output
     assert verify_study(study).problems == []
 
 
