@@ -223,7 +223,7 @@ def _limits(options: dict[str, Any]) -> ResearcherLimits:
 
 
 def _noted(quiet: bool) -> Callable[[str], object] | None:
-    return None if quiet else lambda problem: click.echo(f"refused: {problem}", err=True)
+    return None if quiet else lambda problem: click.echo(problem, err=True)
 
 
 def _fail(message: str, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from ajet_research.researchers.interface import (
     Researcher,
     ResearcherFailedError,
     as_text,
+    printable,
 )
 from ajet_research.spending import ResearcherLimits, ResearcherSpending
 
@@ -91,7 +92,7 @@ class ResearcherDialogue:
             try:
                 result = check(answer.text)
             except RefusedError as refused:
-                problems = refused.problems
+                problems = [printable(problem) for problem in refused.problems]
                 self._settle(number, answer, "; ".join(problems))
                 previous = (refused.read_as or answer.text)[:_MOST_PREVIOUS]
                 asked = {**request, "problems": problems, "previous": previous}

@@ -98,7 +98,7 @@ def read_answer(text: str, key: str) -> Any:
         if not isinstance(value, dict) or len(value) != 1:
             problem = "it is not an object with one key"
         elif isinstance(reason := value.get("declined"), str):
-            raise DeclinedError(" ".join(reason.split())[:500])
+            raise DeclinedError(" ".join(printable(reason).split())[:500])
         elif key in value:
             return value[key]
         else:
@@ -117,6 +117,11 @@ def _parts(text: str) -> Iterator[str]:
         yield text[begin : end + 1]
     if fences := re.findall(r"```(?:json)?\n(.*?)```", text, re.DOTALL):
         yield fences[-1]
+
+
+def printable(text: str) -> str:
+    """Return text that cannot change what a terminal does."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def as_text(request: Request) -> str:

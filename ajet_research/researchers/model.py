@@ -20,6 +20,7 @@ from ajet_research.researchers.interface import (
     ResearcherFailedError,
     as_text,
     checked_name,
+    printable,
 )
 from ajet_research.study import ResearcherPrice
 
@@ -177,9 +178,8 @@ class ModelResearcher(Researcher):
         self, what: str, *, temporary: bool = False, unpaid: bool = True
     ) -> ResearcherFailedError:
         shown = what.replace(self._key, "***") if self._key else what
-        shown = "".join(sign if sign.isprintable() else " " for sign in shown)[:_SHOWN]
         return ResearcherFailedError(
-            f"the researcher {self.name} at {self._terms.base_url}: {shown}",
+            f"the researcher {self.name} at {self._terms.base_url}: {printable(shown)[:_SHOWN]}",
             temporary=temporary,
             unpaid=unpaid,
         )

@@ -22,6 +22,7 @@ from ajet_research.researchers.interface import (
     ResearcherFailedError,
     as_text,
     checked_name,
+    printable,
 )
 
 _LIMITS = BoxLimits(
@@ -115,8 +116,7 @@ class ProgramResearcher(Researcher):
             ended = await self._watched(program)
         except SandboxError as error:
             raise ResearcherFailedError(f"the researcher {self.name}: {error.message}") from error
-        said = stderr.read_bytes()[-_SHOWN:].decode(errors="replace")
-        said = "".join(sign if sign.isprintable() else " " for sign in said).strip()
+        said = printable(stderr.read_bytes()[-_SHOWN:].decode(errors="replace")).strip()
         if ended.timed_out:
             raise ResearcherFailedError(
                 f"the researcher {self.name} did not end within {self._rules.timeout_seconds:g} s"

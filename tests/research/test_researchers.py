@@ -197,6 +197,15 @@ def test_a_declined_topic_is_a_clear_refusal(tmp_path: Path) -> None:
         proposed(tmp_path, {"declined": "no arena has\na method"})
 
 
+def test_answers_cannot_change_what_a_terminal_does(tmp_path: Path) -> None:
+    seen: list[str] = []
+    bad = example(base={"arena": "synthetic", "set": {"\x1b[2J": 1}})
+    with pytest.raises(ResearcherFailedError) as failure:
+        proposed(tmp_path, bad, {"declined": "\x1b[2J"}, on_problem=seen.append)
+    assert "\x1b" not in "".join([*seen, failure.value.message])
+    assert "[2J" in seen[0]
+
+
 def test_a_file_that_exists_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text("mine")
     with pytest.raises(ConfigError, match="exists"):
