@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from ajet_core.errors import AjetError
-from ajet_research.leader import REPORT
+from ajet_research.arenas import TrialBlueprint
+from ajet_research.leader import REPORT, StudyLeader, registered_event
+from ajet_research.ledger import StudyLedger
+from ajet_research.registration import register
 from ajet_research.researchers import (
     Answered,
     ModelResearcher,
@@ -25,14 +30,17 @@ from ajet_research.researchers import (
     propose_study,
 )
 from ajet_research.researchers.checking import check_here
+from ajet_research.runners import InlineRunner, Settled
 from ajet_research.spending import ResearcherLimits
 from ajet_research.study import ResearcherPrice
 from ajet_research.suites.endpoint import PRICE, EndpointReply, RecordingEndpoint, Script
 from ajet_research.suites.mutations import finished_study
+from ajet_research.suites.planted import planted_study
 from ajet_research.verifying import verify_study
 
 _MAX_TOKENS = 512
 _TIMEOUT = 0.5
+_STUDIES = 40
 _AGAIN = 4
 """Calls of the same command, each of which continues with what is left."""
 GOOD_PROSE = (
@@ -105,7 +113,9 @@ class _Case:
 
 
 def run_budgets(*, seed: int, size: int = 1) -> dict[str, Any]:
-    """Ask endpoints that refuse to please, and count from outside what they charge.
+    """Ask endpoints that refuse to please, and run studies whose machine fails.
+
+    What is spent is counted from outside: by the endpoint, and by what runs the trials.
 
     :param size: how often each case is tried, with other limits.
     """
@@ -124,16 +134,70 @@ def run_budgets(*, seed: int, size: int = 1) -> dict[str, Any]:
                 if case.limits.money is not None:
                     over_money = max(over_money, endpoint.money - case.limits.money)
                 requests += len(endpoint.requests)
+    beyond = [_trials_beyond(seed * 1000 + index) for index in range(_STUDIES * size)]
+    trials, compute, ended = (list(column) for column in zip(*beyond, strict=True))
+    overrun = {
+        "tokens": over_tokens,
+        "money": round(over_money, 9),
+        "trials": max(0, *trials),
+        "compute_seconds": round(max(0.0, *compute), 6),
+    }
     return {
         "suite": "budgets",
         "cases": len(cases),
         "requests": requests,
-        "overrun_tokens": over_tokens,
-        "overrun_money": round(over_money, 9),
+        "studies": len(beyond),
+        "exhausted": sum(ended),
+        "overrun": max(overrun.values()),
+        "overruns": overrun,
         "problems": problems,
         "seconds": round(time.monotonic() - began, 1),
-        "passed": not over_tokens and over_money <= 1e-9 and not problems and requests > len(cases),
+        "passed": not any(overrun.values()) and not problems and requests > len(cases),
     }
+
+
+class _FailingRunner:
+    """Every attempt takes all of its time, and every second one is lost with its machine.
+
+    :ivar attempts: by trial, those that were started.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self.attempts: Counter[str] = Counter()
+        self.seconds = 0.0
+        self._inner = InlineRunner()
+        self._rng = rng
+
+    def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled:
+        """Run an attempt to its end."""
+        self.attempts[blueprint.id] += 1
+        self.seconds += blueprint.seconds
+        if self._rng.random() < 0.5:
+            return Settled(blueprint.seconds, cause="the worker was lost")
+        return replace(self._inner.poll(blueprint, attempt), seconds=blueprint.seconds)
+
+
+def _trials_beyond(seed: int) -> tuple[int, float, bool]:
+    """Return the trials and the seconds of attempts that a study took beyond its budget.
+
+    The third value is whether the budget ended it.
+    """
+    rng = random.Random(seed)  # noqa: S311 - not for secrets
+    study = planted_study(f"null:{seed}", looks=((6, 0.05),))
+    hours = len(study.arms) * len(study.seeds) / 60
+    limits = {"trials": 12, "trial_seconds": 60.0, "compute_hours": hours}
+    study = study.model_copy(update={"budget": study.budget.model_copy(update=limits)})
+    ledger, runner = StudyLedger(None), _FailingRunner(rng)
+    with closing(ledger):
+        event = registered_event(register(study, Path()))
+        ledger.append(event, time="2026-01-01T00:00:00+00:00", elapsed=0.0)
+        parallel = rng.choice([1, 3, 50])
+        state = StudyLeader(ledger, runner, None, VirtualClock(), parallel).lead()
+    return (
+        len(runner.attempts) - study.budget.trials,
+        runner.seconds - hours * 3600,
+        state.exhausted is not None and state.decided is not None,
+    )
 
 
 def _cases(seed: int) -> Iterator[_Case]:
