@@ -24,8 +24,9 @@ __all__ = ["assert_source_learns", "success_by_step", "walk_names"]
 
 _WORLD = "grid"
 _STEPS = 18
-_MAX_TOKENS = 32
-"""Of an answer. One that never ends is noise, and its entropy pauses the run."""
+_MAX_TOKENS = 64
+"""Of an episode, whose five answers need 35. An answer that never ends is noise, and its entropy
+pauses the run."""
 _MODEL = (
     "import sys; from pathlib import Path; from ajet_worlds import load_world, tiny_model; "
     f"tiny_model.create_tiny_model(Path(sys.argv[1]), worlds=[load_world({_WORLD!r})], "
