@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def _verdicts(its: StudyStatus) -> Html | None:
     return _table(("comparison", "verdict"), list(its.verdicts.items())) if its.verdicts else None
 
 
-def _bar(parts: dict[str, float], whole: float) -> Html:
+def _bar(parts: Mapping[str, float], whole: float) -> Html:
     """Return a bar of parts of a whole, one after the other."""
     x, drawn = 0.0, []
     for name, value in parts.items():
@@ -102,7 +102,7 @@ def _bar(parts: dict[str, float], whole: float) -> Html:
     return tag("svg", {"viewBox": f"0 0 {_WIDTH:g} 14", "aria-hidden": "true"}, back, *drawn)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[Child, ...]]) -> Html:
+def _table(head: tuple[str, ...], rows: Iterable[tuple[Child, ...]]) -> Html:
     cells = tag("tr", {}, *(tag("th", {}, name) for name in head))
     body = [tag("tr", {}, *(tag("td", {}, cell) for cell in row)) for row in rows]
     return tag("table", {}, tag("thead", {}, cells), tag("tbody", {}, *body))
