@@ -24,6 +24,21 @@ class KnownMetric(LedgerEvent):
     worst: float | None
 
 
+class EarlierStudy(LedgerEvent):
+    """A study that was in the directory beside this one when this one was registered.
+
+    :param name: of its directory.
+    :param digest: of its study; "" if its ledger cannot be read.
+    :param verdicts: by comparison; those of a study without a decision are hidden.
+    """
+
+    name: str
+    question: str
+    digest: str
+    phase: str
+    verdicts: dict[str, Verdict]
+
+
 class Registered(LedgerEvent):
     """A study, before any of its results.
 
@@ -33,6 +48,7 @@ class Registered(LedgerEvent):
     :param arms: by trial, its arm.
     :param versions: of agentjet, Python and numpy.
     :param directory: where the path of the user's code starts; "" without code.
+    :param earlier: all studies beside it: whoever asks until an answer pleases leaves a trace.
     """
 
     kind: Literal["registered"] = "registered"
@@ -44,6 +60,7 @@ class Registered(LedgerEvent):
     versions: dict[str, str]
     warnings: list[str]
     directory: str
+    earlier: list[EarlierStudy] = Field([], exclude_if=lambda its: not its)
 
 
 class LeaderStarted(LedgerEvent):
@@ -236,6 +253,55 @@ class Answered(Steering):
 AnyRequest = Annotated[Paused | Resumed | Stopped | Amended | Answered, Field(discriminator="kind")]
 REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
 
+
+class ResearcherAsked(LedgerEvent):
+    """The worst case of a request to a researcher is set aside, before it is sent.
+
+    :param number: of the request, from 1.
+    :param purpose: what the researcher is to write.
+    :param request: SHA-256 of what it is asked.
+    :param tokens: of prompt and answer, at most.
+    :param money: their price, at most.
+    """
+
+    kind: Literal["researcher_asked"] = "researcher_asked"
+    number: int
+    researcher: str
+    purpose: Literal["proposal", "interpretation"]
+    request: str
+    tokens: Annotated[int, Field(ge=0)]
+    money: Annotated[float, Field(ge=0)]
+
+
+class ResearcherAnswered(LedgerEvent):
+    """A request has ended.
+
+    :param tokens: that it took; those that were set aside if that is not known.
+    :param answer: SHA-256 of the answer; "" if there is none.
+    :param problem: why the answer was refused, or is missing; "" if it was accepted.
+    """
+
+    kind: Literal["researcher_answered"] = "researcher_answered"
+    number: int
+    tokens: Annotated[int, Field(ge=0)]
+    money: Annotated[float, Field(ge=0)]
+    answer: str
+    problem: str
+
+
+class Interpreted(LedgerEvent):
+    """A researcher's prose about a reported study.
+
+    :param prose: with references in place of numbers and claims; "" if none was accepted.
+    :param problem: why none was accepted; "" if it was.
+    """
+
+    kind: Literal["interpreted"] = "interpreted"
+    researcher: str
+    prose: str
+    problem: str
+
+
 AnyEvent = Annotated[
     Registered
     | LeaderStarted
@@ -253,7 +319,10 @@ AnyEvent = Annotated[
     | Answered
     | Looked
     | Decided
-    | Reported,
+    | Reported
+    | ResearcherAsked
+    | ResearcherAnswered
+    | Interpreted,
     Field(discriminator="kind"),
 ]
 EVENTS: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)

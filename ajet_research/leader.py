@@ -41,6 +41,7 @@ from ajet_research.events import (
     AttemptFailed,
     ClockJumped,
     Decided,
+    EarlierStudy,
     Exhausted,
     Finished,
     KnownMetric,
@@ -56,7 +57,7 @@ from ajet_research.registration import Registration, code_of, register
 from ajet_research.report import compile_report
 from ajet_research.runners import FULL_DISK, LocalRunner, TrialRunner
 from ajet_research.state import StudyState, fold
-from ajet_research.status import used_mebibytes
+from ajet_research.status import earlier_studies, used_mebibytes
 from ajet_research.steering import held, requests_of, to_append
 from ajet_research.study import Study, parse_study, study_text
 
@@ -307,7 +308,9 @@ class StudyLeader:
             self.on_event(event)
 
 
-def registered_event(registration: Registration) -> Registered:
+def registered_event(
+    registration: Registration, earlier: Sequence[EarlierStudy] = ()
+) -> Registered:
     """Return the first row of a study's ledger."""
     import numpy as np
 
@@ -329,6 +332,7 @@ def registered_event(registration: Registration) -> Registered:
         },
         warnings=list(registration.warnings),
         directory=str(registration.directory.resolve()) if study.code else "",
+        earlier=list(earlier),
     )
 
 
@@ -377,7 +381,8 @@ def run_study(
                 name = "study.json" if source.suffix == ".json" else "study.toml"
                 write_whole(directory / name, text.encode(), mode=0o644)
                 now = clock.now().isoformat(timespec="seconds")
-                ledger.append(registered_event(registration), time=now, elapsed=0.0)
+                first = registered_event(registration, earlier_studies(directory))
+                ledger.append(first, time=now, elapsed=0.0)
             study = fold(ledger.rows).registered
             its = runner(directory / TRIALS, load_arena(study.base.arena))
             return StudyLeader(ledger, its, directory, clock, parallel, on_event).lead()

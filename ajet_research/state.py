@@ -18,6 +18,7 @@ from ajet_research.events import (
     Decided,
     Exhausted,
     Finished,
+    Interpreted,
     KnownMetric,
     LeaderStarted,
     Looked,
@@ -26,13 +27,18 @@ from ajet_research.events import (
     Paused,
     Registered,
     Reported,
+    ResearcherAnswered,
+    ResearcherAsked,
     Reserved,
     Resumed,
     Steering,
     Stopped,
 )
 from ajet_research.ledger import LedgerRow
+from ajet_research.spending import ResearcherSpending
 from ajet_research.study import FIXED_LIMITS, Budget, Study, StudyQuestion
+
+_AFTER_THE_REPORT = (ResearcherAsked, ResearcherAnswered, Interpreted)
 
 
 @dataclass(slots=True)
@@ -65,6 +71,8 @@ class StudyState:
     :param paused: the pause that lasts.
     :param asked: the question that is open.
     :param ended: why nothing more starts, if a person ended the study.
+    :param interpretations: what researchers wrote about the report. After each, the report has to
+        be compiled again.
     """
 
     study: Study | None = None
@@ -83,6 +91,8 @@ class StudyState:
     paused: Paused | None = None
     asked: Asked | None = None
     ended: Stopped | Answered | None = None
+    spending: ResearcherSpending = field(default_factory=ResearcherSpending)
+    interpretations: list[Interpreted] = field(default_factory=list)
     _session: float = 0.0
 
     @property
@@ -141,7 +151,8 @@ class StudyState:
         if not self.held:
             self.wall += max(0.0, row.elapsed - self._session)
         self._session = row.elapsed
-        if (self.study is None) != isinstance(event, Registered) or self.reported is not None:
+        begun = (self.study is None) == isinstance(event, Registered)
+        if not begun or (self.reported is not None and not isinstance(event, _AFTER_THE_REPORT)):
             raise _misplaced(row)
         match event:
             case Registered():
@@ -183,6 +194,14 @@ class StudyState:
                 self.exhausted = event
             case Asked() if self.due and not self.held and event.question == self.due.id:
                 self.asked = event
+            case ResearcherAsked() | ResearcherAnswered():
+                try:
+                    self.spending.apply(event)
+                except ValueError:
+                    raise _misplaced(row) from None
+            case Interpreted() if self.reported is not None:
+                self.interpretations.append(event)
+                self.reported = None
             case LeaderStarted() | ClockJumped():
                 pass
             case _:

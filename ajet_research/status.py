@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet_core.errors import ConfigError
+from ajet_core.errors import AjetError, ConfigError
 from ajet_research.analysis import final_verdicts
-from ajet_research.events import AnyEvent, Finished, Looked, Steering
+from ajet_research.events import AnyEvent, EarlierStudy, Finished, Looked, Steering
 from ajet_research.inference import Verdict
 from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.report.steered import interventions
@@ -223,3 +223,29 @@ def _words(event: AnyEvent) -> str:
     if isinstance(event, Finished) and event.failed:
         return f"trial {event.trial} failed"
     return _WORDS[event.kind].format(event)
+
+
+def earlier_studies(directory: Path) -> list[EarlierStudy]:
+    """Return the other studies in the directory that a study's directory is in, by name."""
+    own = directory.resolve()
+    studies = []
+    for path in sorted(own.parent.glob(f"*/{LEDGER}")):
+        if path.parent == own:
+            continue
+        try:
+            state = fold(read_ledger(path))
+            studies.append(
+                EarlierStudy(
+                    name=path.parent.name,
+                    question=state.registered.topic.question,
+                    digest=state.digest,
+                    phase="finished" if state.decided else "running",
+                    verdicts=final_verdicts(state) if state.decided else {},
+                )
+            )
+        except (AjetError, OSError):
+            name = path.parent.name
+            studies.append(
+                EarlierStudy(name=name, question="", digest="", phase="unreadable", verdicts={})
+            )
+    return studies

@@ -34,14 +34,22 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Answer = Literal["yes", "no"]
 
 
+def _is_unset(value: object) -> bool:
+    return value in (None, "", {})
+
+
 class _StudyPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Topic(_StudyPart):
-    """What is asked, in the user's words."""
+    """What is asked, in the user's words.
+
+    :param proposed_by: the researcher that wrote the rest of the study; "" if people did.
+    """
 
     question: Annotated[str, Field(min_length=1, max_length=2000)]
+    proposed_by: Annotated[str, Field(max_length=80)] = Field("", exclude_if=_is_unset)
 
 
 class Base(_StudyPart):
@@ -136,6 +144,13 @@ class Decide(_StudyPart):
         return all(verdict in self.allowed(id_) for id_, verdict in verdicts.items())
 
 
+class ResearcherPrice(_StudyPart):
+    """What a million tokens of a model cost, in any currency."""
+
+    input: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    output: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Budget(_StudyPart):
     """What may be spent. A trial's worst case is reserved before the trial starts.
 
@@ -145,6 +160,8 @@ class Budget(_StudyPart):
     :param wall_hours: time in which a leader was at work.
     :param disk_mib: size of the study's directory.
     :param attempts: how often a trial is tried if the machine, not its arm, lets it fail.
+    :param researcher_tokens: of prompts and answers of all researchers together.
+    :param researcher_money: what these tokens cost at most, by `researcher_prices`.
     """
 
     trials: Count
@@ -153,6 +170,12 @@ class Budget(_StudyPart):
     wall_hours: Positive = 24.0
     disk_mib: Positive = 1024.0
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    # Left out of the digest where they are not used, so that studies without them keep theirs.
+    researcher_tokens: Annotated[int, Field(ge=0)] | None = Field(None, exclude_if=_is_unset)
+    researcher_money: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, exclude_if=_is_unset
+    )
+    researcher_prices: dict[str, ResearcherPrice] = Field({}, exclude_if=_is_unset)
 
 
 FIXED_LIMITS = frozenset({"trial_seconds"})
@@ -264,7 +287,8 @@ def study_text(path: Path) -> str:
     if head is None:
         raise ConfigError(
             f"{path} has no study between two lines '+++' at its beginning. A topic needs its "
-            "study there: factors, outcome, inference, comparisons, decisions and budget."
+            "study there: factors, outcome, inference, comparisons, decisions and budget. "
+            "'ajet research propose' lets a researcher write it."
         )
     # Keeps the line numbers of the file.
     return "\n" + head[1]
@@ -323,6 +347,13 @@ def _inconsistencies(study: Study) -> Iterator[tuple[_Place, str]]:
     seeds = [look.seeds for look in study.inference.looks]
     if seeds != sorted(set(seeds)):
         yield ("inference", "looks"), "each look needs more seeds than the one before it"
+    yield from _wrong_questions(study)
+    if study.budget.researcher_money is not None and not study.budget.researcher_prices:
+        yield ("budget", "researcher_money"), "'researcher_money' needs 'researcher_prices'"
+
+
+def _wrong_questions(study: Study) -> Iterator[tuple[_Place, str]]:
+    looks = len(study.inference.looks)
     for index, question in enumerate(study.ask):
         before = study.ask[:index]
         if question.id in [one.id for one in before]:
@@ -332,10 +363,10 @@ def _inconsistencies(study: Study) -> Iterator[tuple[_Place, str]]:
                 ("ask", index, "before_look"),
                 f"two questions are asked before look {question.before_look}",
             )
-        if question.before_look > len(seeds):
+        if question.before_look > looks:
             yield (
                 ("ask", index, "before_look"),
-                f"'before_look' is {question.before_look}, and the study has {len(seeds)} looks",
+                f"'before_look' is {question.before_look}, and the study has {looks} looks",
             )
 
 
@@ -394,6 +425,7 @@ def _known_keys(keys: tuple[object, ...]) -> str:
         "decide": Decide,
         "budget": Budget,
         "ask": StudyQuestion,
+        "researcher_prices": ResearcherPrice,
         "factors": Factor,
         "code": Code,
     }

@@ -23,18 +23,27 @@ from ajet_research.events import (
     Decided,
     Exhausted,
     Finished,
+    Interpreted,
     Looked,
     LookFinding,
     Lost,
     Registered,
     Reported,
+    ResearcherAnswered,
+    ResearcherAsked,
     Reserved,
 )
 from ajet_research.ledger import LEDGER, LedgerRow, read_ledger
 from ajet_research.registration import register
-from ajet_research.report import compile_report, unlinked_numerals
+from ajet_research.report import (
+    compile_report,
+    interpretation_problems,
+    referents_of,
+    unlinked_numerals,
+)
 from ajet_research.report.steered import interventions
 from ajet_research.runners import store_hashes
+from ajet_research.spending import ResearcherLimits
 from ajet_research.state import StudyState
 from ajet_research.study import Compare, Study, arm_name, parse_study
 from ajet_research.worker import BLUEPRINT, STORE, AttemptResult, result_path
@@ -42,7 +51,7 @@ from ajet_research.worker import BLUEPRINT, STORE, AttemptResult, result_path
 _NEAR = 1e-9
 _ROUNDING = 1e-12
 """What lies closer to a limit, relative to the numbers compared, counts as on it."""
-_REPORT, _TRIALS = "report", "trials"
+_REPORT, _TRIALS, _TRANSCRIPTS = "report", "trials", "researchers"
 
 
 @dataclass(slots=True)
@@ -91,6 +100,7 @@ def _problems(directory: Path, result: Verification) -> Iterator[str]:
     state = StudyState()
     for row in rows:
         yield from _out_of_order(row, state)
+        yield from _wrong_interpretation(row, state)
         state.apply(row)
         yield from _wrong_statistics(row, state)
     result.amendments = [one.line for one in interventions(state) if one.changes]
@@ -101,6 +111,7 @@ def _problems(directory: Path, result: Verification) -> Iterator[str]:
     arena = load_arena(study.base.arena)
     yield from _wrong_outcomes(directory / _TRIALS, rows, state, arena, result)
     yield from _overspent(state)
+    yield from _wrong_transcripts(directory / _TRANSCRIPTS, rows)
     if result.problems:
         # A report can be compiled from consistent rows alone.
         return
@@ -138,6 +149,23 @@ def _out_of_order(row: LedgerRow, state: StudyState) -> Iterator[str]:
             fits = True
     if not fits:
         yield f"Row {row.seq} ({event.kind}) is not what the rows before it call for."
+
+
+def _wrong_interpretation(row: LedgerRow, state: StudyState) -> Iterator[str]:
+    """Researchers spend what they may, and their words pass the checks of prose."""
+    event = row.event
+    if isinstance(event, ResearcherAsked):
+        limits = ResearcherLimits.of(state.registered.budget)
+        if state.spending.excess(event.tokens, event.money, limits):
+            yield f"Row {row.seq}: the budget of researchers did not allow this request."
+        if state.reported is None or event.purpose != "interpretation":
+            yield f"Row {row.seq}: a researcher was asked before the report."
+    elif isinstance(event, Interpreted) and state.reported is not None:
+        if bool(event.prose) == bool(event.problem):
+            yield f"Row {row.seq}: an interpretation has either prose or a problem."
+        if event.prose:
+            for problem in interpretation_problems(event.prose, referents_of(state)):
+                yield f"Row {row.seq}: the prose of {event.researcher}: {problem}."
 
 
 def _wrong_statistics(row: LedgerRow, state: StudyState) -> Iterator[str]:
@@ -458,6 +486,22 @@ def _overspent(state: StudyState) -> Iterator[str]:
         yield "The trials took more time than budget.compute_hours."
 
 
+def _wrong_transcripts(folder: Path, rows: Sequence[LedgerRow]) -> Iterator[str]:
+    """What researchers were asked, and what they said, is what the ledger has the hashes of."""
+    for row in rows:
+        match row.event:
+            case ResearcherAsked(number=number, request=expected):
+                name = f"{number:03}-request.json"
+            case ResearcherAnswered(number=number, answer=expected):
+                name = f"{number:03}-answer.txt"
+            case _:
+                continue
+        path = folder / name
+        own = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+        if own != expected:
+            yield f"Row {row.seq}: {name} is not what the researcher was asked, or said."
+
+
 def _other_report(
     folder: Path, rows: Sequence[LedgerRow], state: StudyState, result: Verification
 ) -> Iterator[str]:
@@ -471,7 +515,8 @@ def _other_report(
             yield "There is a report that the ledger does not have. Run the study again."
         return
     result.finished = True
-    compiled = compile_report(rows)
+    last = max(i for i, row in enumerate(rows) if isinstance(row.event, Reported))
+    compiled = compile_report(rows[:last])
     if compiled.hashes != state.reported.files:
         yield "The ledger names another report than the one that follows from it."
     for name in sorted(compiled.files.keys() | present.keys()):

@@ -126,6 +126,10 @@ def measure(rounds: int, directory: Path) -> dict[str, list[float]]:
     """Return all figures."""
     world = load_world(WORLD)
     create_tiny_model(directory / "model", worlds=[world], seed=0)
+    config = run_config(world, directory / "model")
+    # Clients with a defect would pause the run.
+    failures = config.failures.model_copy(update={"max_rate": 1.0})
+    config = config.model_copy(update={"failures": failures})
     figures: dict[str, list[float]] = {}
     numbers = iter(range(1, 10**6))
 
@@ -133,7 +137,7 @@ def measure(rounds: int, directory: Path) -> dict[str, list[float]]:
         figures.setdefault(name, []).append(round(process.seconds_until(word), 3))
 
     with LocalServer(directory) as server:
-        server.start_run(run_config(world, directory / "model"))
+        server.start_run(config)
 
         def start(*, defect: bool = False) -> Process:
             return Process(server, next(numbers), defect=defect)
@@ -161,6 +165,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.client is not None:
         url, first_task = options.client
+        # Shells start background jobs with SIGINT ignored, and processes inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         asyncio.run(roll_out(url, int(first_task), defect=options.defect))
         return
     # Environments of engines and trainers are searched for above the run directory.

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "ajet_worlds": {"ajet_core", "ajet_installation", "agentjet"},
     "ajet_exec": {"ajet_core", "ajet_installation", "agentjet"},
     "ajet_sources": {"ajet_core", "ajet_installation", "agentjet"},
-    "ajet_research": {"ajet_core", "ajet_installation", "agentjet", "ajet_worlds"},
+    "ajet_research": {"ajet_core", "ajet_installation", "agentjet", "ajet_exec", "ajet_worlds"},
     "ajet_cli": {
         "ajet_core",
         "ajet_installation",

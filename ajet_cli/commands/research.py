@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ajet_cli.commands.researchers import interpret, propose
 from ajet_cli.studies.commands import COMMANDS
 from ajet_cli.studies.places import source_and_directory
 from ajet_core.errors import ConfigError
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from ajet_research.events import AnyEvent
 
 _FAILED = 1
+_SUITES = (
+    *("null", "effects", "mutations", "faults", "swarm"),
+    *("adversaries", "budgets", "outage"),
+)
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _parallel = click.option(
     "--parallel", type=click.IntRange(1, 256), default=1, show_default=True, help="Trials at once."
@@ -44,6 +49,10 @@ def research() -> None:
         raise ConfigError(
             f"ajet research needs {error.name}: pip install 'agentjet[research]'"
         ) from error
+
+
+research.add_command(propose)
+research.add_command(interpret)
 
 
 @research.command()
@@ -198,9 +207,7 @@ def replicate(directory: Path, target: Path | None, parallel: int, as_json: bool
 
 
 @research.command()
-@click.option(
-    "--suite", type=click.Choice(["null", "effects", "mutations", "faults", "swarm"]), required=True
-)
+@click.option("--suite", type=click.Choice(_SUITES), required=True)
 @click.option(
     "--size",
     type=click.IntRange(1, 100_000),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def _bar(parts: Mapping[str, float], whole: float) -> Html:
     return tag("svg", {"viewBox": f"0 0 {_WIDTH:g} 14", "aria-hidden": "true"}, back, *drawn)
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[Child, ...]]) -> Html:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[Child, ...]]) -> Html:
     cells = tag("tr", {}, *(tag("th", {}, name) for name in head))
     body = [tag("tr", {}, *(tag("td", {}, cell) for cell in row)) for row in rows]
     return tag("table", {}, tag("thead", {}, cells), tag("tbody", {}, *body))

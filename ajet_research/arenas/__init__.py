@@ -23,6 +23,7 @@ __all__ = [
     "Splits",
     "TrialBlueprint",
     "TrialEvidence",
+    "arena_names",
     "load_arena",
     "read_evidence",
 ]
@@ -38,6 +39,11 @@ _BUILT_IN = (
 def _registered() -> tuple[EntryPoint, ...]:
     """The entry points of all distributions: reading them takes a tenth of a second."""
     return tuple(entry_points(group=GROUP))
+
+
+def arena_names() -> list[str]:
+    """Return the names of all arenas."""
+    return sorted({point.name for point in (*_BUILT_IN, *_registered())})
 
 
 def load_arena(name: str) -> Arena:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -87,9 +87,15 @@ class Arena(ABC):
     leader, the report and ``ajet research verify`` call them, also years later. `check_machine` is
     called once, when a study starts. `run` is called in a process of its own, which is killed when
     the blueprint's time is over.
+
+    :cvar summary: what the arena is, and which values its settings may have, for researchers.
+    :cvar reserved: beginnings of settings that a researcher may not set, because they name
+        programs, files or hosts.
     """
 
     metrics: Mapping[str, MetricSpec]
+    summary: ClassVar[str] = ""
+    reserved: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def resolve(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:

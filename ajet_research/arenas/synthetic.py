@@ -37,6 +37,10 @@ _DEFAULTS: dict[str, Scalar] = {
 class SyntheticArena(Arena):
     """Trials of planted worlds."""
 
+    summary = (
+        "Planted worlds without a model, to learn and to test studies. 'method' and 'variant' are "
+        "letters from a to t; 'world' says what they do."
+    )
     metrics: Mapping[str, MetricSpec] = {
         "score": MetricSpec("max", _WORST, "mean score of held-out tasks, in standard deviations"),
         "far_score": MetricSpec("max", _WORST, "mean score of the far half of held-out tasks"),

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ajet_research.analysis import final_verdicts
-from ajet_research.events import (
-    Reported,
-)
+from ajet_research.events import AnyEvent, Registered
 from ajet_research.ledger import LedgerRow
 from ajet_research.report.document import (
     Cell,
@@ -27,6 +25,7 @@ from ajet_research.report.document import (
     TableRow,
     Text,
 )
+from ajet_research.report.interpretation import Referents, interpretation_spans
 from ajet_research.report.numbers import STUDY, DefinedNumbers, interval_of
 from ajet_research.report.recording import compile_record
 from ajet_research.report.results import FIGURE, figure_of, write_results
@@ -56,20 +55,13 @@ class CompiledReport:
 
 
 def compile_report(rows: Iterable[LedgerRow]) -> CompiledReport:
-    """Compile the report of a decided study from the rows before it was reported."""
-    before = [row for row in rows if not isinstance(row.event, Reported)]
+    """Compile the report of a decided study from all rows before the one that reports it."""
+    before = list(rows)
     state = fold(before)
     study = state.registered
-    numbers = DefinedNumbers()
-    report = Document("Report of a study")
-    _answer(report, state, numbers)
-    write_results(report, state, numbers)
-    _expectations(report, state)
-    _path(report, state, numbers)
-    _plan(report, state, numbers)
-    write_interventions(report, state)
-    _failures(report, state, numbers)
-    _limits(report, state, numbers)
+    report, numbers = _findings(state)
+    _earlier(report, before[0].event)
+    _interpretations(report, state, numbers)
     _trials(report, state)
     report.heading("Numbers")
     report.paragraph(Text("Each number of this report, with its formula and its trials."))
@@ -90,6 +82,71 @@ def compile_report(rows: Iterable[LedgerRow]) -> CompiledReport:
             f"{FIGURE}.csv": data,
         }
     )
+
+
+def referents_of(state: StudyState) -> Referents:
+    """Return what prose about a decided study may refer to."""
+    _, numbers = _findings(state)
+    return Referents(state, numbers.links)
+
+
+def _findings(state: StudyState) -> tuple[Document, DefinedNumbers]:
+    """Begin a report with what follows from the study alone."""
+    numbers = DefinedNumbers()
+    report = Document("Report of a study")
+    _answer(report, state, numbers)
+    write_results(report, state, numbers)
+    _expectations(report, state)
+    _path(report, state, numbers)
+    _plan(report, state, numbers)
+    write_interventions(report, state)
+    _failures(report, state, numbers)
+    _limits(report, state, numbers)
+    return report, numbers
+
+
+def _earlier(report: Document, first: AnyEvent) -> None:
+    """List the studies of the same directory: one that was repeated until it pleased is seen."""
+    assert isinstance(first, Registered)
+    if not first.earlier:
+        return
+    report.heading("Other studies in the same directory")
+    report.paragraph(
+        Text(
+            "They were there when this study was registered. Each has its own probability of a "
+            "false verdict, so that one of many may be false by chance."
+        )
+    )
+    rows = []
+    for index, one in enumerate(first.earlier, 1):
+        said = ", ".join(f"{id_} {verdict}" for id_, verdict in one.verdicts.items())
+        question = " ".join(one.question.split())
+        texts = (one.name, question, one.digest[:12], one.phase, said)
+        rows.append(TableRow([(Exact(text),) for text in texts], f"earlier-{index}"))
+    report.table(["directory", "question", "digest", "phase", "verdicts"], rows)
+
+
+def _interpretations(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
+    """Write what researchers say, each under its name."""
+    if not state.interpretations:
+        return
+    report.heading("Interpretations")
+    report.paragraph(
+        Text(
+            "Words of researchers, and not findings. Each number is one of this report, and each "
+            "claim links to the verdict that carries it. The other words were checked for numbers "
+            "and comparisons, not for sense."
+        )
+    )
+    referents = Referents(state, dict(numbers.links))
+    for index, one in enumerate(state.interpretations, 1):
+        target = f"interpretation-{index}"
+        state_of = "accepted" if one.prose else "none was accepted; the reason is in the record"
+        cells: list[Cell] = [(Exact(one.researcher),), (Text(state_of),)]
+        report.table(["researcher", "interpretation"], [TableRow(cells, target)])
+        if one.prose:
+            for spans in interpretation_spans(one.prose, referents):
+                report.paragraph(*spans, quoted=True)
 
 
 def _answer(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
@@ -181,8 +238,13 @@ def _plan(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
     arms = numbers("arms", len(study.arms), "arms that are compared")
     outcome = state.metrics[study.outcome.metric]
     better = "more" if outcome.direction == "max" else "less"
+    proposed: list[Cell] = []
+    if study.topic.proposed_by:
+        its = Quote(study.topic.proposed_by, STUDY)
+        proposed = [(Text("Written by the researcher "), its, Text(", conclusions included."))]
     report.items(
         [
+            *proposed,
             (
                 Text("Before the first result, with the digest "),
                 Reference(state.digest, STUDY),
@@ -336,6 +398,7 @@ def _trials(report: Document, state: StudyState) -> None:
 def _json(state: StudyState) -> str:
     study = state.registered
     assert state.decided is not None
+    written = [{"researcher": one.researcher, "prose": one.prose} for one in state.interpretations]
     content = {
         "schema": 1,
         "digest": state.digest,
@@ -345,6 +408,7 @@ def _json(state: StudyState) -> str:
         "verdicts": final_verdicts(state),
         "findings": {id_: one.model_dump(mode="json") for id_, one in state.verdicts.items()},
         "looks": len(state.findings),
+        **({"interpretations": written} if written else {}),
         "exhausted": state.exhausted.resource if state.exhausted else None,
         "ended_by": (state.ended.by or "the registered default") if state.ended else None,
         "interventions": [

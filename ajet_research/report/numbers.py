@@ -16,6 +16,7 @@ class DefinedNumbers:
     """The numbers of a document: each is defined once, with its formula and what it comes from."""
 
     rows: dict[str, TableRow] = field(default_factory=dict)
+    links: dict[str, Reference] = field(default_factory=dict)
 
     def __call__(
         self, id_: str, value: float | None, formula: str, *, of: Cell = (), digits: int = 4
@@ -26,7 +27,8 @@ class DefinedNumbers:
         target = f"number-{id_}"
         cells: list[Cell] = [(Exact(id_),), (Exact(exact),), (Exact(formula),), of]
         self.rows[target] = TableRow(cells, target)
-        return Reference(label, target)
+        self.links[id_] = Reference(label, target)
+        return self.links[id_]
 
 
 def shown(value: float, digits: int) -> str:

@@ -9,8 +9,11 @@ from ajet_research.events import (
     AttemptFailed,
     ClockJumped,
     Exhausted,
+    Interpreted,
     LeaderStarted,
     Registered,
+    ResearcherAnswered,
+    ResearcherAsked,
     Steering,
 )
 from ajet_research.ledger import LedgerRow
@@ -18,6 +21,8 @@ from ajet_research.report.document import Cell, Document, Exact, Quote, Referenc
 from ajet_research.report.numbers import STUDY, DefinedNumbers
 from ajet_research.report.steered import interventions
 from ajet_research.state import StudyState, shown_time
+
+_TOKENS = "that requests took; those that were set aside where that is not known"
 
 
 def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
@@ -57,21 +62,8 @@ def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
     record.items(steered or [(Text("none"),)])
     record.heading("Attempts that the machine let fail")
     record.items(failed or [(Text("none"),)])
-    record.heading("Cost")
-    attempts = sum(trial.attempts for trial in state.trials.values())
-    record.items(
-        [
-            (Text("Attempts: "), numbers("attempts", attempts, "attempts that were reserved")),
-            (
-                Text("Seconds of attempts: "),
-                numbers("seconds", round(state.settled, 3), "wall time of all attempts that ended"),
-            ),
-            (
-                Text("Seconds of leaders: "),
-                numbers("wall", round(state.wall, 3), "time in which a leader was at work"),
-            ),
-        ]
-    )
+    _researchers(record, rows)
+    _cost(record, state, numbers)
     record.heading("Versions")
     first = rows[0].event
     assert isinstance(first, Registered)
@@ -102,3 +94,50 @@ def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
     # What formulas link to.
     record.source(STUDY, state.digest)
     return record
+
+
+def _cost(record: Document, state: StudyState, numbers: DefinedNumbers) -> None:
+    record.heading("Cost")
+    attempts = sum(trial.attempts for trial in state.trials.values())
+    spent: list[Cell] = []
+    if state.spending.requests:
+        its = state.spending
+        spent = [
+            (
+                *(Text("Tokens of researchers: "), numbers("tokens", its.tokens, _TOKENS)),
+                *(Text(". Their price: "), numbers("money", its.money, "by researcher_prices")),
+            )
+        ]
+    record.items(
+        [
+            *spent,
+            (Text("Attempts: "), numbers("attempts", attempts, "attempts that were reserved")),
+            (
+                Text("Seconds of attempts: "),
+                numbers("seconds", round(state.settled, 3), "wall time of all attempts that ended"),
+            ),
+            (
+                Text("Seconds of leaders: "),
+                numbers("wall", round(state.wall, 3), "time in which a leader was at work"),
+            ),
+        ]
+    )
+
+
+def _researchers(record: Document, rows: Sequence[LedgerRow]) -> None:
+    """Write which requests were made, and what became of them."""
+    items: list[Cell] = []
+    for row in rows:
+        match row.event:
+            case ResearcherAsked(researcher=name, purpose=purpose, tokens=tokens):
+                text = f"{name} was asked ({purpose}): at most {tokens} tokens"
+            case ResearcherAnswered(number=number, tokens=tokens, problem=problem):
+                text = f"request {number} took {tokens} tokens: {problem or 'accepted'}"
+            case Interpreted(researcher=name, problem=problem):
+                text = f"interpretation of {name}: {problem or 'accepted'}"
+            case _:
+                continue
+        items.append((Reference(" ".join(text.split()), f"row-{row.seq}"),))
+    if items:
+        record.heading("Researchers")
+        record.items(items)

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+from ajet_research.suites.adversaries import run_adversaries
 from ajet_research.suites.faults import run_faults
 from ajet_research.suites.mutations import run_mutations
 from ajet_research.suites.planted import run_effects, run_null
+from ajet_research.suites.researching import run_budgets, run_outage
 from ajet_research.suites.swarm import run_swarm
 
 __all__ = ["SUITES"]
@@ -16,4 +18,7 @@ SUITES: dict[str, Callable[..., dict[str, Any]]] = {
     "mutations": run_mutations,
     "faults": run_faults,
     "swarm": run_swarm,
+    "adversaries": run_adversaries,
+    "budgets": run_budgets,
+    "outage": run_outage,
 }

@@ -40,7 +40,8 @@ def run_faults(*, seed: int, size: int = 20) -> dict[str, Any]:
         study = _slow_study()
         content = canonical(study.model_dump(mode="json", by_alias=True))
         write_whole(source, content.encode())
-        calm, killed_often = Path(folder) / "calm", Path(folder) / "killed"
+        # A report lists the studies beside it.
+        calm, killed_often = Path(folder) / "1" / "calm", Path(folder) / "2" / "killed"
         run_study(source, calm, runner=FileRunner)
         for index in range(size):
             leader = subprocess.Popen(  # noqa: S603 - this program

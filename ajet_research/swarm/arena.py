@@ -17,7 +17,7 @@ from ajet_core.interfaces import World, WorldAnswer, WorldPrompt
 from ajet_research.arenas.interface import Arena, MetricSpec, Splits, TrialBlueprint, TrialEvidence
 from ajet_research.study import Scalar, digest
 from ajet_research.swarm.records import RunRecords, read_run
-from ajet_research.swarm.settings import SwarmSettings, parsed, resolved
+from ajet_research.swarm.settings import REWARDS, SwarmSettings, parsed, resolved
 from ajet_worlds import load_world
 from ajet_worlds.isolation import IsolatedWorld
 from ajet_worlds.rehearsal import rehearse
@@ -29,6 +29,14 @@ _PLAYED = 16
 class SwarmArena(Arena):
     """Trials that are runs on swarm servers, and learn a world."""
 
+    summary = (
+        "Trains a tiny model by reinforcement learning to play a world, and then plays held-out "
+        "tasks. The fastest 'world' is 'bandit'; an unknown one is refused with the known ones. "
+        f"'reward' is one of: {', '.join(REWARDS)}. "
+        "Other settings are those of a run; a value that is neither a text, a number nor a truth "
+        "value is the text 'json:' with its JSON. A setting whose default is 'json:null' is unset."
+    )
+    reserved = ("engine", "trainer", "merger", "weight_channel")
     metrics: Mapping[str, MetricSpec] = {
         "success": MetricSpec(
             "max", 0.0, "mean success on held-out tasks with the weights of the last step"

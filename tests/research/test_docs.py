@@ -72,7 +72,8 @@ def test_every_planted_world_is_named() -> None:
 
 
 def test_the_study_of_swarm_servers_can_be_registered() -> None:
-    _, _, text = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    texts = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (text,) = [text for text in texts if 'arena = "swarm"' in text]
     registration = register(parse_study(text, "study.toml"), Path())
     assert len(registration.blueprints) == registration.study.budget.trials
 

@@ -330,7 +330,8 @@ def test_leaders_that_are_killed_keep_every_request_once(
             if request is not None and not state.refusal(request):
                 wanted.add(request.request)
                 leader._append(request.model_copy(update={"looks": len(state.findings)}))
-            elif state.paused is not None:
+            # Also by the leader after one that was killed in the pause.
+            elif leader.state.paused is not None:
                 leader._append(asked("resumed").model_copy(update={"looks": len(state.findings)}))
 
         leader.on_event = act

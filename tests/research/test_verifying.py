@@ -123,7 +123,7 @@ def test_a_trial_that_ended_cannot_be_declared_out_of_time(finished: Path, tmp_p
 
 
 ODD = [None, "", "x", -1, 0, 99, 1e300, True, [], ["x"], {}, [1], {"a": 1}, {"a": "b"}]
-HARMLESS = {"host", "pid", "versions", "warnings", "directory"}
+HARMLESS = {"host", "pid", "versions", "warnings", "directory", "earlier"}
 
 
 def replaced(kind: str, name: str, value: object) -> Callable[[Path, random.Random], None]:

@@ -61,8 +61,8 @@ server.start_run(
             "batch": {"tasks": 4, "episodes_per_task": 16},
             # The bonus for entropy keeps rare answers possible, so that the model can still change.
             "algorithm": TINY_GRPO.model_copy(update={"entropy_coef": 0.02}),
-            # Rewards that fall by an edit look like a model that gets worse: do not pause for them.
-            "failures": {"max_reward_drop": None},
+            # After an edit rewards fall and answers vary more, as in trouble: do not pause for it.
+            "failures": {"pause_on": []},
         }
     )
 )
@@ -153,7 +153,8 @@ plt.savefig("curve.png")
 # %% [markdown]
 # ## What to try next
 #
-# - Remove the line with `max_reward_drop`. What does the server say about the edit?
+# - Remove the line with `pause_on`. What does the server say about the edit? `ajet resume`
+#   continues the run.
 # - Remove the bonus for entropy, and train 20 steps before the edit. A model that is too sure of
 #   its answers does not find other ones. How does the second half look?
 # - Reward both languages, and French twice as much. Where does the model end?
