@@ -221,6 +221,17 @@ def test_an_amendment_reopens_what_a_full_disk_budget_had_ended() -> None:
     assert leader.lead().findings
 
 
+def test_limits_of_researchers_grow_if_the_study_has_them(tmp_path: Path) -> None:
+    directory = begun(tmp_path, TEXT + "researcher_tokens = 1000\n")
+    steer(directory, asked("amended", budget={"researcher_tokens": 3000}))
+    state = fold(read_ledger(directory / LEDGER))
+    assert state.budget.researcher_tokens == 3000
+    spent = {one.name: one.limit for one in study_status(directory).budget}
+    assert spent["researcher_tokens"] == 3000
+    with pytest.raises(StateError, match="'researcher_money' cannot be amended"):
+        steer(directory, asked("amended", budget={"researcher_money": 1}))
+
+
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
