@@ -197,12 +197,19 @@ def _spent(state: StudyState, directory: Path) -> list[SpentBudget]:
     budget = state.budget
     begun = sum(trial.attempts > 0 for trial in state.trials.values())
     hours = (state.settled + state.reserved) / 3600
-    return [
+    spent = [
         SpentBudget("trials", begun, budget.trials),
         SpentBudget("compute_hours", round(hours, 4), budget.compute_hours),
         SpentBudget("wall_hours", round(state.wall / 3600, 4), budget.wall_hours),
         SpentBudget("disk_mib", round(used_mebibytes(directory), 2), budget.disk_mib),
     ]
+    if budget.researcher_tokens is not None:
+        tokens = state.spending.tokens
+        spent.append(SpentBudget("researcher_tokens", tokens, budget.researcher_tokens))
+    if budget.researcher_money is not None:
+        money = round(state.spending.money, 4)
+        spent.append(SpentBudget("researcher_money", money, budget.researcher_money))
+    return spent
 
 
 def _question(state: StudyState) -> OpenQuestion | None:

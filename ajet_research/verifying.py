@@ -155,7 +155,7 @@ def _wrong_interpretation(row: LedgerRow, state: StudyState) -> Iterator[str]:
     """Researchers spend what they may, and their words pass the checks of prose."""
     event = row.event
     if isinstance(event, ResearcherAsked):
-        limits = ResearcherLimits.of(state.registered.budget)
+        limits = ResearcherLimits.of(state.budget)
         if state.spending.excess(event.tokens, event.money, limits):
             yield f"Row {row.seq}: the budget of researchers did not allow this request."
         if state.reported is None or event.purpose != "interpretation":

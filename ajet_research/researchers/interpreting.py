@@ -110,7 +110,7 @@ def interpret_study(
                 ledger=ledger,
                 spending=state.spending,
                 directory=directory,
-                limits=tighter(limits, ResearcherLimits.of(state.registered.budget)),
+                limits=tighter(limits, ResearcherLimits.of(state.budget)),
                 tries=tries,
                 wait_seconds=wait_seconds,
                 clock=its_clock,

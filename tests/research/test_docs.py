@@ -79,7 +79,8 @@ def test_the_study_of_swarm_servers_can_be_registered() -> None:
 
 
 def test_the_question_fits_the_study_of_the_page() -> None:
-    text, question, _ = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    text, *others = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (question,) = [one for one in others if one.startswith("[[ask]]")]
     (asked,) = parse_study(f"{text}\n{question}", "study.toml").ask
     assert asked.before_look == 2
 

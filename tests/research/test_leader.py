@@ -26,12 +26,13 @@ from ajet_research.events import (
     Lost,
     Reserved,
 )
-from ajet_research.leader import StudyLeader, held, registered_event, run_study
+from ajet_research.leader import StudyLeader, registered_event, run_study
 from ajet_research.ledger import LEDGER, StudyLedger
 from ajet_research.registration import register
 from ajet_research.report import compile_report, unlinked_numerals
 from ajet_research.runners import FileRunner, InlineRunner, Settled
 from ajet_research.state import StudyState, fold
+from ajet_research.steering import held
 from ajet_research.study import Study
 from ajet_research.verifying import _out_of_order
 from tests.research.studies import TEXT, study, written

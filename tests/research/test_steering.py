@@ -221,6 +221,17 @@ def test_an_amendment_reopens_what_a_full_disk_budget_had_ended() -> None:
     assert leader.lead().findings
 
 
+def test_limits_of_researchers_grow_if_the_study_has_them(tmp_path: Path) -> None:
+    directory = begun(tmp_path, TEXT + "researcher_tokens = 1000\n")
+    steer(directory, asked("amended", budget={"researcher_tokens": 3000}))
+    state = fold(read_ledger(directory / LEDGER))
+    assert state.budget.researcher_tokens == 3000
+    spent = {one.name: one.limit for one in study_status(directory).budget}
+    assert spent["researcher_tokens"] == 3000
+    with pytest.raises(StateError, match="'researcher_money' cannot be amended"):
+        steer(directory, asked("amended", budget={"researcher_money": 1}))
+
+
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
@@ -322,7 +333,7 @@ def test_leaders_that_are_killed_keep_every_request_once(
     plan = {pause_at: asked("paused"), amend_at: asked("amended", budget={"compute_hours": 9})}
     wanted = set()
     while fold(ledger.rows).reported is None:
-        leader = StudyLeader(ledger, runner, None, Clock())
+        leader = StudyLeader(ledger, runner, None, HourlyClock())
 
         def act(event: AnyEvent, leader: StudyLeader = leader) -> None:
             state = leader.state
@@ -345,15 +356,21 @@ def test_leaders_that_are_killed_keep_every_request_once(
     assert not_called_for(ledger) == []
 
 
+class HourlyClock(Clock):
+    """A clock on which each wait takes an hour."""
+
+    def pause(self, seconds: float) -> None:
+        super().pause(3600.0)
+        assert self.pauses < 100, "the study hangs"
+
+
 def answers(directory: Path) -> list[Answered]:
     return [one for one in events(directory) if isinstance(one, Answered)]
 
 
 def test_a_question_waits_for_its_deadline_and_takes_its_default(tmp_path: Path) -> None:
     source, directory = written(tmp_path, OPEN + QUESTION), tmp_path / "study"
-    clock = Clock()
-    seconds = clock.pause
-    clock.pause = lambda _: seconds(3600.0)  # type: ignore[method-assign]
+    clock = HourlyClock()
     state = run_study(source, directory, clock=clock, runner=FileRunner)
     (answer,) = answers(directory)
     assert (answer.answer, answer.default, answer.looks) == ("yes", True, 1)
