@@ -30,6 +30,9 @@ _WORDS = {
     "asked": "the question {0.question} was asked",
     "decided": "the study was decided",
     "reported": "the report was written",
+    "researcher_asked": "the researcher {0.researcher} was asked ({0.purpose})",
+    "researcher_answered": "request {0.number} to a researcher ended",
+    "interpreted": "the researcher {0.researcher} interpreted the report",
 }
 
 

@@ -35,7 +35,7 @@ Answer = Literal["yes", "no"]
 
 
 def _is_unset(value: object) -> bool:
-    return value in (None, "", {})
+    return value in (None, "", {}, [])
 
 
 class _StudyPart(BaseModel):
@@ -216,7 +216,7 @@ class Study(_StudyPart):
     compare: Annotated[list[Compare], Field(min_length=1)]
     decide: Annotated[list[Decide], Field(min_length=1)]
     budget: Budget
-    ask: list[StudyQuestion] = []
+    ask: list[StudyQuestion] = Field([], exclude_if=_is_unset)
     code: Code | None = None
 
     @property

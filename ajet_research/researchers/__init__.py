@@ -6,9 +6,9 @@ accept it, and it never computes, decides or starts anything.
 
 from ajet_research.researchers.asking import TRANSCRIPTS
 from ajet_research.researchers.interface import (
-    Answered,
     Request,
     Researcher,
+    ResearcherAnswer,
     ResearcherFailedError,
 )
 from ajet_research.researchers.interpreting import interpret_study
@@ -18,7 +18,6 @@ from ajet_research.researchers.proposing import ProposedStudy, propose_study
 
 __all__ = [
     "TRANSCRIPTS",
-    "Answered",
     "ModelResearcher",
     "ModelTerms",
     "ProgramResearcher",
@@ -26,6 +25,7 @@ __all__ = [
     "ProposedStudy",
     "Request",
     "Researcher",
+    "ResearcherAnswer",
     "ResearcherFailedError",
     "interpret_study",
     "propose_study",

@@ -13,10 +13,10 @@ from ajet_research.events import AnyEvent, ResearcherAnswered, ResearcherAsked
 from ajet_research.leader import MachineClock, StudyClock
 from ajet_research.ledger import StudyLedger
 from ajet_research.researchers.interface import (
-    Answered,
     DeclinedError,
     Request,
     Researcher,
+    ResearcherAnswer,
     ResearcherFailedError,
     as_text,
     printable,
@@ -112,7 +112,7 @@ class ResearcherDialogue:
             f"last one has these problems:\n{listed}"
         )
 
-    def _asked(self, request: Request) -> tuple[Answered, int]:
+    def _asked(self, request: Request) -> tuple[ResearcherAnswer, int]:
         tokens, money = self.researcher.worst_case(request)
         if excess := self.spending.excess(tokens, money, self.limits):
             raise ResearcherFailedError(
@@ -134,14 +134,14 @@ class ResearcherDialogue:
         try:
             answer = self.researcher.answer(request)
         except ResearcherFailedError as error:
-            spent = Answered("") if error.unpaid else Answered("", tokens, money)
+            spent = ResearcherAnswer("") if error.unpaid else ResearcherAnswer("", tokens, money)
             self._settle(number, spent, error.message)
             raise
         # JSON may have half a surrogate pair, which no file can hold.
         text = answer.text.encode("utf-8", errors="replace").decode()
         return replace(answer, text=text), number
 
-    def _settle(self, number: int, answer: Answered, problem: str) -> None:
+    def _settle(self, number: int, answer: ResearcherAnswer, problem: str) -> None:
         if answer.text:
             self._keep(f"{number:03}-answer.txt", answer.text)
         self._append(

@@ -20,7 +20,7 @@ Request = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ResearcherAnswer:
     """An answer, and what it took."""
 
     text: str
@@ -56,7 +56,7 @@ class Researcher(ABC):
         """Return the tokens and the money that an answer takes at most."""
 
     @abstractmethod
-    def answer(self, request: Request) -> Answered:
+    def answer(self, request: Request) -> ResearcherAnswer:
         """Answer once.
 
         :raises ResearcherFailedError: there is no answer.

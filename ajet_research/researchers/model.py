@@ -14,9 +14,9 @@ import httpx
 from agentjet import passthrough
 from ajet_core.errors import ConfigError
 from ajet_research.researchers.interface import (
-    Answered,
     Request,
     Researcher,
+    ResearcherAnswer,
     ResearcherFailedError,
     as_text,
     checked_name,
@@ -87,7 +87,7 @@ class ModelResearcher(Researcher):
         prompt = len(json.dumps(messages, ensure_ascii=False).encode()) + _OF_A_MESSAGE * 3
         return prompt + self._terms.max_tokens, self._money(prompt, self._terms.max_tokens)
 
-    def answer(self, request: Request) -> Answered:
+    def answer(self, request: Request) -> ResearcherAnswer:
         """Send one request.
 
         :raises ResearcherFailedError: there is no answer with a text.
@@ -105,7 +105,7 @@ class ModelResearcher(Researcher):
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
             raise self._failed("it answered with no completion", unpaid=False) from None
         tokens, money = self._taken(answer, request)
-        return Answered(text if isinstance(text, str) else "", tokens, money)
+        return ResearcherAnswer(text if isinstance(text, str) else "", tokens, money)
 
     async def _exchange(self, body: Mapping[str, Any]) -> bytes:
         terms = self._terms

@@ -16,9 +16,9 @@ from ajet_core.interfaces import BoxExit, BoxLimits, BoxProgram
 from ajet_exec import load_sandbox
 from ajet_research.ledger import LEDGER
 from ajet_research.researchers.interface import (
-    Answered,
     Request,
     Researcher,
+    ResearcherAnswer,
     ResearcherFailedError,
     as_text,
     checked_name,
@@ -88,13 +88,13 @@ class ProgramResearcher(Researcher):
         """Return that it takes no tokens: it has no network."""
         return 0, 0.0
 
-    def answer(self, request: Request) -> Answered:
+    def answer(self, request: Request) -> ResearcherAnswer:
         """Run the program once.
 
         :raises ResearcherFailedError: it ended with an error, or not in time.
         """
         with tempfile.TemporaryDirectory(prefix="ajet-researcher-") as folder:
-            return Answered(asyncio.run(self._run(request, Path(folder))))
+            return ResearcherAnswer(asyncio.run(self._run(request, Path(folder))))
 
     async def _run(self, request: Request, folder: Path) -> str:
         work = folder / "work"

@@ -41,8 +41,9 @@ from ajet_research.suites.planted import planted_study
 from ajet_research.suites.researching import VirtualClock, scripted_model
 from ajet_research.verifying import verify_study
 
-_LONGEST = 60.0
-"""Seconds after which an adversary that has not ended counts as a hang."""
+_LONGEST = 300.0
+"""Seconds after which an adversary counts as a hang. Each of its studies may be checked for one
+minute."""
 _CANARY = "ajet-canary"
 _STUDIES = 6
 _TOPIC = """\
@@ -297,6 +298,7 @@ def run_adversaries(*, seed: int, size: int | None = None) -> dict[str, Any]:
         "escapes": len(escapes),
         "hangs": len(hangs),
         "ended": ended,
+        "slowest_seconds": round(max(its.seconds for its in results.values()), 1),
         "refusals": sum(len(its.refusals) for its in results.values()),
         "problems": [*lies, *escapes, *problems, *hangs],
         "seconds": round(time.monotonic() - began, 1),

@@ -22,10 +22,10 @@ from ajet_research.leader import REPORT, StudyLeader, registered_event
 from ajet_research.ledger import StudyLedger
 from ajet_research.registration import register
 from ajet_research.researchers import (
-    Answered,
     ModelResearcher,
     ModelTerms,
     Request,
+    ResearcherAnswer,
     interpret_study,
     propose_study,
 )
@@ -76,7 +76,7 @@ class KilledResearcherError(Exception):
 class _DyingResearcher(ModelResearcher):
     """Its process is killed while it waits for an answer that is charged."""
 
-    def answer(self, request: Request) -> Answered:
+    def answer(self, request: Request) -> ResearcherAnswer:
         super().answer(request)
         raise KilledResearcherError
 

@@ -23,9 +23,9 @@ from ajet_research.ledger import LEDGER, StudyLedger, read_ledger
 from ajet_research.registration import register
 from ajet_research.researchers import (
     TRANSCRIPTS,
-    Answered,
     Request,
     Researcher,
+    ResearcherAnswer,
     ResearcherFailedError,
     interpret_study,
     propose_study,
@@ -43,6 +43,7 @@ from ajet_research.researchers.writing import study_toml
 from ajet_research.runners import FileRunner
 from ajet_research.spending import ResearcherLimits, ResearcherSpending
 from ajet_research.state import fold
+from ajet_research.status import study_status
 from ajet_research.study import parse_study
 from ajet_research.suites.mutations import _signed, finished_study
 from ajet_research.suites.researching import VirtualClock
@@ -64,13 +65,13 @@ class Scripted(Researcher):
     def worst_case(self, request: Request) -> tuple[int, float]:
         return 100, 0.5
 
-    def answer(self, request: Request) -> Answered:
+    def answer(self, request: Request) -> ResearcherAnswer:
         self.requests.append(request)
         answer = self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
         text = answer if isinstance(answer, str) else json.dumps(answer)
-        return Answered(text, 10, 0.125)
+        return ResearcherAnswer(text, 10, 0.125)
 
 
 def away(*, temporary: bool = True, unpaid: bool = True) -> ResearcherFailedError:
@@ -342,6 +343,9 @@ def test_accepted_prose_is_in_the_report_under_its_name_and_verifies(study: Path
     assert '> [method="b" is better than method="a" in score' in after
     assert after.startswith(before[: before.index("## Trials")])
     assert json.loads(report(study, "report.json"))["interpretations"][0]["prose"] == GOOD
+    said = str(study_status(study))
+    assert "the researcher scripted interpreted the report" in said
+    assert "request 1 to a researcher ended" in said
     assert verify_study(study).problems == []
 
 

@@ -121,8 +121,9 @@ def test_a_pause_delays_a_study_and_changes_no_result(tmp_path: Path) -> None:
     kinds = [event.kind for event in events(directory)]
     paused = kinds.index("paused")
     assert kinds[paused + 1] == "resumed"
-    run_study(source, tmp_path / "calm", runner=FileRunner)
-    assert results(directory) == results(tmp_path / "calm")
+    # Beside the other, it would list it.
+    run_study(source, tmp_path / "beside" / "calm", runner=FileRunner)
+    assert results(directory) == results(tmp_path / "beside" / "calm")
     assert verify_study(directory).problems == []
     assert "ada: the study was paused" in (directory / "report" / "record.md").read_text()
 
