@@ -7,6 +7,7 @@ from ajet_research.suites.faults import run_faults
 from ajet_research.suites.mutations import run_mutations
 from ajet_research.suites.planted import run_effects, run_null
 from ajet_research.suites.swarm import run_swarm
+from ajet_research.suites.versions import run_versions
 
 __all__ = ["SUITES"]
 
@@ -16,4 +17,5 @@ SUITES: dict[str, Callable[..., dict[str, Any]]] = {
     "mutations": run_mutations,
     "faults": run_faults,
     "swarm": run_swarm,
+    "versions": run_versions,
 }
