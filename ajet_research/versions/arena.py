@@ -80,13 +80,15 @@ class VersionsArena(Arena):
         if path.exists():
             return
         version, measure = (str(blueprint.settings[name]) for name in ("version", "measure"))
+        wheel = core_wheel(version)
         measured = (
-            {"samples": [float(core_wheel(version).stat().st_size)]}
+            {"samples": [float(wheel.stat().st_size)]}
             if measure == _WHEEL
             else _measured(version, measure, blueprint.seed)
         )
-        content = {**measured, "settings": blueprint.settings, "seed": blueprint.seed}
-        write_whole(path, canonical({**content, "machine": machine()}).encode(), mode=0o644)
+        about = {"settings": blueprint.settings, "seed": blueprint.seed, "machine": machine()}
+        content = {**measured, **about, "agentjet": wheel.name.split("-")[1]}
+        write_whole(path, canonical(content).encode(), mode=0o644)
 
     def evidence(self, blueprint: TrialBlueprint, directory: Path) -> TrialEvidence:
         """Read the samples."""

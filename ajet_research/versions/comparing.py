@@ -7,7 +7,6 @@ measures, so that the probability of any false verdict is at most `ALPHA`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -22,7 +21,6 @@ from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.state import StudyState, fold
 from ajet_research.study import Study, arm_name, canonical
 from ajet_research.versions.arena import RAW
-from ajet_research.versions.environments import agentjet_version
 from ajet_research.versions.history import VersionRow, VersionStatus
 from ajet_research.versions.measures import MEASURES
 from ajet_research.worker import STORE
@@ -163,6 +161,7 @@ def version_row(directory: Path, *, commits: tuple[str, str] = ("", "")) -> Vers
     baseline, candidate = (str(side["version"]) for side in (one.against, one.arm))
     measure = str(state.study.base.set["measure"])
     its, finding = MEASURES[measure], state.verdicts.get(_ID)
+    machine, names = _about(directory)
     gain = None if finding is None else finding.gain
     low, high = (None, None) if finding is None else (finding.low, finding.high)
 
@@ -180,9 +179,9 @@ def version_row(directory: Path, *, commits: tuple[str, str] = ("", "")) -> Vers
         relative=its.relative,
         baseline=baseline,
         candidate=candidate,
-        agentjet=(agentjet_version(baseline), agentjet_version(candidate)),
+        agentjet=(names.get(baseline, ""), names.get(candidate, "")),
         commits=commits,
-        machine=_machine(directory),
+        machine=machine,
         seeds=[] if finding is None else finding.seeds,
         values=(
             _values(state, arm_name(one.against), finding),
@@ -228,13 +227,16 @@ def _values(state: StudyState, arm: str, finding: LookFinding | None) -> list[fl
     return [] if finding is None else [measured.get(seed) for seed in finding.seeds]
 
 
-def _machine(directory: Path) -> dict[str, str]:
-    """Return the machine of the trials; with another fingerprint if there were several."""
-    seen = {
-        canonical(read_json(path)["machine"])
-        for path in (directory / TRIALS).glob(f"*/{STORE}/{RAW}")
-    }
-    if len(seen) != 1:
-        return {"fingerprint": "several machines" if seen else "none"}
-    its: dict[str, str] = json.loads(seen.pop())
-    return its
+def _about(directory: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the machine of the trials, and by version what it calls itself.
+
+    With several machines, the fingerprint says so.
+    """
+    stores = (directory / TRIALS).glob(f"*/{STORE}/{RAW}")
+    raws = [read_json(path) for path in stores]
+    machines = {canonical(raw["machine"]): raw["machine"] for raw in raws}
+    if len(machines) == 1:
+        (machine,) = machines.values()
+    else:
+        machine = {"fingerprint": "several machines" if machines else "none"}
+    return machine, {raw["settings"]["version"]: raw["agentjet"] for raw in raws}

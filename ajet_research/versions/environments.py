@@ -22,7 +22,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from ajet_core.errors import ConfigError
-from ajet_core.files import lock_file, read_json, write_whole
+from ajet_core.files import lock_file, write_whole
 from ajet_installation.environment import site_packages
 from ajet_installation.installers import find_installer
 from ajet_installation.requirements import by_name, unmet
@@ -88,11 +88,6 @@ def check_extras(version: str, measure: str) -> None:
         )
 
 
-def agentjet_version(version: str) -> str:
-    """Return what a version calls itself, such as ``0.1.0``."""
-    return str(read_json(environment_of(version) / _RECORD)["agentjet"])
-
-
 @functools.cache
 def machine() -> dict[str, str]:
     """Return what figures depend on, with a fingerprint of it."""
@@ -131,8 +126,7 @@ def _create(directory: Path, version: str) -> None:
     with suppress(ConfigError):
         # What cannot be imported fails where it is measured.
         _run([str(python), "-c", _WARM], directory, {})
-    (name,) = (one.version for one in distributions(path=[str(site)]) if one.name == "agentjet")
-    record = {"version": version, "agentjet": name, "wheels": [wheel.name for wheel in wheels]}
+    record = {"version": version, "wheels": [wheel.name for wheel in wheels]}
     write_whole(directory / _RECORD, canonical(record).encode())
 
 
