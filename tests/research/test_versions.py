@@ -43,6 +43,7 @@ build-backend = "hatchling.build"
 [project]
 name = "agentjet"
 version = "7.1"
+requires-python = ">=3.11"
 [tool.hatch.build.targets.wheel]
 packages = ["agentjet"]
 """
