@@ -133,7 +133,7 @@ def compare_versions(
         )
         where = directory / f"{measure}.study"
         where.mkdir(parents=True, exist_ok=True)
-        source = directory / f"{measure}.json"
+        source = where / "study.json"
         content = canonical(study.model_dump(mode="json", by_alias=True)).encode()
         if not source.exists():
             write_whole(source, content, mode=0o644)
