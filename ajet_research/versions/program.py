@@ -27,9 +27,9 @@ _IMPORT = (
     "import time; began = time.process_time(); import agentjet; print(time.process_time() - began)"
 )
 _BOOT_SECONDS, _TURN = 60.0, 0.01
-_PROCESSES = 9
+_PROCESSES = 7
 """New processes of which each gives a sample."""
-_BOOTS = 3
+_BOOTS = 2
 _ROUNDS, _EPISODES, _TURNS = 7, 15, 4
 _MERGED, _MERGES = 1000, 15
 _STEPS, _HELD_OUT = 12, 64
