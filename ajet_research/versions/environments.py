@@ -23,9 +23,6 @@ from shutil import rmtree
 
 from ajet_core.errors import ConfigError
 from ajet_core.files import lock_file, write_whole
-from ajet_installation.environment import site_packages
-from ajet_installation.installers import find_installer
-from ajet_installation.requirements import by_name, unmet
 from ajet_research.study import canonical, digest
 from ajet_research.versions.measures import MEASURES
 from ajet_research.versions.wheels import cache_directory, check_version, wheels_of
@@ -71,6 +68,9 @@ def check_extras(version: str, measure: str) -> None:
 
     :raises ConfigError: some are not.
     """
+    from ajet_installation.environment import site_packages
+    from ajet_installation.requirements import by_name, unmet
+
     its = MEASURES[measure]
     (site,) = site_packages(environment_of(version))
     packages = by_name(distributions(path=[str(site)]))
@@ -106,6 +106,10 @@ def machine() -> dict[str, str]:
 
 
 def _create(directory: Path, version: str) -> None:
+    # Trials only look an environment up, and these take a fifth of a second.
+    from ajet_installation.environment import site_packages
+    from ajet_installation.installers import find_installer
+
     wheels = wheels_of(version)
     packages = _dependencies()
     with_pip = not any(path.name == "pip" for path in packages)

@@ -115,8 +115,8 @@ def _margins(row: VersionRow, value: float) -> float:
 
 
 def _table(rows: Sequence[VersionRow]) -> str:
-    heads = ("date", "candidate", "baseline", "change", "interval", "status", "seeds", "failed")
-    heads = (*heads, "machine", "ledger")
+    heads = ["date", "candidate", "baseline", "change", "interval", "status", "seeds", "failed"]
+    heads += ["machine", "ledger"]
     lines = ["<table><tr>", *(f"<th>{head}</th>" for head in heads), "</tr>"]
     for row in reversed(rows):
         interval = " to ".join(filter(None, (shown_change(row, v) for v in (row.low, row.high))))

@@ -27,11 +27,11 @@ _IMPORT = (
     "import time; began = time.process_time(); import agentjet; print(time.process_time() - began)"
 )
 _BOOT_SECONDS, _TURN = 60.0, 0.01
-_PROCESSES = 7
+_PROCESSES = 5
 """New processes of which each gives a sample."""
 _BOOTS = 2
-_ROUNDS, _EPISODES, _TURNS = 7, 15, 4
-_MERGED, _MERGES = 1000, 15
+_ROUNDS, _EPISODES, _TURNS = 5, 10, 4
+_MERGED, _MERGES = 1000, 11
 _STEPS, _HELD_OUT = 12, 64
 _SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
 _SPECIALS += ["<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -137,8 +137,10 @@ def _bandit_failures(seed: int, directory: Path) -> list[float]:
 
     async def after(server: LocalServer) -> float:
         async with AsyncSwarmClient(server.client.url, server.client_token) as client:
-            observer, sizes = server.client, {"steps": _STEPS, "eval_tasks": _HELD_OUT}
-            return (await learn(world, client, observer, seed=seed, **sizes)).after
+            learned = await learn(
+                world, client, server.client, seed=seed, steps=_STEPS, eval_tasks=_HELD_OUT
+            )
+            return learned.after
 
     with LocalServer(directory) as server:
         server.start_run(run_config(world, directory / "model", seed=seed))
@@ -206,8 +208,8 @@ def _served(directory: Path) -> Iterator[_Served]:
 
     model = _write_model(directory / "models" / "scripted")
     run_dir = directory / "run"
-    command = [_AJET, "serve", "--host", "127.0.0.1", "--port", "0", "--run-dir", run_dir]
-    command += ["--model-root", model.parent]
+    command = [str(_AJET), "serve", "--host", "127.0.0.1", "--port", "0"]
+    command += ["--run-dir", str(run_dir), "--model-root", str(model.parent)]
     tokens = {"AJET_SERVER__CONTROL_TOKEN": _CONTROL, "AJET_SERVER__CLIENT_TOKEN": _CLIENT}
     log = directory / "server.log"
     with log.open("wb") as file:

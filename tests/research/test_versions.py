@@ -326,7 +326,9 @@ def test_an_environment_has_its_version_and_the_dependencies_of_this_one(
     directory = environment_of(version)
     code = "import agentjet, numpy; print(agentjet.NUMBER, numpy.__version__)"
     python = directory / "bin" / "python"
-    done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
     import numpy as np
 
     assert done.stdout.split() == ["7", np.__version__]
