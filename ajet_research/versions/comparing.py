@@ -14,10 +14,12 @@ from pathlib import Path
 
 from ajet_core.errors import ConfigError
 from ajet_core.files import read_json, write_whole
+from ajet_research.arenas import Arena
 from ajet_research.events import AnyEvent, LookFinding
 from ajet_research.inference import MOST_SEEDS, least_seeds
 from ajet_research.leader import TRIALS, run_study
 from ajet_research.ledger import LEDGER, read_ledger
+from ajet_research.runners import LocalRunner, TrialRunner
 from ajet_research.state import StudyState, fold
 from ajet_research.study import Study, arm_name, canonical
 from ajet_research.versions.arena import RAW
@@ -112,6 +114,7 @@ def compare_versions(
     first_seed: int = 1,
     commits: tuple[str, str] = ("", ""),
     on_event: Callable[[AnyEvent], None] | None = None,
+    runner: Callable[[Path, Arena], TrialRunner] = LocalRunner,
 ) -> list[VersionRow]:
     """Run the study of each measure, or continue it, and return a row for each.
 
@@ -119,6 +122,7 @@ def compare_versions(
     :param seeds: of each arm; by default `default_seeds`.
     :param alpha: error rate of the whole comparison.
     :param commits: of the baseline and of the candidate, for the rows.
+    :param runner: makes what runs the trials.
     :raises ConfigError: a study is refused, or another one is in its directory.
     """
     rows = []
@@ -142,7 +146,7 @@ def compare_versions(
                 f"{source} is another study: other versions, measures or seeds. Choose another "
                 "directory with --dir."
             )
-        run_study(source, where, on_event=on_event)
+        run_study(source, where, on_event=on_event, runner=runner)
         rows.append(version_row(where, commits=commits))
     return rows
 
