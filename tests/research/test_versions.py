@@ -344,6 +344,7 @@ def test_an_environment_has_its_version_and_the_dependencies_of_this_one(
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.timeout(600)
 def test_a_slow_import_has_regressed(tmp_path: Path, cache: Path) -> None:
     fast, slow = (wheel(tmp_path / f"v{n}", spinning(n / 50)) for n in (1, 2))
     where, history = tmp_path / "studies", tmp_path / "history.jsonl"
@@ -368,6 +369,7 @@ def test_a_slow_import_has_regressed(tmp_path: Path, cache: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.timeout(600)
 def test_a_version_that_cannot_be_imported_has_regressed(tmp_path: Path, cache: Path) -> None:
     good, broken = wheel(tmp_path / "good"), wheel(tmp_path / "broken", "import missing_module")
     versions = [kept_version(f"wheel:{one}", tmp_path) for one in (good, broken)]
