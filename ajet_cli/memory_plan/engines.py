@@ -45,11 +45,12 @@ class EngineMemory:
 
 
 def engine_memory(
-    config: RunConfig, shape: ModelShape, *, gpu_bytes: int, trainer: ComponentMemory
+    config: RunConfig, shape: ModelShape, *, gpu_bytes: int, taken: int
 ) -> EngineMemory:
-    """Return what the engine of a run needs beside a trainer on the same GPUs.
+    """Return what the engine of a run needs.
 
     :param gpu_bytes: memory of one GPU.
+    :param taken: what a trainer on the same GPUs may have of it before the engine starts.
     :raises ConfigError: the memory of this engine is not known.
     """
     name = config.engine.name
@@ -58,14 +59,12 @@ def engine_memory(
             f"the memory of the engine {name!r} is not known; known: {', '.join(_ENGINES)}",
             param="engine.name",
         )
-    return _ENGINES[name](config, shape, gpu_bytes, trainer)
+    return _ENGINES[name](config, shape, gpu_bytes, taken)
 
 
-def _vllm(
-    config: RunConfig, shape: ModelShape, gpu_bytes: int, trainer: ComponentMemory
-) -> EngineMemory:
+def _vllm(config: RunConfig, shape: ModelShape, gpu_bytes: int, taken: int) -> EngineMemory:
     """Return the memory of vLLM, which takes a fraction of a GPU for everything that it needs."""
-    del trainer
+    del taken
     its = config.engine.settings
     fraction = float(its.get("gpu_memory_utilization", 0.9))
     parallel = int(its.get("tensor_parallel_size", 1))
@@ -77,9 +76,7 @@ def _vllm(
     return _engine(config, shape, parallel, (weights, passes, cache))
 
 
-def _sglang(
-    config: RunConfig, shape: ModelShape, gpu_bytes: int, trainer: ComponentMemory
-) -> EngineMemory:
+def _sglang(config: RunConfig, shape: ModelShape, gpu_bytes: int, taken: int) -> EngineMemory:
     """Return the memory of SGLang: weights and cache take a fraction of what is free at its start.
 
     Whether the trainer's memory is free then depends on which of them is faster, so the cache is
@@ -91,7 +88,7 @@ def _sglang(
     weights = _weights(shape, parallel)
     passes = _passes(shape, parallel, int(its.get("max_running_requests", 256)))
     most = int(fraction * gpu_bytes) - weights.size
-    least = int(fraction * (gpu_bytes - trainer.resident_size)) - weights.size
+    least = int(fraction * (gpu_bytes - taken)) - weights.size
     cache = _cache(shape, parallel, most, f"{fraction:g} x the GPU, less the weights, at most")
     engine = _engine(config, shape, parallel, (weights, passes, cache))
     token_bytes = shape.kv_bytes(parallel)
@@ -100,11 +97,9 @@ def _sglang(
     )
 
 
-def _torch(
-    config: RunConfig, shape: ModelShape, gpu_bytes: int, trainer: ComponentMemory
-) -> EngineMemory:
+def _torch(config: RunConfig, shape: ModelShape, gpu_bytes: int, taken: int) -> EngineMemory:
     """Return the memory of the embedded engine, which shares the weights of the trainer `torch`."""
-    del gpu_bytes, trainer
+    del gpu_bytes, taken
     its = config.engine.settings
     context = min(config.model.max_context or shape.positions, shape.positions)
     slots = int(its.get("max_requests", 64))
@@ -118,7 +113,7 @@ def _torch(
     return _engine(config, shape, 1, (weights, cache))
 
 
-_ENGINES: Mapping[str, Callable[[RunConfig, ModelShape, int, ComponentMemory], EngineMemory]] = {
+_ENGINES: Mapping[str, Callable[[RunConfig, ModelShape, int, int], EngineMemory]] = {
     "sglang": _sglang,
     "torch": _torch,
     "vllm": _vllm,

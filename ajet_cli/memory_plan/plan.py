@@ -25,11 +25,13 @@ class GpuMachine:
 
     :param gpu_bytes: memory of one GPU.
     :param host_bytes: memory of the host; None if it is not known.
+    :param separate: whether the engine has as many GPUs of its own.
     """
 
     gpus: int
     gpu_bytes: int
     host_bytes: int | None = None
+    separate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,8 @@ class RunMemory:
         return memory.resident_size + memory.working_size
 
     def _fullest(self, trainer: int, engine: int) -> int:
-        # Both begin with the first GPU.
-        shared = min(self.trainer.gpus, self.engine.memory.gpus) > 0
-        return trainer + engine if shared else max(trainer, engine)
+        # Otherwise both begin with the first GPU.
+        return max(trainer, engine) if self.machine.separate else trainer + engine
 
     @property
     def peak(self) -> int:
@@ -125,7 +126,8 @@ def plan_memory(config: RunConfig, shape: ModelShape, machine: GpuMachine) -> Ru
     :raises ConfigError: the memory of a component is not known.
     """
     trainer = trainer_memory(config, shape)
-    engine = engine_memory(config, shape, gpu_bytes=machine.gpu_bytes, trainer=trainer)
+    taken = 0 if machine.separate else trainer.resident_size
+    engine = engine_memory(config, shape, gpu_bytes=machine.gpu_bytes, taken=taken)
     return RunMemory(config, shape, machine, trainer, engine)
 
 

@@ -17,7 +17,8 @@ def memory_lines(memory: RunMemory, ways: tuple[WayOut, ...]) -> Iterator[str]:
     """Yield lines that show all parts with their formulas, the sums, and the verdict."""
     machine = memory.machine
     yield f"model     {memory.shape}"
-    yield f"machine   {count(machine.gpus, 'GPU')} of {machine.gpu_bytes / GIB:.1f} GiB"
+    beside = ", and as many for the engine" if machine.separate else ""
+    yield f"machine   {count(machine.gpus, 'GPU')} of {machine.gpu_bytes / GIB:.1f} GiB{beside}"
     yield from _component("trainer", memory.trainer)
     yield from _component("engine", memory.engine.memory)
     room = memory.engine.room

@@ -202,6 +202,17 @@ def test_an_engine_that_sleeps_leaves_its_memory_to_the_trainer() -> None:
     assert asleep.host - awake.host == 2 * SMALL.parameters
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_with_gpus_of_its_own_an_engine_takes_nothing_from_the_trainer(name: str) -> None:
+    together = memory_of(name)
+    machine = replace(together.machine, separate=True)
+    apart = plan_memory(together.config, together.shape, machine)
+    trainer = together.trainer.resident_size + together.trainer.working_size
+    assert apart.training == max(trainer, apart.rolling_out)
+    assert apart.rolling_out < together.rolling_out
+    assert apart.engine.room.tokens >= together.engine.room.tokens
+
+
 def test_without_a_budget_a_micro_batch_has_the_tokens_that_the_trainer_chooses() -> None:
     wide = replace(SMALL, vocabulary=2**18)
     parts = plan_memory(config_of(trainer={"name": "trl"}), wide, GpuMachine(1, 80 * GIB)).trainer

@@ -51,6 +51,7 @@ _COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
     metavar="GIB",
     help="--dry-run: memory of the machine.  [default: not checked]",
 )
+@click.option("--separate", is_flag=True, help="--dry-run: the engine has GPUs of its own.")
 @config_option
 @pass_state
 def preflight(
@@ -65,6 +66,7 @@ def preflight(
     gpus: int | None,
     gpu_memory: float | None,
     host_memory: float | None,
+    separate: bool,
 ) -> None:
     """Check the next batch before it is trained. Its episodes come from your clients.
 
@@ -82,12 +84,14 @@ def preflight(
             gpus or 1,
             int((gpu_memory or _GPU_GIB) * GIB),
             None if host_memory is None else int(host_memory * GIB),
+            separate,
         )
         _print_memory(state, read_run(Path(run_file)), machine, model, as_json=as_json)
         return
-    if any(given is not None for given in (run_file, model, gpus, gpu_memory, host_memory)):
+    given = (run_file, model, gpus, gpu_memory, host_memory, separate or None)
+    if any(option is not None for option in given):
         raise click.UsageError(
-            "--run, --model, --gpus, --gpu-memory and --host-memory are for --dry-run"
+            "--run, --model, --gpus, --gpu-memory, --host-memory and --separate are for --dry-run"
         )
     settings = state.settings(set_flags("client", url=url)).client
     token = settings.token.get_secret_value() if settings.token else None
