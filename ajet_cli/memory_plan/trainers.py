@@ -71,7 +71,7 @@ def _verl(config: RunConfig, shape: ModelShape) -> ComponentMemory:
         working=(
             *moved,
             _gradients(config, shape, workers),
-            *_gathered(shape, keeps=keeps),
+            *_gathered(shape, wraps_embedding=True, keeps=keeps),
             *_pass(config, shape),
         ),
         host=tuple(host),
@@ -99,7 +99,11 @@ def _trl(config: RunConfig, shape: ModelShape) -> ComponentMemory:
         state = _sharded(shape, config, gpus, frozen=frozen)
         working = (
             _gradients(config, shape, gpus),
-            *_gathered(shape, keeps=own.get("reshard_after_forward") is False),
+            *_gathered(
+                shape,
+                wraps_embedding=False,
+                keeps=own.get("reshard_after_forward") is False,
+            ),
         )
         if own.get("cpu_offload", False):
             size = (sum(part.size for part in state) + working[0].size) * gpus
@@ -198,16 +202,28 @@ def _gradients(config: RunConfig, shape: ModelShape, share: int) -> MemoryPart:
     return _plain("gradients", _trained(config, shape), _WIDE, share)
 
 
-def _gathered(shape: ModelShape, *, keeps: bool) -> tuple[MemoryPart, ...]:
-    """Return what FSDP2 gathers: the unit that is computed and the next one, and its gradient.
+def _gathered(
+    shape: ModelShape, *, wraps_embedding: bool, keeps: bool = False
+) -> tuple[MemoryPart, ...]:
+    """Return what FSDP2 gathers.
 
-    A unit is a layer, or an embedding. Gradients are in the model's dtype, and in float32 while
-    they are averaged.
+    A unit is a layer. The root unit has what no other unit has: it stays gathered, with its
+    gradient, until all layers have had theirs. Of layers there are the one that is computed, the
+    next one, and a gradient. Gradients are in float32 as well while they are averaged.
+
+    :param wraps_embedding: whether an input embedding of its own is a unit.
+    :param keeps: whether layers stay gathered from the forward to the backward pass.
     """
     own = BYTES[shape.dtype]
-    unit = max(shape.layer_parameters, shape.embedding_parameters)
-    each = 3 * own + _WIDE
-    parts = [MemoryPart("gathered units", unit * each, f"{each} B x {unit:,} (the largest unit)")]
+    apart = wraps_embedding and not shape.tied
+    root = shape.embedding_parameters * (1 if shape.tied or apart else 2)
+    layer = shape.layer_parameters
+    units = [(root, _WIDE), (layer, 3 * own + _WIDE)]
+    if apart:
+        units.append((shape.embedding_parameters, 2 * own + _WIDE))
+    unit, each = max(units, key=lambda item: item[0] * item[1])
+    text = f"{2 * own} B x {root:,} (root) + {each} B x {unit:,} (a unit)"
+    parts = [MemoryPart("gathered units", 2 * own * root + each * unit, text)]
     if keeps:
         parts.append(_plain("gathered weights", shape.parameters, own, 1))
     return tuple(parts)
@@ -234,7 +250,7 @@ def _zero(
         state.append(_plain("optimiser", trained, _WIDE + _MOMENTS, gpus))
     working = [_plain("gradients", trained, _WIDE, gpus)]
     if third:
-        working += _gathered(shape, keeps=False)
+        working += _gathered(shape, wraps_embedding=False)
     return tuple(state), tuple(working)
 
 

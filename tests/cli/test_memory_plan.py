@@ -123,7 +123,8 @@ def test_a_7b_model_on_four_gpus_by_hand() -> None:
     assert trainer["weights"] == parameters
     assert trainer["optimiser"] == 2 * parameters
     assert trainer["gradients"] == parameters
-    assert trainer["gathered units"] == 10 * 544_997_376
+    # The output embedding and its gradient, and the input embedding with one in both dtypes.
+    assert trainer["gathered units"] == 4 * 544_997_376 + 8 * 544_997_376
     # Per layer and token: 16 x 3584 + 8 x (3584 + 512) + 8 x 18944.
     assert trainer["activations"] == (28 * 3584 * 2 + 241_664) * 8192
     assert trainer["logits"] == 10 * 152_064 * 8192
