@@ -227,9 +227,9 @@ def _parallel(memory: RunMemory) -> Mapping[str, object]:
             "engine.settings.tensor_parallel_size": parallel,
             "engine.settings.replicas": max(1, memory.machine.gpus // parallel),
         }
-        if not (changed := _with(memory, lambda _, values=values: values)) or changed.problems:
-            continue
-        return values
+        changed = _changed(memory.config, values)
+        if not plan_memory(changed, memory.shape, memory.machine).problems:
+            return values
     return {}
 
 
