@@ -90,7 +90,13 @@ def _researcher_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @click.argument("topic", type=_FILE)
-@click.option("--output", type=_FILE, default=Path("study.toml"), show_default=True)
+@click.option(
+    "--output",
+    type=_FILE,
+    default=Path("study.toml"),
+    show_default=True,
+    help="File to write the study to.",
+)
 @_researcher_options
 def propose(topic: Path, output: Path, tries: int, as_json: bool, **options: Any) -> None:
     """Let a researcher write a study for the question in the Markdown file TOPIC.
