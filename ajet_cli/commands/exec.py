@@ -18,11 +18,12 @@ import click
 from agentjet import AsyncSwarmClient, Task
 from agentjet.agents import read_tasks, task_of, train_async
 from agentjet.client import EpisodeFailure
+from ajet_cli.run_files import read_run
 from ajet_cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.errors import ConfigError, SandboxError, UnreadableFileError
 from ajet_core.interfaces import BoxLimits, Sandbox
 from ajet_core.plugin import PluginManager
-from ajet_core.protocol import CallRules, CallSampling, RunConfig
+from ajet_core.protocol import CallRules, CallSampling
 from ajet_exec import BoxedProgram, ProgramTerms, load_profiles, load_sandbox
 from ajet_exec.endpoint import target_of
 from ajet_exec.terms import HIDDEN_FIELDS
@@ -75,7 +76,7 @@ _FAILED = 1
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--retries", type=click.IntRange(0), default=1, show_default=True)
 @click.option("--resume", is_flag=True, help="Skip episodes that have already ended.")
-@click.option("--run", "run_file", metavar="FILE", help="JSON of the run to start, if none is.")
+@click.option("--run", "run_file", metavar="FILE", help="Run to start, if none is: TOML or JSON.")
 @click.option("--artifact", "artifacts", multiple=True, metavar="GLOB", help="Files to keep.")
 @click.option("--out", default="runs/exec", show_default=True, help="Directory of kept files.")
 @click.option("--keep", is_flag=True, help="Keep all files of all episodes.")
@@ -149,7 +150,7 @@ def exec_(
     sandbox = _sandbox(options, state.plugins)
     settings = state.settings(set_flags("client", url=url)).client
     token = settings.token.get_secret_value() if settings.token else None
-    run = _run_config(_path(options["run_file"]))
+    run = None if options["run_file"] is None else read_run(Path(options["run_file"]))
 
     async def roll_out() -> bool:
         async with AsyncSwarmClient(settings.url, token) as client:
@@ -315,15 +316,6 @@ def _sandbox(options: Mapping[str, Any], plugins: PluginManager) -> Sandbox:
         except SandboxError as error:
             problems.append(error.message)
     raise SandboxError("; ".join(problems))
-
-
-def _run_config(path: Path | None) -> RunConfig | None:
-    if path is None:
-        return None
-    try:
-        return RunConfig.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
 
 
 def _path(text: str | None) -> Path | None:

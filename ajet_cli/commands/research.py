@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,15 @@ from ajet_server.page.visible_text import visible
 
 if TYPE_CHECKING:
     from ajet_research.events import AnyEvent
+    from ajet_research.versions.history import VersionRow
 
 _FAILED = 1
 _SUITES = (
     *("null", "effects", "mutations", "faults", "swarm"),
-    *("adversaries", "budgets", "outage"),
+    *("adversaries", "budgets", "outage", "versions"),
 )
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
+_FILE = click.Path(path_type=Path, dir_okay=False)
 _parallel = click.option(
     "--parallel", type=click.IntRange(1, 256), default=1, show_default=True, help="Trials at once."
 )
@@ -207,22 +210,99 @@ def replicate(directory: Path, target: Path | None, parallel: int, as_json: bool
 
 
 @research.command()
+@click.option("--baseline", required=True, help="Version to compare with; see below.")
+@click.option("--candidate", default="tree", show_default=True, help="Version that may be worse.")
+@click.option(
+    "--measures", help="Names of measures, with commas.  [default: all but bandit_failures]"
+)
+@click.option("--seeds", type=click.IntRange(1, 20), help="Of each arm.  [default: by measures]")
+@click.option("--repository", type=_DIRECTORY, default=".", help="Of agentjet.  [default: .]")
+@click.option(
+    "--dir", "directory", type=_DIRECTORY, help="Of the studies.  [default: runs/versions/VERSIONS]"
+)
+@click.option("--history", type=_FILE, help="Append the results to this file of JSON lines.")
+@_as_json
+def versions(
+    *,
+    baseline: str,
+    candidate: str,
+    measures: str | None,
+    seeds: int | None,
+    repository: Path,
+    directory: Path | None,
+    history: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare two versions of agentjet, and say for each measure whether it has regressed.
+
+    A version is 'tree' (the working tree as it is), 'commit:REV', 'tag:NAME' or 'wheel:DIRECTORY'.
+    Ends with 1 if any measure has regressed. The same command resumes what was interrupted.
+    """
+    from ajet_research.versions.comparing import compare_versions
+    from ajet_research.versions.history import append_history
+    from ajet_research.versions.measures import MEASURES
+    from ajet_research.versions.wheels import commit_of, kept_version
+
+    chosen = [name for name, its in MEASURES.items() if its.default]
+    if measures is not None:
+        chosen = list(dict.fromkeys(measures.split(",")))
+    known = [MEASURES[name] for name in chosen if name in MEASURES]
+    plugins = sorted({plugin for its in known for plugin in its.plugins})
+    first, second = (
+        kept_version(source, repository, plugins=plugins) for source in (baseline, candidate)
+    )
+    commits = (commit_of(baseline, repository), commit_of(candidate, repository))
+    where = directory or Path("runs/versions") / re.sub(r"[^\w.+-]+", "-", f"{second}--{first}")
+    rows = compare_versions(
+        first,
+        second,
+        where,
+        measures=chosen,
+        seeds=seeds,
+        commits=commits,
+        on_event=_progress(as_json),
+    )
+    if history is not None:
+        append_history(history, rows)
+    _show_rows(rows, as_json)
+    sys.exit(_FAILED if any(row.status == "regressed" for row in rows) else 0)
+
+
+@research.command()
+@click.argument("path", metavar="HISTORY", type=_FILE)
+@click.option("--page", type=_FILE, help="Write the history as one HTML page.")
+@_as_json
+def history(path: Path, page: Path | None, as_json: bool) -> None:
+    """Show the comparisons of versions in the file HISTORY."""
+    from ajet_research.versions.history import read_history
+    from ajet_research.versions.page import history_page
+
+    rows = read_history(path)
+    if page is not None:
+        page.write_text(history_page(rows), encoding="utf-8")
+    _show_rows(rows, as_json)
+
+
+@research.command()
 @click.option("--suite", type=click.Choice(_SUITES), required=True)
 @click.option(
     "--size",
     type=click.IntRange(1, 100_000),
-    help="Studies, mutations, kills or topics. [default: by suite]",
+    help="Studies, mutations, kills, topics or equal versions. [default: by suite]",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the worlds.")
 @click.option(
-    "--dir", "directory", type=_DIRECTORY, help="Keep the suite swarm's studies; resume them."
+    "--dir",
+    "directory",
+    type=_DIRECTORY,
+    help="Keep the studies of the suites swarm and versions; resume them.",
 )
 def bench(suite: str, size: int | None, seed: int, directory: Path | None) -> None:
     """Measure studies in worlds whose truth is planted, and print one line of JSON."""
     from ajet_research.suites import SUITES
 
-    if directory is not None and suite != "swarm":
-        raise ConfigError(f"--dir is for the suite swarm; {suite} keeps nothing.")
+    if directory is not None and suite not in ("swarm", "versions"):
+        raise ConfigError(f"--dir is for the suites swarm and versions; {suite} keeps nothing.")
     run_suite: Callable[..., dict[str, Any]] = SUITES[suite]
     options = {"size": size, "directory": directory}
     chosen = {name: value for name, value in options.items() if value is not None}
@@ -286,6 +366,20 @@ def _show_status(directory: Path, as_json: bool) -> None:
         return
     for line in status_lines(its, directory):
         click.echo(line)
+
+
+def _show_rows(rows: Sequence[VersionRow], as_json: bool) -> None:
+    from ajet_research.versions.page import shown_change
+
+    if as_json:
+        click.echo(json.dumps([row.model_dump(mode="json") for row in rows]))
+        return
+    for row in rows:
+        low, high = (shown_change(row, value) or "open" for value in (row.low, row.high))
+        click.echo(
+            f"{row.date} {row.measure:15} {row.status:10} {shown_change(row, row.ratio):>8} "
+            f"({low} to {high}), {len(row.seeds)} seeds: {row.candidate} against {row.baseline}"
+        )
 
 
 for _command in COMMANDS:

@@ -32,6 +32,7 @@ GROUP = "agentjet.arenas"
 _BUILT_IN = (
     EntryPoint("swarm", "ajet_research.swarm:SwarmArena", GROUP),
     EntryPoint("synthetic", "ajet_research.arenas.synthetic:SyntheticArena", GROUP),
+    EntryPoint("versions", "ajet_research.versions:VersionsArena", GROUP),
 )
 
 

@@ -9,6 +9,7 @@ from ajet_research.suites.mutations import run_mutations
 from ajet_research.suites.planted import run_effects, run_null
 from ajet_research.suites.researching import run_budgets, run_outage
 from ajet_research.suites.swarm import run_swarm
+from ajet_research.suites.versions import run_versions
 
 __all__ = ["SUITES"]
 
@@ -21,4 +22,5 @@ SUITES: dict[str, Callable[..., dict[str, Any]]] = {
     "adversaries": run_adversaries,
     "budgets": run_budgets,
     "outage": run_outage,
+    "versions": run_versions,
 }

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 
 import click
 
 from agentjet.client import SwarmClient
+from ajet_cli.memory_plan import GpuMachine, plan_memory, read_shape, ways_out
+from ajet_cli.memory_plan.parts import GIB
+from ajet_cli.memory_plan.printed import memory_json, memory_lines
+from ajet_cli.run_files import read_run
 from ajet_cli.state import CliState, config_option, pass_state, set_flags
-from ajet_core.errors import DeadlineError, error_from_payload
-from ajet_core.protocol import PreflightReport, ServerStatus
+from ajet_core.errors import DeadlineError, UnknownComponentError, error_from_payload
+from ajet_core.plugin import PluginManager
+from ajet_core.protocol import PreflightReport, RunConfig, ServerStatus
 
 _RETRIES = 1
 _LOOK_SECONDS = 0.5
 _FAILED = 1
+_GPU_GIB = 80.0
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -27,15 +35,64 @@ _COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
     help="Seconds to wait for a batch.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--dry-run", is_flag=True, help="Compute the memory of a run. Needs no GPU.")
+@click.option("--run", "run_file", metavar="FILE", help="--dry-run: TOML or JSON of the run.")
+@click.option("--model", metavar="PATH", help="--dry-run: replaces model.path, or a config.json.")
+@click.option("--gpus", type=click.IntRange(1), help="--dry-run: number of GPUs.  [default: 1]")
+@click.option(
+    "--gpu-memory",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GIB",
+    help="--dry-run: memory of a GPU.  [default: 80]",
+)
+@click.option(
+    "--host-memory",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GIB",
+    help="--dry-run: memory of the machine.  [default: not checked]",
+)
+@click.option("--separate", is_flag=True, help="--dry-run: the engine has GPUs of its own.")
 @config_option
 @pass_state
-def preflight(state: CliState, url: str | None, wait: float, as_json: bool) -> None:
+def preflight(
+    state: CliState,
+    *,
+    url: str | None,
+    wait: float,
+    as_json: bool,
+    dry_run: bool,
+    run_file: str | None,
+    model: str | None,
+    gpus: int | None,
+    gpu_memory: float | None,
+    host_memory: float | None,
+    separate: bool,
+) -> None:
     """Check the next batch before it is trained. Its episodes come from your clients.
 
     The trainer computes the next batch of the configured run without changing any weights. Exit
     status 1 means that a check failed. The run is then paused, and `ajet resume` trains the batch
     anyway.
+
+    With --dry-run, only the memory of the run in a file is computed, from the sizes of its model.
+    Exit status 1 then means that it does not fit.
     """
+    if dry_run:
+        if run_file is None:
+            raise click.UsageError("--dry-run computes the memory of a run: give its file, --run")
+        machine = GpuMachine(
+            gpus or 1,
+            int((gpu_memory or _GPU_GIB) * GIB),
+            None if host_memory is None else int(host_memory * GIB),
+            separate,
+        )
+        _print_memory(state, read_run(Path(run_file)), machine, model, as_json=as_json)
+        return
+    given = (run_file, model, gpus, gpu_memory, host_memory, separate or None)
+    if any(option is not None for option in given):
+        raise click.UsageError(
+            "--run, --model, --gpus, --gpu-memory, --host-memory and --separate are for --dry-run"
+        )
     settings = state.settings(set_flags("client", url=url)).client
     token = settings.token.get_secret_value() if settings.token else None
     with SwarmClient(settings.url, token, retries=_RETRIES) as client:
@@ -45,6 +102,43 @@ def preflight(state: CliState, url: str | None, wait: float, as_json: bool) -> N
     click.echo(report.model_dump_json() if as_json else table(report))
     if report.verdict == "fail":
         raise SystemExit(_FAILED)
+
+
+def _print_memory(
+    state: CliState, run: RunConfig, machine: GpuMachine, model: str | None, *, as_json: bool
+) -> None:
+    """Print whether a run fits into the memory of a machine.
+
+    :raises ConfigError: a setting is invalid, or the memory of a component is not known.
+    """
+    for kind in ("trainer", "engine"):
+        _check_settings(state.plugins, run, kind)
+    shape = read_shape(Path(model or run.model.path), run.model.dtype)
+    memory = plan_memory(run, shape, machine)
+    ways = ways_out(memory) if memory.problems else ()
+    if as_json:
+        click.echo(json.dumps(memory_json(memory, ways)))
+    else:
+        for line in memory_lines(memory, ways):
+            click.echo(line)
+    if memory.problems:
+        raise SystemExit(_FAILED)
+
+
+def _check_settings(plugins: PluginManager, run: RunConfig, kind: str) -> None:
+    """Check the settings of a component if its plugin is installed here.
+
+    :raises ConfigError: they are invalid.
+    """
+    choice = run.trainer if kind == "trainer" else run.engine
+    try:
+        spec = plugins.trainer(choice.name) if kind == "trainer" else plugins.engine(choice.name)
+    except UnknownComponentError:
+        click.echo(
+            f"{kind} {choice.name!r} is not installed here: its settings are not checked", err=True
+        )
+        return
+    plugins.validate_settings(spec, choice.settings)
 
 
 def _report(client: SwarmClient, wait: float) -> PreflightReport:

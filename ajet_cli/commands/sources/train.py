@@ -10,9 +10,9 @@ import click
 
 from agentjet import Curriculum
 from agentjet.client import AsyncSwarmClient
+from ajet_cli.run_files import read_run
 from ajet_cli.state import CliState, config_option, pass_state, set_flags
-from ajet_core.errors import ConfigError
-from ajet_core.protocol import CallRules, CallSampling, RunConfig
+from ajet_core.protocol import CallRules, CallSampling
 from ajet_sources import load_source, train_source
 
 _FAILED = 1
@@ -38,7 +38,7 @@ _FAILED = 1
 @click.option("--temperature", type=float, help="Replaces what the source requests.")
 @click.option("--max-calls", type=click.IntRange(1), help="Model calls of an episode.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens sampled for an episode.")
-@click.option("--run", "run_file", metavar="FILE", help="JSON of the run to start, if none is.")
+@click.option("--run", "run_file", metavar="FILE", help="Run to start, if none is: TOML or JSON.")
 @click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
 @config_option
 @pass_state
@@ -65,7 +65,7 @@ def train(
     its = load_source(source, plugins=state.plugins)
     settings = state.settings(set_flags("client", url=url)).client
     token = settings.token.get_secret_value() if settings.token else None
-    run = None if run_file is None else _run_config(Path(run_file))
+    run = None if run_file is None else read_run(Path(run_file))
     rules = CallRules(
         max_calls=max_calls, max_tokens=max_tokens, sampling=CallSampling(temperature=temperature)
     )
@@ -87,10 +87,3 @@ def train(
 
     if not asyncio.run(roll_out()):
         raise SystemExit(_FAILED)
-
-
-def _run_config(path: Path) -> RunConfig:
-    try:
-        return RunConfig.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
