@@ -294,9 +294,12 @@ def _tokens(rng: random.Random, count: int) -> list[int]:
 
 
 def _output(command: list[str]) -> str:
-    return subprocess.run(  # noqa: S603 - this interpreter
-        command, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
+    done = subprocess.run(  # noqa: S603 - this interpreter
+        command, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
+    return done.stdout
 
 
 PROGRAMS: dict[str, Callable[[int, Path], list[float]]] = {

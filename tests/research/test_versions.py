@@ -379,5 +379,8 @@ def test_a_version_that_cannot_be_imported_has_regressed(tmp_path: Path, cache: 
     )
     assert (result.status, result.failed) == ("regressed", 6)
     assert result.values[1] == [None] * 6
-    report = (tmp_path / "studies" / "import_cpu.study" / "report" / "report.md").read_text()
-    assert "No module named 'missing_module'" in report
+    raws = (tmp_path / "studies").glob(f"import_cpu.study/trials/*/store/{RAW}")
+    assert {json.loads(raw.read_bytes()).get("failed") for raw in raws} == {
+        None,
+        "RuntimeError: ModuleNotFoundError: No module named 'missing_module'",
+    }
