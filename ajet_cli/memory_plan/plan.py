@@ -227,9 +227,9 @@ def _parallel(memory: RunMemory) -> Mapping[str, object]:
             "engine.settings.tensor_parallel_size": parallel,
             "engine.settings.replicas": max(1, memory.machine.gpus // parallel),
         }
-        if not (changed := _with(memory, lambda _, values=values: values)) or changed.problems:
-            continue
-        return values
+        changed = plan_memory(_changed(memory.config, values), memory.shape, memory.machine)
+        if not changed.problems:
+            return values
     return {}
 
 
