@@ -13,7 +13,7 @@ TOX_ENVS := torch,core-py313,lint,type,wheels
 BACKENDS := sglang vllm verl trl
 TOX_AGENTS := $(subst $(space),$(comma),$(patsubst plugins/%,%,$(wildcard plugins/agents_* plugins/sources_* plugins/loggers_*)) recipe_metagpt)
 TOX_BACKENDS := sglang,verl,trl,vllm,pairs
-TOX_NIGHTLY := sources_verifiers_legacy,pairs-verl,pairs-trl,pairs-torch,extras,resolver,gallery_advantage_pkpo,gallery_agents_strands,gallery_engine_endpoint,gallery_store_duckdb,gallery_trainer_log,tutorials_langchain
+TOX_NIGHTLY := sources_verifiers_legacy,pairs-verl,pairs-trl,pairs-torch,extras,resolver,gallery_advantage_pkpo,gallery_agents_strands,gallery_engine_endpoint,gallery_store_duckdb,gallery_trainer_log,tutorials_langchain,tutorials_autogen,tutorials_crewai
 # mypy takes the tests of one plugin at a time: their modules have the same names.
 TYPED_TESTS := backend_torch demo engine_sglang engine_vllm store_postgres
 MYPY := $(BIN)/mypy

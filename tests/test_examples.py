@@ -275,8 +275,7 @@ def test_a_program_is_trained_on_repairs_from_end_to_end(example: Path) -> None:
         )
         right = str(example / "library" / "agenda")
         at = in_box.index("--")
-        once = [w for w in in_box[:at] if w not in ("--epochs", "1")]
-        once += ["--once", "--read-only", right, "--env", f"RIGHT={right}", "--"]
+        once = [*in_box[:at], "--once", "--read-only", right, "--env", f"RIGHT={right}", "--"]
         once += [
             "/usr/bin/python3",
             f"{box}/start.py",

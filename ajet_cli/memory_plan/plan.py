@@ -227,8 +227,8 @@ def _parallel(memory: RunMemory) -> Mapping[str, object]:
             "engine.settings.tensor_parallel_size": parallel,
             "engine.settings.replicas": max(1, memory.machine.gpus // parallel),
         }
-        changed = _changed(memory.config, values)
-        if not plan_memory(changed, memory.shape, memory.machine).problems:
+        changed = plan_memory(_changed(memory.config, values), memory.shape, memory.machine)
+        if not changed.problems:
             return values
     return {}
 
