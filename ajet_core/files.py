@@ -118,9 +118,13 @@ def lock_file(path: Path) -> int:
     """Take the exclusive lock of a file without waiting, and return its open descriptor.
 
     The kernel releases it when the last process that holds the descriptor ends, even by a crash.
+    Close the descriptor to release it before.
 
     :param path: the lock file. It is never removed, because that would race with the next process.
-    :raises BlockingIOError: another process holds the lock; the message is its id.
+    :return: a descriptor that holds the lock while it is open.
+    :raises BlockingIOError: another process holds the lock, or this one does. The message is only
+        the id of that process, or "unknown": raise an error that says what the lock protects and
+        what to do, such as a `StoreError`.
     :raises OSError: the file cannot be created.
     """
     import fcntl  # missing on Windows, where only clients run

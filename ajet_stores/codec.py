@@ -1,7 +1,10 @@
 """Convert records to database rows and back.
 
-Token ids and logprobs are bytes, mappings and messages are ASCII JSON, and all other texts are
-without characters that a database may refuse (`pack_text`).
+Token ids, logprobs, policy versions and `Call.sampled_from` are bytes. Mappings and messages are
+ASCII JSON. Texts that agents or clients choose are packed (`pack_text`), so that they have no
+characters that a database may refuse: in episodes ``task_id``, ``group_name``, ``tag``, ``reason``
+and the columns of `JointRecord`; in calls ``agent`` and ``tools``; in batches ``refused``; in steps
+and the run ``config_json``, and the run's ``paused``. Ids, hashes, states and kinds are raw.
 """
 
 from __future__ import annotations

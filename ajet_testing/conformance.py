@@ -154,7 +154,12 @@ class _Report:
             why = {name: self._why(suite, name) for name in suite.tests}
             whole = sum(not reasons for reasons in why.values())
             if whole < len(why):
-                yield f"{node} ({suite.name}): {whole} of {len(why)} tests ran"
+                # pytest counts cases: a function with parameters is several of them.
+                ran = len(suite.items.keys() & self.ran)
+                yield (
+                    f"{node} ({suite.name}): {whole} of the suite's {len(why)} functions ran; "
+                    f"the class ran {ran} of its {len(suite.items)} cases"
+                )
             for name, reasons in why.items():
                 yield from (f"  {name}: {reason}" for reason in reasons)
         if untouched:

@@ -114,6 +114,11 @@ class ScriptedSwarm:
         """The token for clients."""
         return self.tokens.client
 
+    @property
+    def paused(self) -> str:
+        """Why the run is paused, "" if it is not."""
+        return self._service_now.coordinator.paused or ""
+
     def episodes(self) -> list[EpisodeRecord]:
         """Return all episodes, in the order of their claims."""
         return self._ask(self._service_now.store.episodes())

@@ -15,11 +15,11 @@ from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import PluginError, UnknownComponentError
 from ajet_core.plugin import PluginInfo, PluginManager
 from ajet_core.plugin.loading import OBSERVERS
-from ajet_core.plugin.targets import did_you_mean
+from ajet_core.plugin.targets import CORE_DISTRIBUTION, did_you_mean
 from ajet_installation.check_plugin import ComponentCheck, check_plugin
 
 _STYLES = {"created": "green", "imported": "green", "wrong": "red"}
-_COLUMNS = ("plugin", "distribution", "version", "hook API", "observes", "component", "summary")
+_ABOUT = ("plugin", "distribution", "version", "hook API")
 
 
 @click.command()
@@ -34,7 +34,7 @@ _COLUMNS = ("plugin", "distribution", "version", "hook API", "observes", "compon
 def plugins(
     ctx: click.Context, state: CliState, name: str | None, check: bool, as_json: bool
 ) -> None:
-    """List installed plugins, what they register, and their problems.
+    """List installed plugins, what they register, and their problems; the embedded ones last.
 
     NAME is a plugin or distribution; without it, all are listed. Plugins that are blocked, or made
     for another hook API, are shown from their metadata alone.
@@ -42,6 +42,7 @@ def plugins(
     With --check, the exit status is 1 if a plugin or component cannot be used.
     """
     infos = _chosen(state.plugins.plugins(load=True), name)
+    infos.sort(key=lambda info: info.distribution == CORE_DISTRIBUTION)
     summaries = {info: _summaries(state.plugins, info) for info in infos}
     settings = state.settings()
     checks = {
@@ -99,7 +100,9 @@ def _show(
 ) -> None:
     console = table_console()
     table = Table(box=None, pad_edge=False)
-    for column in (*_COLUMNS, "problem" if checks is None else "check"):
+    # The summary, which is the longest, comes last: narrow terminals cut it off or fold it.
+    what = "problem" if checks is None else "check"
+    for column in (*_ABOUT, what, "observes", "component", "summary"):
         table.add_column(column, overflow="fold")
     for info in infos:
         _add(table, info, summaries[info], None if checks is None else checks[info])
@@ -130,11 +133,11 @@ def _add(
     """Add the rows of a plugin, one for each component."""
     api = "none" if info.hook_api is None else f"{info.hook_api[0]}.{info.hook_api[1]}"
     observes = ", ".join(h.removeprefix("ajet_") for h in info.hooks if h in OBSERVERS)
-    cells = [info.name, info.distribution, info.version, api, observes]
+    cells = [info.name, info.distribution, info.version, api]
     problem = "blocked" if info.blocked else ("see below" if info.problem else "")
     states = {one.component: one.state for one in checks or ()}
     for component, summary in summaries.items() or [("", "")]:
         state = problem or states.get(component, "")
-        last = Text(state, style=_STYLES.get(state, ""))
-        table.add_row(*map(Text, (*cells, component, summary)), last)
-        cells, problem = [""] * len(cells), ""
+        styled = Text(state, style=_STYLES.get(state, ""))
+        table.add_row(*map(Text, cells), styled, *map(Text, (observes, component, summary)))
+        cells, problem, observes = [""] * len(cells), "", ""

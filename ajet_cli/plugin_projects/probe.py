@@ -1,6 +1,7 @@
 """``python -m ajet_cli.plugin_projects.probe DISTRIBUTION``: import a plugin and describe it.
 
-Prints `Probed` as JSON. The metadata and modules of the distribution must be on the path.
+Reads the documents of the README from the standard input, as a JSON array of objects. Prints
+`Probed` as JSON. The metadata and modules of the distribution must be on the path.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel
 
-from ajet_core.plugin import KindName, PluginManager
+from ajet_cli.plugin_projects.shown_settings import find_settings
+from ajet_core.errors import AjetError
+from ajet_core.plugin import ComponentSpec, KindName, PluginManager
 from ajet_core.plugin.discovery import installed_entry_points
 from ajet_core.plugin.kinds import BY_NAME
 from ajet_core.plugin.targets import import_target
@@ -31,6 +36,7 @@ class Probed:
     :param imported: names of other packages that the hooks module imports, such as ``torch``.
     :param targets: modules of targets that the hooks module imports.
     :param undocumented: settings without a description.
+    :param refused: why settings that the README shows are not valid.
     """
 
     problem: str = ""
@@ -39,10 +45,14 @@ class Probed:
     imported: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     undocumented: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
-def probe(distribution: str) -> Probed:
-    """Import the hooks modules of a distribution, then all that they name."""
+def probe(distribution: str, documents: list[dict[str, Any]]) -> Probed:
+    """Import the hooks modules of a distribution, then all that they name.
+
+    :param documents: of the README, with settings.
+    """
     points = [
         point
         for point in installed_entry_points()
@@ -72,7 +82,21 @@ def probe(distribution: str) -> Probed:
             for settings in [import_target(settings, "settings", "")]
             for name in _undocumented(settings)
         ),
+        refused=tuple(_refused(manager, specs, documents)),
     )
+
+
+def _refused(
+    manager: PluginManager,
+    specs: Sequence[tuple[KindName, str, ComponentSpec]],
+    documents: list[dict[str, Any]],
+) -> Iterator[str]:
+    for kind, name, spec in specs:
+        for settings in find_settings(documents, BY_NAME[kind], name) if kind != "command" else ():
+            try:
+                manager.validate_settings(spec, settings)
+            except AjetError as error:
+                yield f"{kind} {name!r}: {error.message}"
 
 
 _PACKAGES = ("agentjet", "ajet_cli", "ajet_core", "ajet_installation")
@@ -87,4 +111,4 @@ def _undocumented(settings: type[BaseModel]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dataclasses.asdict(probe(sys.argv[1]))))
+    print(json.dumps(dataclasses.asdict(probe(sys.argv[1], json.load(sys.stdin)))))

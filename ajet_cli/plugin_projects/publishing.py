@@ -22,6 +22,11 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from ajet_cli.plugin_projects.probe import Probed
+from ajet_cli.plugin_projects.shown_settings import (
+    is_replaced,
+    read_blocks,
+    texts_of_template,
+)
 from ajet_core import __version__
 from ajet_core.errors import ConfigError
 from ajet_core.plugin import spec
@@ -195,7 +200,26 @@ class PluginProject:
                 yield _error(
                     f"the README does not show how to use {kind} {name!r}: {_usage(kind, name)}"
                 )
+        for problem in (*read_blocks(self.readme)[1], *probed.refused):
+            yield _error(f"the README shows what is refused: {problem}")
+        yield from self._check_texts(probed)
         yield from self._check_tests(probed)
+
+    def _check_texts(self, probed: Probed) -> Iterator[Lack]:
+        """Check that nothing describes the template's component if another one is in its place."""
+        paths = [path for package in self._packages() for path in sorted(package.rglob("*.py"))]
+        code = {path: path.read_text(encoding="utf-8", errors="replace") for path in paths}
+        texts = {"README": self.readme, "pyproject.toml": str(self.table.get("description", ""))}
+        texts |= {path.name: text for path, text in code.items()}
+        for kind in dict.fromkeys(kind for kind, _ in probed.components):
+            if is_replaced(kind, "\n".join(code.values())):
+                for phrase in texts_of_template(kind):
+                    for name, text in texts.items():
+                        if phrase in text:
+                            yield _advice(
+                                f"{name}: {phrase!r} is left from the template: describe your own "
+                                "component"
+                            )
 
     def _check_age(self, hook: str) -> Iterator[Lack]:
         """Check that no declared hook API is older than a hook."""
@@ -318,6 +342,8 @@ class PluginProject:
                 [sys.executable, "-m", "ajet_cli.plugin_projects.probe", self.name],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
                 cwd=site,
+                # TOML has dates, which no settings of the README need as such.
+                input=json.dumps(read_blocks(self.readme)[0], default=str),
                 capture_output=True,
                 text=True,
                 check=False,

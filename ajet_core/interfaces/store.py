@@ -225,7 +225,11 @@ class SampleStore(Generic[SettingsT_co], ABC):
     async def open(self, *, read_only: bool = False) -> None:
         """Open the store in `context.run_dir`, or create it.
 
-        :param read_only: do not create, lock or change the store: a server may be writing to it.
+        One process may have a store open for writing and, with other objects, for reading.
+
+        :param read_only: do not create or change the store, nor take the lock of its writer: a
+            server may be writing to it. It may register as a reader, such as in a lock file or in a
+            write-ahead log, if this neither delays nor refuses the writer.
         :raises StoreError: another process writes to it, it is unusable, or missing and read-only.
         """
 
@@ -242,6 +246,8 @@ class SampleStore(Generic[SettingsT_co], ABC):
         - `RunRecord`: there is only one.
         - `EpisodeRecord`: the fields of the claim never change, and an episode keeps its slot in
           the order of claims, and its batch. `batch_id` is ignored. An open episode must be new.
+          The server writes no `claim_hash` (but "") and no `joint_id` for a second episode. A store
+          need not check this; one that does raises `StoreError`.
         - `Call`: always new. The store may keep the prompt as the difference to its base.
         - `BatchRecord`: takes its episodes from the batches that had them, and releases others.
         - `StepRecord`: replaces all scores of the step, too.
@@ -279,22 +285,32 @@ class SampleStore(Generic[SettingsT_co], ABC):
 
     @abstractmethod
     async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
-        """Return the calls of episodes, ordered by `Call.index`; unknown ids have empty lists."""
+        """Return the calls of episodes, ordered by `Call.index`; unknown ids have empty lists.
+
+        :raises DamagedRecordError: a call of these episodes cannot be read; no call is left out.
+        """
 
     @abstractmethod
     async def scores(self, episode_id: str) -> dict[str, CallScore]:
-        """Return the latest score of each trained call of an episode, by call id."""
+        """Return the latest score of each trained call of an episode, by call id.
+
+        :raises DamagedRecordError: one of the scores cannot be read.
+        """
 
     @abstractmethod
     async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
         """Return batches for steps after `after_step`, ordered by step.
 
         :param refused: return refused batches instead of those to train.
+        :raises DamagedRecordError: one of the batches cannot be read.
         """
 
     @abstractmethod
     async def steps(self) -> list[StepRecord]:
-        """Return all finished steps, in order, without their scores."""
+        """Return all finished steps, in order, without their scores.
+
+        :raises DamagedRecordError: one of the steps cannot be read.
+        """
 
     async def call_totals(self) -> CallTotals:
         """Return totals over all calls; requested for each status.

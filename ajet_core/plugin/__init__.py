@@ -7,7 +7,7 @@ A plugin is a distribution with light hooks. ``ajet plugin new`` creates one. An
     [project]
     name = "ajet-echo"
     version = "1.0.0"
-    dependencies = ["agentjet>=0.1"]
+    dependencies = ["agentjet>=0.1,<1"]
 
     [project.entry-points.agentjet]
     echo = "ajet_echo.hooks"

@@ -28,8 +28,14 @@ from ajet_server.health.checks import CHECKS
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PACKAGES = ("agentjet", "ajet_core", "ajet_sources", "ajet_exec", "ajet_worlds", "ajet_testing")
+PACKAGES = (
+    *("agentjet", "ajet_core", "ajet_loggers", "ajet_stores"),
+    *("ajet_sources", "ajet_exec", "ajet_worlds", "ajet_testing"),
+)
 """Those whose public names programs and plugins use. Other packages serve plugins alone."""
+
+EXPLAINED = {"ajet_core.timeline": ["ajet_core.timeline.credit"]}
+"""Modules whose docstrings explain names that another module exports."""
 
 
 def row(*cells: str) -> str:
@@ -349,6 +355,8 @@ def python(package: str) -> str:
         text += f"::: {module}\n"
         if module == "agentjet":
             text += "    options: {members: false}\n\n" + _gathered()
+        for explaining in EXPLAINED.get(module, ()):
+            text += f"\n::: {explaining}\n    options: {{members: false}}\n"
         text += "\n"
     return text
 

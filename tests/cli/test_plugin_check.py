@@ -142,6 +142,15 @@ ERRORS: dict[str, tuple[Callable[[Path], None], str]] = {
         replacing(README, "mine", "yours"),
         "the README does not show how to use reader 'mine': `[readers.mine]` in ajet.toml",
     ),
+    "unknown setting": (
+        replacing(README, 'table = "tasks"', 'tabel = "tasks"'),
+        "the README shows what is refused: reader 'mine': ",
+    ),
+    "wrong setting": (replacing(README, 'table = "tasks"', "table = 3"), "table"),
+    "broken block": (
+        replacing(README, 'table = "tasks"', "table = "),
+        "block of toml is not valid",
+    ),
     "suite": (
         replacing("tests/test_reader.py", "(ReaderSuite)", ""),
         "no test subclasses ReaderSuite, the suite for kind reader",
@@ -193,6 +202,21 @@ def test_the_rest_is_advice(case: str, project: Path) -> None:
     lacks = check(project)
     assert {lack.weight for lack in lacks} == {"advice"}
     assert any(text in lack.text for lack in lacks), lacks
+
+
+def test_texts_of_the_template_are_noticed_once_its_component_is_replaced(project: Path) -> None:
+    path = project / "src/ajet_mine/reader.py"
+    head = path.read_text().partition("    def ")[0]
+    path.write_text(head + "    def read(self, source):\n        return iter(())\n")
+    removing("dist/*.whl")(project)
+    left = [lack for lack in check(project) if "left from the template" in lack.text]
+    assert {lack.weight for lack in left} == {"advice"}
+    assert {lack.text.partition(":")[0] for lack in left} == {
+        *("README", "__init__.py", "hooks.py", "pyproject.toml")
+    }
+    replacing(HOOKS, "tables of SQLite", "rows of mine")(project)
+    left = [lack.text for lack in check(project) if "left from the template" in lack.text]
+    assert not any("hooks.py" in text for text in left)
 
 
 def test_errors_come_first_and_are_told_apart(project: Path) -> None:

@@ -196,9 +196,9 @@ def test_an_answer_that_is_not_valid_is_refused(option: str, value: str) -> None
         (("zzz", "mine"), "Kinds: engine, "),
         (("store", "1st"), "'1st' is not a valid name"),
         (("store", "a/b"), "'a/b' is not a valid name"),
-        (("store", "sqlite"), "agentjet has a store 'sqlite' already"),
-        (("command", "plugin"), "agentjet has a command 'plugin' already"),
-        (("command", "serve"), "agentjet has a command 'serve' already"),
+        (("store", "sqlite"), "agentjet has the store 'sqlite' already"),
+        (("command", "plugin"), "agentjet has the command 'plugin' already"),
+        (("command", "serve"), "agentjet has the command 'serve' already"),
         (("store", "server"), "agentjet has a package of the name 'ajet-server'"),
         (("command", "demo"), "agentjet has a package of the name 'demo'"),
         (("store", "mine", "--distribution", "agentjet-mine"), "name 'agentjet-mine'"),
@@ -212,6 +212,24 @@ def test_what_cannot_be_created_is_refused(arguments: tuple[str, ...], message: 
     assert done.exit_code == 2
     assert message in done.output
     assert not list(Path().glob("ajet-*"))
+
+
+@pytest.mark.processes
+def test_the_component_keeps_underscores_and_the_distribution_has_hyphens() -> None:
+    done = ajet("plugin", "new", "advantage", "ajet-Leave_two-out", *AUTHOR)
+    assert done.exit_code == 0, done.output
+    project = tomllib.loads(Path("ajet-leave-two-out/pyproject.toml").read_text())["project"]
+    assert project["name"] == "ajet-leave-two-out"
+    assert project["entry-points"]["agentjet"] == {"leave_two-out": "ajet_leave_two_out.hooks"}
+    hooks = Path("ajet-leave-two-out/src/ajet_leave_two_out/hooks.py").read_text()
+    assert 'name="leave_two-out"' in hooks
+    assert "advantage:LeaveTwoOutEstimator" in hooks
+
+
+def test_a_name_that_differs_from_an_embedded_one_by_hyphens_is_refused() -> None:
+    done = ajet("plugin", "new", "advantage", "leave-one-out")
+    assert done.exit_code == 2
+    assert "agentjet has the advantage 'leave_one_out' already" in done.output
 
 
 def test_an_unknown_answer_is_refused() -> None:

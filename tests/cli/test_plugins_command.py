@@ -95,6 +95,16 @@ def test_summaries_are_shown(install: Callable[..., None]) -> None:
     assert "checks" not in row
 
 
+def test_plugins_of_others_and_problems_are_in_sight(install: Callable[..., None]) -> None:
+    install("import no_such_module_at_all")
+    head, first, *rest = ajet("plugins").stdout.splitlines()
+    rows = [first, *rest]
+    assert head.index("problem") < 100
+    (row,) = [row for row in rows if row.startswith("box ")]
+    assert row[head.index("problem") :].startswith("see below")
+    assert rows.index(row) < next(i for i, row in enumerate(rows) if row.startswith("embedded "))
+
+
 def test_listing_imports_no_component(install: Callable[..., None]) -> None:
     install(HOOKS.format(settings=""), "raise OSError('no driver')")
     assert ajet("plugins", "box").exit_code == 0

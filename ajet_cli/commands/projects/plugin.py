@@ -105,6 +105,9 @@ def new(
 ) -> None:
     """Create the project of a plugin with a component of KIND called NAME.
 
+    The component keeps underscores of NAME, such as those of leave_one_out; in the name of the
+    distribution they become hyphens. A prefix ajet- is left out of the component's name.
+
     The project works as it is: it can be installed, and its tests pass, which include agentjet's
     suite for the kind. Kinds are those of docs/plugins.md, and `observer`.
     """
@@ -113,7 +116,8 @@ def new(
     short = _checked(state, kind, name)
     given = read_answers(answers) if answers is not None else {}
     given |= {key: value for key, value in options.items() if value is not None}
-    target = directory or Path(checked_distribution(given.get("distribution", f"ajet-{short}")))
+    distribution = given.get("distribution", f"ajet-{canonicalize_name(short)}")
+    target = directory or Path(checked_distribution(distribution))
     create_project(target, {**given, "kind": kind, "name": short}, ask=ask)
     click.echo(
         f"{target} is ready. To try it:\n"
@@ -180,19 +184,25 @@ def checked_name(name: str) -> str:
 
 
 def _checked(state: CliState, kind: str, name: str) -> str:
-    """Return the name without ``ajet-``, in its normal form.
+    """Return the name without ``ajet-``, in lower case, with hyphens and underscores as they are.
 
     :raises ConfigError: it cannot be the name of a distribution, or agentjet has it already.
     """
-    short = checked_name(name).removeprefix("ajet-")
-    if extras_with(f"{CORE_DISTRIBUTION}-{short}"):
+    normal = checked_name(name).removeprefix("ajet-")
+    short = re.sub("^ajet[-_]", "", name.lower().replace(".", "-"))
+    if re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", short) is None:
+        # It has several separators in a row.
+        short = normal
+    if extras_with(f"{CORE_DISTRIBUTION}-{normal}"):
         raise ConfigError(f"agentjet has a package of the name {short!r}: choose another one")
-    taken = kind == "command" and short in RESERVED_COMMANDS
-    if kind in BY_NAME and short in state.plugins.names(kind):
-        component = state.plugins.component(kind, short)
-        taken = taken or state.plugins.owner(component) == CORE_DISTRIBUTION
+    taken = short if kind == "command" and short in RESERVED_COMMANDS else ""
+    for its in state.plugins.names(kind) if kind in BY_NAME else ():
+        # leave-one-out beside leave_one_out would mislead users.
+        if canonicalize_name(its) == normal:
+            component = state.plugins.component(kind, its)  # type: ignore[arg-type]
+            taken = its if state.plugins.owner(component) == CORE_DISTRIBUTION else taken
     if taken:
-        raise ConfigError(f"agentjet has a {kind} {short!r} already: choose another name")
+        raise ConfigError(f"agentjet has the {kind} {taken!r} already: choose another name")
     return short
 
 
