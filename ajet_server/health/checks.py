@@ -409,7 +409,7 @@ def tools_alike(history: History, limits: FailureConfig) -> Reading | str:
         return f"{answers:.0f} answers of tools are too few to judge ({_ANSWERS} are needed)"
     share = sum(metrics["tool_answers_alike"] for metrics in recent) / answers
     cause = (
-        f"{_percent(share)} of the tools' answers of the last {len(recent)} batches are all alike: "
+        f"{_percent(share)} of the tools' answers in the last batches are all alike: "
         "they have the same text, or begin with an error"
     )
     return Reading(share / limits.max_tools_alike, cause)

@@ -541,7 +541,7 @@ async def test_curves_come_in_groups_and_all_are_within_reach(open_page: Open) -
         "all => all.map((card) => card.dataset.metrics)"
     )
     assert names[0] == "reward_mean"
-    assert names.index("loss") < names.index("episodes") < names.index("tokens_raw")
+    assert names.index("reward_std") < names.index("episodes") < names.index("tokens_raw")
     assert "calls_aborted" not in names
     await page.locator(".charts summary", has_text="that are 0 in each step").click()
     await page.locator("figure[data-metrics=calls_aborted]").wait_for()
