@@ -631,3 +631,16 @@ async def test_the_viewer_shows_tokens_on_a_phone(open_page: Open) -> None:
     await token.wait_for()
     inside = await token.evaluate("(token) => token.getBoundingClientRect().bottom")
     assert inside < 300
+
+
+async def test_roles_have_no_colour_where_colours_mean_advantages(open_page: Open) -> None:
+    page = await open_page("episodes")
+    await page.locator("tbody td:first-child a").first.click()
+    await page.click("summary")
+    viewer = page.frame_locator("iframe")
+    tags = viewer.locator(".tag")
+    await tags.first.wait_for()
+    colours = "all => [...new Set(all.map((tag) => getComputedStyle(tag).backgroundColor))]"
+    assert len(await tags.evaluate_all(colours)) > 1
+    await viewer.locator("#modes").get_by_text("Advantage").click()
+    assert len(await tags.evaluate_all(colours)) == 1

@@ -57,8 +57,11 @@ export async function overviewView(place, app) {
     const onStep = (step) => app.go(`step/${step}`);
     const components = data.names.filter((name) => name.startsWith("component_mean/"));
     const cards = CHARTS.map(([title, names, unit], i) => chart(title, data, i === 0 ? [...names, ...tags] : names, { unit, onStep }));
+    // Shares such as the success would be flat lines beside counts.
+    const isShare = (name) => data.curves[name].mean.every((value) => Math.abs(value ?? 0) <= 1);
     const ofRewards = [
-      chart("Components of the reward", data, components, { onStep }),
+      chart("Components of the reward", data, components.filter(isShare), { onStep }),
+      chart("Components of the reward beyond 1", data, components.filter((name) => !isShare(name)), { onStep }),
       chart("Correlation of the reward with success and length", data, CORRELATIONS, { onStep }),
     ];
     cards.splice(1, 0, ...ofRewards);

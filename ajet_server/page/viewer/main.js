@@ -86,6 +86,8 @@ class Page {
 
   colour(mode) {
     this.mode = mode;
+    // The colours of roles would mean something else beside those of other modes.
+    document.body.dataset.mode = mode.name;
     document.querySelector(`input[name=mode][value=${mode.name}]`).checked = true;
     this._legend();
     this.tree.refresh();

@@ -370,3 +370,10 @@ def test_answers_of_tools_that_are_all_alike_are_a_finding() -> None:
         Past.of(steps(1, tool_answers=4, tool_answers_alike=4)), LIMITS
     )
     assert isinstance(few, str)
+
+
+def test_shortened_updates_name_the_limit_and_the_learning_rate() -> None:
+    history = steps(5, updates_shortened=4, learning_rate=0.02)
+    cause = read("shortened", history).cause
+    assert "algorithm.max_update_kl (0.01 nats per token if it is null)" in cause
+    assert "the learning rate is 0.02" in cause
