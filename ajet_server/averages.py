@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 LARGEST_TERM = 1e290
@@ -25,3 +26,19 @@ def mean(values: Sequence[float]) -> float:
 def term(value: float) -> float:
     """Clamp `value` so that it can be added to a running sum without overflow."""
     return max(-LARGEST_TERM, min(LARGEST_TERM, value))
+
+
+def correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
+    """Return Pearson's correlation of finite numbers, None if either list is constant.
+
+    :param xs: [N].
+    :param ys: [N].
+    """
+    if len(set(xs)) < 2 or len(set(ys)) < 2:
+        return None
+    scaled = [[value / max(map(abs, values)) for value in values] for values in (xs, ys)]
+    try:
+        return max(-1.0, min(1.0, statistics.correlation(*scaled)))
+    except statistics.StatisticsError:
+        # The values differ by less than a float can tell from their mean.
+        return None

@@ -56,7 +56,14 @@ from ajet_server.observe.events import EventLog
 from ajet_server.observe.loop_watch import LoopWatch
 from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.observe.system_metrics import SystemMonitor
-from ajet_server.observe.watchdog import DoubtView, OpenView, ServerView, Watchdog, diagnose
+from ajet_server.observe.watchdog import (
+    DoubtView,
+    OpenView,
+    ServerView,
+    Watchdog,
+    by_gravity,
+    diagnose,
+)
 from ajet_server.run.coordinator import Coordinator
 from ajet_server.run.run_parts import RunParts
 from ajet_server.security.credentials import Token, TokenBook
@@ -416,7 +423,7 @@ class SwarmService:
         )
 
     def findings(self) -> list[Finding]:
-        """Return what blocks the server's progress, and other findings for its operator."""
+        """Return what blocks the server's progress, and other findings, the gravest first."""
         findings = diagnose(self._view(), self.settings.server.stuck_seconds)
         findings += [
             _missing(message, seconds)
@@ -429,7 +436,7 @@ class SwarmService:
         findings += [*self.loggers.findings(), *self.watch.findings(), *self.alerts.findings()]
         findings += self._spending_findings()
         loop = self.coordinator.loop
-        return findings if loop is None else [*findings, *loop.health.findings]
+        return by_gravity(findings if loop is None else [*findings, *loop.health.findings])
 
     def _spending_findings(self) -> list[Finding]:
         coordinator = self.coordinator

@@ -15,7 +15,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 SERVER = {
-    "ajet_server/batches/batch_facts.py": ("batch_facts", "lost_facts", "_rewards", "_answers"),
+    "ajet_server/batches/batch_facts.py": (
+        "batch_facts",
+        "lost_facts",
+        "_rewards",
+        "_correlations",
+        "_tool_answers",
+        "_answers",
+    ),
     "ajet_server/batches/staleness.py": ("metrics",),
     "ajet_server/batches/training_data.py": ("metrics", "_limited", "_count", "training_data"),
     "ajet_server/run/run_loop.py": ("_enter",),
@@ -140,6 +147,8 @@ async def test_a_real_step_reports_what_the_page_lists(server: Running) -> None:
     metrics = {name.partition("/")[0] for name in status.last_step.metrics}
     assert metrics - set(known) == set()
     optional = {"plan_seconds", "probe_change", "probe_noise"}
+    optional |= {"reward_success_correlation", "reward_length_correlation"}
+    optional |= {"tool_answers", "tool_answers_alike"}
     assert set(listed("The batch", "Tokens", "Time", "Served weights")) - metrics == optional
     counters = re.findall(r"`(\w+)`", "".join(row[0] for row in rows("Counters of a run")))
     causes = {name for name in status.counters if name.startswith("aborted_")}

@@ -403,6 +403,8 @@ HealthKind = Literal[
     "grad_norm",
     "shortened",
     "reward_drop",
+    "reward_mismatch",
+    "tools_alike",
 ]
 """What can be wrong with the training of a run, see docs/health.md."""
 
@@ -439,6 +441,9 @@ class FailureConfig(Message):
     :param max_grad_growth: second highest gradient norm of 3 steps, relative to those before.
     :param max_shortened: share of updates that ``algorithm.max_update_kl`` shortens.
     :param max_reward_drop: loss of reward, as a share of the range of mean rewards so far.
+    :param reward_mismatch_steps: batches in a row in which rewards follow the length of episodes
+        and not their component ``success``.
+    :param max_tools_alike: share of the answers of tools that are errors or have the same text.
     :param pause_on: findings that pause the run, unless their limits are None.
     """
 
@@ -462,6 +467,8 @@ class FailureConfig(Message):
     max_grad_growth: Growth | None = 30.0
     max_shortened: Share | None = 0.75
     max_reward_drop: Share | None = 0.75
+    reward_mismatch_steps: PositiveInt | None = 5
+    max_tools_alike: Share | None = 0.9
     pause_on: Annotated[tuple[HealthKind, ...], Field(max_length=len(get_args(HealthKind)))] = (
         "zero_signal",
         "malformed",

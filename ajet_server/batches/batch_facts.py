@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, TrainCall, rewards_differ
-from ajet_server.averages import mean
+from ajet_server.averages import correlation, mean
 from ajet_server.store.call_metadata import MALFORMED_CALLS
 
 TAG_FACTS = (
@@ -21,6 +22,17 @@ TAG_FACTS = (
     "sampled_entropy",
 )
 """The statistics that `tag_facts` computes for a tag."""
+
+COMPONENT_MEAN = "component_mean"
+"""The mean of a component of the reward is the metric ``component_mean/NAME``."""
+
+SUCCESS = "success"
+"""The component by which rewards are judged: 1 if the task was solved, 0 if not."""
+
+# Clients choose the names, and each is a metric of its own.
+_COMPONENTS = 16
+_FAILED = ("error", "traceback")
+_COMPARED_CHARS = 400
 
 
 def batch_facts(
@@ -41,6 +53,9 @@ def batch_facts(
         "tasks_equal": float(equal),
         "no_signal": float(not any(call.advantage for call in credited)),
         **_rewards(records, calls),
+        **_components(records),
+        **_correlations(records, calls),
+        **_tool_answers(calls),
         "advantage_bias": _bias([(call.advantage, len(call.logprobs)) for call in credited]),
         "calls_cut_off": float(_cut_off(calls)),
         **_answers(calls),
@@ -86,11 +101,58 @@ def tag_facts(
 
 
 def _rewards(records: Sequence[EpisodeRecord], calls: Sequence[Call]) -> dict[str, float]:
+    rewards = _all_earned(records, calls)
+    return {"reward_mean": _mean(rewards), "reward_std": _std(rewards)}
+
+
+def _components(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Return the mean of each component over the episodes that have it, the most frequent ones."""
+    reported = Counter(name for record in records for name in sorted(record.components))
+    return {
+        f"{COMPONENT_MEAN}/{name}": _mean(
+            [record.components[name] for record in records if name in record.components]
+        )
+        for name, _ in reported.most_common(_COMPONENTS)
+    }
+
+
+def _correlations(records: Sequence[EpisodeRecord], calls: Sequence[Call]) -> dict[str, float]:
+    """Return how rewards relate to the success and to the length of episodes.
+
+    A correlation is left out if either side is the same in all episodes.
+    """
+    rewards = _all_earned(records, calls)
+    lengths: Counter[str] = Counter()
+    for call in calls:
+        lengths[call.episode_id] += len(call.sampled_ids)
+    others = {"reward_length_correlation": [float(lengths[r.episode_id]) for r in records]}
+    successes = [record.components.get(SUCCESS, math.nan) for record in records]
+    if all(0 <= success <= 1 for success in successes):
+        others["reward_success_correlation"] = successes
+    related = {name: correlation(rewards, values) for name, values in others.items()}
+    return {name: value for name, value in related.items() if value is not None}
+
+
+def _tool_answers(calls: Sequence[Call]) -> dict[str, float]:
+    """Count the messages of tools, and how many are errors or have the most frequent text."""
+    texts = [
+        placed.text.content[:_COMPARED_CHARS]
+        for call in calls
+        for placed in call.messages
+        if placed.text.role == "tool"
+    ]
+    if not texts:
+        return {}
+    [(_, most)] = Counter(texts).most_common(1)
+    failed = sum(text.lstrip().lower().startswith(_FAILED) for text in texts)
+    return {"tool_answers": float(len(texts)), "tool_answers_alike": float(max(most, failed))}
+
+
+def _all_earned(records: Sequence[EpisodeRecord], calls: Sequence[Call]) -> list[float]:
     agents: dict[str, list[str]] = {}
     for call in calls:
         agents.setdefault(call.episode_id, []).append(call.agent)
-    rewards = [_earned(record, agents.get(record.episode_id, [])) for record in records]
-    return {"reward_mean": _mean(rewards), "reward_std": _std(rewards)}
+    return [_earned(record, agents.get(record.episode_id, [])) for record in records]
 
 
 def _earned(record: EpisodeRecord, agents: Sequence[str]) -> float:

@@ -7,9 +7,10 @@ existing finding stays and no new one starts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 from ajet_core.protocol import FailureConfig, HealthKind
 from ajet_server.health import series
@@ -100,7 +101,11 @@ def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
     while silent < len(flags) and flags[-1 - silent]:
         silent += 1
     which = "the batch has" if silent == 1 else f"{silent} batches in a row have"
-    cause = f"{which} no signal: within each task all rewards are equal"
+    newest = history[-1]
+    equal = "within each task all rewards are equal"
+    if newest.get("reward_std") == 0 and "reward_mean" in newest:
+        equal = f"all rewards of the last one are {newest['reward_mean']:.3g}"
+    cause = f"{which} no signal: {equal}"
     if solved := series.solved(history):
         cause += ". The mean reward is close to the best so far, so little is left to learn"
     level = silent / limits.zero_signal_steps
@@ -304,8 +309,10 @@ def shortened(history: History, limits: FailureConfig) -> Reading | str:
     cause = (
         f"at least {_percent(min(shares))} of the updates in each of the last {_STEADY} "
         "steps were shortened, because they moved the policy by more than "
-        "algorithm.max_update_kl"
+        "algorithm.max_update_kl (0.01 nats per token if it is null)"
     )
+    if rates := series.values(history, "learning_rate"):
+        cause += f"; the learning rate is {rates[-1]:.3g}"
     return Reading(min(shares) / limits.max_shortened, cause)
 
 
@@ -323,6 +330,89 @@ def reward_drop(history: History, limits: FailureConfig) -> Reading | str:
     )
     cause = f"the mean reward fell from {trend.best:.3g} to {trend.now:.3g}"
     return Reading(max(0.0, level), cause)
+
+
+def reward_mismatch(history: History, limits: FailureConfig) -> Reading | str:
+    """Measure batches in a row whose rewards follow the length of episodes, not their success.
+
+    It also measures whether success falls while the mean reward rises.
+    """
+    steps = limits.reward_mismatch_steps
+    assert steps is not None
+    known = [metrics for metrics in history if _SUCCESS in metrics]
+    if not known:
+        return "no episode reports the component success, a number from 0 to 1"
+    # In the other batches, all rewards or all successes are the same.
+    measured = [metrics for metrics in known if {_OF_SUCCESS, _OF_LENGTH} <= metrics.keys()]
+    row = 0
+    while row < len(measured) and _follows_length(measured[-1 - row]):
+        row += 1
+    newest = measured[-1] if measured else {}
+    cause = (
+        f"in the last {row} batches, rewards follow the length of episodes (correlation "
+        f"{newest.get(_OF_LENGTH, 0.0):.2f}) and not their component success (correlation "
+        f"{newest.get(_OF_SUCCESS, 0.0):.2f}, mean success {known[-1][_SUCCESS]:.3g})"
+    )
+    reading = Reading(row / steps, cause, span=max(1, row))
+    recent = known[-series.WINDOW :]
+    half = len(recent) // 2
+    if half < steps:
+        return reading
+    rewards, successes = (
+        _shift([metrics[name] for metrics in recent], half) for name in ("reward_mean", _SUCCESS)
+    )
+    level = min(rewards.level, -successes.level)
+    if level <= reading.level:
+        return reading
+    cause = (
+        f"in the last {2 * half} batches, the mean reward rose from {rewards.before:.3g} to "
+        f"{rewards.now:.3g}, but the component success fell from {successes.before:.3g} to "
+        f"{successes.now:.3g}"
+    )
+    return Reading(level, cause, span=half)
+
+
+def _follows_length(metrics: Mapping[str, float]) -> bool:
+    return metrics[_OF_SUCCESS] <= 0 and metrics[_OF_LENGTH] >= _CLOSELY
+
+
+@dataclass(frozen=True, slots=True)
+class _Shift:
+    """The means of two halves of a series.
+
+    :param level: their difference, 1 if it is just larger than the noise.
+    """
+
+    before: float
+    now: float
+    level: float
+
+
+def _shift(values: Sequence[float], half: int) -> _Shift:
+    """Compare the last `half` values with those before them."""
+    before, now = values[-2 * half : -half], values[-half:]
+    difference = fmean(now) - fmean(before)
+    noise = math.hypot(stdev(before), stdev(now)) / math.sqrt(half)
+    # Two means of equal steps differ by any difference.
+    least = max(_NOISE * noise, _TINY * max(abs(fmean(before)), abs(fmean(now))))
+    return _Shift(fmean(before), fmean(now), difference / least if least else 0.0)
+
+
+def tools_alike(history: History, limits: FailureConfig) -> Reading | str:
+    """Measure the share of tool answers that are errors or have the most frequent text."""
+    assert limits.max_tools_alike is not None
+    recent = [m for m in history if m.get("tool_answers")][-_SPAN:]
+    if not recent:
+        return "no episode has an answer of a tool"
+    answers = sum(metrics["tool_answers"] for metrics in recent)
+    if answers < _ANSWERS:
+        return f"{answers:.0f} answers of tools are too few to judge ({_ANSWERS} are needed)"
+    share = sum(metrics["tool_answers_alike"] for metrics in recent) / answers
+    cause = (
+        f"{_percent(share)} of the tools' answers in the last batches are all alike: "
+        "they have the same text, or begin with an error"
+    )
+    return Reading(share / limits.max_tools_alike, cause)
 
 
 # Steps averaged (mean or median) for values that fluctuate.
@@ -343,6 +433,14 @@ _MOST = 0.5
 _SMALL_LENGTH = 1.0
 # Sampling noise of a mean reward rarely exceeds this many standard errors.
 _NOISE = 5.0
+_SUCCESS = "component_mean/success"
+_OF_SUCCESS, _OF_LENGTH = "reward_success_correlation", "reward_length_correlation"
+# From this correlation on, rewards follow the length.
+_CLOSELY = 0.9
+# Differences below this share of a value are those of rounding.
+_TINY = 1e-6
+# Fewer answers of tools are alike by chance.
+_ANSWERS = 20
 
 
 def _or_growth(
@@ -395,6 +493,21 @@ CHECKS: Sequence[Check] = (
         span=_SPAN,
         of_answers=True,
         by_tag=True,
+    ),
+    Check(
+        "reward_mismatch",
+        ("reward_mismatch_steps",),
+        reward_mismatch,
+        "the model learns what the reward pays for, which is not success: read the episodes with "
+        "the highest reward, and pay for success more than for anything else",
+    ),
+    Check(
+        "tools_alike",
+        ("max_tools_alike",),
+        tools_alike,
+        "read the tool messages of an episode: a tool that always fails or always answers the "
+        "same teaches nothing; check its server, its arguments and its key",
+        before=True,
     ),
     Check(
         "kl",

@@ -190,11 +190,13 @@ async def _overview(
     names = {token.token_id: token.name for token in service.tokens.list()}
     now = time.time()
     config = coordinator.run_status().config if coordinator.run_id else None
+    shown = None if config is None else without_secrets(config)
     return Overview(
         scope=scope,
-        sentence=sentence(status),
+        sentence=sentence(status, now),
         status=status,
-        config=None if config is None else without_secrets(config).model_dump(mode="json"),
+        config=None if shown is None else shown.model_dump(mode="json"),
+        changed={} if shown is None else shown.model_dump(mode="json", exclude_defaults=True),
         clients=clients(service.episodes.open, names, now),
         seconds_per_step=history.seconds_per_step,
         time=now,

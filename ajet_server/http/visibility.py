@@ -18,7 +18,7 @@ from ajet_core.protocol import (
     RunStatus,
     ServerStatus,
 )
-from ajet_server.batches.batch_facts import TAG_FACTS
+from ajet_server.batches.batch_facts import COMPONENT_MEAN, TAG_FACTS
 from ajet_server.health import CHECKS
 from ajet_server.observe.watchdog import shortage
 from ajet_server.security.credentials import Token
@@ -37,8 +37,8 @@ _SHARED: Mapping[str, frozenset[str]] = {
 }
 
 
-# Metrics of single tags, which may belong to another client.
-_TAG_METRICS = tuple(f"{name}/" for name in TAG_FACTS)
+# Metrics of single tags and components, whose names may be another client's.
+_TAG_METRICS = tuple(f"{name}/" for name in (*TAG_FACTS, COMPONENT_MEAN))
 
 # Findings that quote no client, and one that a client sees without the names of tasks.
 _STARVED = "incomplete_tasks"

@@ -8,8 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
-from ajet_core.protocol import BatchProgress, Finding, Quarantine, ServerState, TagProgress
+from ajet_core.protocol import (
+    BatchProgress,
+    Finding,
+    HealthKind,
+    Quarantine,
+    ServerState,
+    TagProgress,
+)
 from ajet_server.observe.events import EventLog
 
 _log = logging.getLogger("ajet.server")
@@ -28,6 +36,8 @@ WAITS = frozenset(
 )
 """Codes of findings that are normal until they have lasted long enough to be stuck."""
 
+_BLOCKING = WAITS | {"paused"}
+_TRAINING = frozenset(get_args(HealthKind))
 _SHOWN = 3
 # Shorter pauses between two calls are normal.
 _QUIET_SECONDS = 10.0
@@ -154,6 +164,22 @@ def diagnose(view: ServerView, stuck_seconds: float) -> list[Finding]:
             Finding(code="tasks_quarantined", message=_quarantined(view), seconds=0.0, stuck=False)
         )
     return findings
+
+
+def by_gravity(findings: Sequence[Finding]) -> list[Finding]:
+    """Order findings: what blocks the server, what makes training useless, and all others.
+
+    A run whose clients are gone is often at its end. What its training suffers from is worse.
+    """
+
+    def place(finding: Finding) -> int:
+        if finding.code in _TRAINING:
+            return 1
+        if finding.code == "no_client":
+            return 2
+        return 0 if finding.stuck or finding.code in _BLOCKING else 3
+
+    return sorted(findings, key=place)
 
 
 def _why_rolling_waits(view: ServerView) -> Iterator[tuple[str, str, float]]:

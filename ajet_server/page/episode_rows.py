@@ -26,6 +26,7 @@ _ENDINGS = 10
 _SEQUENCE = 8
 _COUNTED_TOKENS = 4096
 _SCANNED = 20_000
+_COUNTED_EPISODES = 2000
 _AT_ONCE = 8
 
 
@@ -36,27 +37,31 @@ async def episode_rows(
 
     :param texts: loads the tokenizer; called in a thread, and only for `EpisodesQuery.outputs`.
     """
-    chosen: list[EpisodeRecord] = []
-    if query.order == "newest":
-        async for record in selected_episodes(store, history, query):
-            chosen.append(record)
-            if len(chosen) > query.limit:
-                break
-    else:
-        everything = [record async for record in selected_episodes(store, history, query)]
+    last = query.skip + query.limit
+    selected: list[EpisodeRecord] = []
+    whole = True
+    async for record in selected_episodes(store, history, query):
+        if query.order == "newest" and len(selected) > max(last, _COUNTED_EPISODES):
+            whole = False
+            break
+        selected.append(record)
+    ordered: Sequence[EpisodeRecord] = selected
+    if query.order != "newest":
         sign = -1.0 if query.order == "highest" else 1.0
-        chosen = heapq.nsmallest(query.limit + 1, everything, key=lambda one: _place(one, sign))
-    more = len(chosen) > query.limit
-    del chosen[query.limit :]
+        ordered = heapq.nsmallest(last, selected, key=lambda one: _place(one, sign))
+    chosen = ordered[query.skip : last]
+    total, more = len(selected) if whole else None, len(selected) > last
     if not query.outputs:
-        return EpisodeRows(episodes=[episode_row(record) for record in chosen], more=more)
+        return EpisodeRows(
+            episodes=[episode_row(record) for record in chosen], more=more, total=total
+        )
     rows = []
     for at in range(0, len(chosen), _AT_ONCE):
         some = chosen[at : at + _AT_ONCE]
         # Others read in between, and only a few histories are in memory.
         calls = await store.calls([record.episode_id for record in some])
         rows += await asyncio.to_thread(_described, some, calls, texts)
-    return EpisodeRows(episodes=rows, endings=shared_endings(rows), more=more)
+    return EpisodeRows(episodes=rows, endings=shared_endings(rows), more=more, total=total)
 
 
 def _described(
@@ -82,7 +87,7 @@ async def selected_episodes(
     scanned = 0
     newest = EpisodeQuery(query.state, query.kind, query.task or None, newest_first=True)
     async for record in store.select(newest):
-        if query.cause in ("", record.cause):
+        if query.cause in ("", record.cause) and query.client in ("", record.client_id):
             yield record
         scanned += 1
         if scanned == _SCANNED:
@@ -98,6 +103,7 @@ def _matches(record: EpisodeRecord, query: EpisodesQuery) -> bool:
         and query.kind in (None, record.kind)
         and query.task in ("", record.task_id)
         and query.cause in ("", record.cause)
+        and query.client in ("", record.client_id)
     )
 
 

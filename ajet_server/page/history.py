@@ -16,11 +16,15 @@ from ajet_server.page.models import Curve, StepCurves, StepsQuery
 from ajet_server.store.run_store import RunStore
 
 _DIGITS = 6
+_COLUMNS = 2000
 _ANSWER_BYTES = 16 * 2**20
 
 
 class StepTable:
-    """Metrics by step, in columns: 8 bytes for each number."""
+    """Metrics by step, in columns: 8 bytes for each number.
+
+    It has the first 2,000 metrics, because clients name components of the reward.
+    """
 
     def __init__(self) -> None:
         self.steps = array("q")
@@ -35,6 +39,8 @@ class StepTable:
         for name, value in metrics.items():
             column = self.columns.get(name)
             if column is None:
+                if len(self.columns) >= _COLUMNS:
+                    continue
                 column = self.columns[name] = array("d", [math.nan]) * held
             column.append(value)
         for name in self.columns.keys() - metrics.keys():

@@ -64,6 +64,8 @@ class EpisodesQuery(Message):
     :param step: only those that this step has trained, or will train.
     :param task: only those of a task.
     :param cause: only those that were aborted for this cause.
+    :param client: only those of a client, by the id of its token.
+    :param skip: number of selected episodes to leave out before the first one.
     :param order: ``newest``, or by reward; those without a reward come last.
     :param outputs: also describe what the model wrote, which reads the calls of these episodes.
     """
@@ -73,8 +75,10 @@ class EpisodesQuery(Message):
     task: Annotated[str, Field(max_length=256)] = ""
     step: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     cause: Annotated[str, Field(max_length=64)] = ""
+    client: Annotated[str, Field(max_length=256)] = ""
     order: Literal["newest", "highest", "lowest"] = "newest"
     limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 100
+    skip: Annotated[int, Field(ge=0, le=20_000)] = 0
     outputs: bool = False
 
 
@@ -141,11 +145,14 @@ class EpisodeRows(Message):
 
     :param endings: what at least two of the episodes end with, the most frequent first.
     :param more: whether there are further episodes.
+    :param total: number of selected episodes, of the newest 20,000; None if they are more than
+        2,000 and listed by time, because counting them takes a while.
     """
 
     episodes: list[EpisodeRow]
     endings: list[Ending] = Field(default_factory=list)
     more: bool = False
+    total: int | None = None
 
 
 class TasksQuery(Message):
@@ -284,6 +291,7 @@ class Overview(Message):
     :param scope: of the token that asks.
     :param sentence: the state of the server and its run in words.
     :param config: the run's configuration without secrets; None before a run is configured.
+    :param changed: the settings of `config` that are not the defaults.
     :param seconds_per_step: mean over the last 20 steps, once a page has asked for curves.
     :param time: of the server, in Unix seconds.
     :param again_seconds: after which a page asks again: longer if many pages are open, so that they
@@ -294,6 +302,7 @@ class Overview(Message):
     sentence: str
     status: ServerStatus
     config: dict[str, Any] | None
+    changed: dict[str, Any] = Field(default_factory=dict)
     clients: list[ClientActivity]
     seconds_per_step: float | None
     time: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 
 from ajet_core.protocol import ServerState, ServerStatus
 from ajet_server.episodes.open_episodes import OpenEpisode
@@ -35,8 +36,11 @@ class PollPace:
             self._since, self._requests = self._clock(), 0
 
 
-def sentence(status: ServerStatus) -> str:
-    """Return the state of a server and its run as one sentence."""
+def sentence(status: ServerStatus, now: float) -> str:
+    """Return the state of a server and its run as one sentence.
+
+    :param now: Unix seconds.
+    """
     if status.error is not None:
         return f"The run failed: {status.error.message}"
     if status.paused is not None:
@@ -47,10 +51,10 @@ def sentence(status: ServerStatus) -> str:
         return f"{run} is not active.{ended}"
     if status.state is ServerState.BOOTING:
         return f"{run} is starting its engine and trainer."
-    return f"{run} {_activity(status)}."
+    return f"{run} {_activity(status, now)}."
 
 
-def _activity(status: ServerStatus) -> str:
+def _activity(status: ServerStatus, now: float) -> str:
     batch = status.batch
     if batch is None:
         return f"has been trained for {_steps(status.step)}"
@@ -58,6 +62,9 @@ def _activity(status: ServerStatus) -> str:
     filled = f"{batch.ready} of {batch.needed} {of}"
     if (training := status.rollout and status.rollout.training_step) is not None:
         return f"is training step {training}; the next batch has {filled}"
+    if (idle := next((f for f in status.findings if f.code == "no_client"), None)) is not None:
+        since = datetime.fromtimestamp(now - idle.seconds, UTC)
+        return f"waits for a client since {since:%Y-%m-%d %H:%M} UTC; the next batch has {filled}"
     return (
         f"is filling the batch of step {status.step + 1}: {filled} are ready and "
         f"{_count(batch.open_episodes, 'episode')} open"

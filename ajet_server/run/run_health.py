@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ajet_core.interfaces import BatchRecord, StepRecord
 from ajet_core.protocol import FailureConfig, Finding, HealthKind, StepSummary
+from ajet_server.batches.batch_findings import BatchFault
 from ajet_server.batches.training_data import TrainingData
 from ajet_server.health import ClientMonitors, HealthFinding, HealthMonitor
 from ajet_server.run.run_parts import RunParts
@@ -16,6 +17,8 @@ _log = logging.getLogger("ajet.server")
 
 # A finding is made at most this many steps after the problem started to show.
 _LATE = 5
+# Findings about one batch that those about several batches in a row repeat.
+_COVERED: Mapping[BatchFault, HealthKind] = {"no_signal": "zero_signal", "flat": "equal_rewards"}
 _NO_CHECKPOINT = "There is no good checkpoint, only the model that the run started with"
 
 
@@ -96,19 +99,25 @@ class RunHealth:
             )
 
     def stepped(
-        self, summary: StepSummary, clients: Mapping[str, Mapping[str, float]]
+        self,
+        summary: StepSummary,
+        clients: Mapping[str, Mapping[str, float]],
+        faults: Mapping[BatchFault, str],
     ) -> tuple[StepSummary, str]:
         """Judge a finished step.
 
         :param clients: as `Stepped.clients`.
+        :param faults: as `Stepped.faults`.
         :return: its summary with the findings, and why the run is to pause, "" if it is not.
         """
         before = self._monitor.findings
         self._monitor.record(summary.step, summary.metrics, self._clock())
         self._clients.record(summary.step, clients, self._clock())
         self._tell(before)
-        sentences = [finding.sentence for finding in self._monitor.findings]
-        summary = summary.model_copy(update={"findings": [*summary.findings, *sentences]})
+        present = {finding.kind: finding.sentence for finding in self._monitor.findings}
+        covered = {faults.get(fault) for fault, kind in _COVERED.items() if kind in present}
+        others = [text for text in summary.findings if text not in covered]
+        summary = summary.model_copy(update={"findings": [*others, *present.values()]})
         if not (grave := self._newly_grave(summary.step)):
             return summary, ""
         reason = f"after step {summary.step}: {self._words(grave)}"

@@ -570,7 +570,7 @@ class RunLoop:
         seconds = spending.step_seconds()
         metrics = {**stepped.summary.metrics, "step_seconds": seconds}
         timed = stepped.summary.model_copy(update={"metrics": metrics})
-        summary, grave = self.health.stepped(timed, stepped.clients)
+        summary, grave = self.health.stepped(timed, stepped.clients, stepped.faults)
         stepped = replace(stepped, summary=summary)
         if reason := grave or self._overspent(summary.step):
             # Pause first: a server that is killed in between must not continue without notice.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 from ajet_core.errors import StepRefusedError, TrainerError, WeightsLostError
@@ -46,13 +46,13 @@ class StepClock:
 class Stepped:
     """The result of a finished step.
 
-    :param faults: the kinds of findings about its batch.
+    :param faults: the findings about its batch, by kind.
     :param clients: the statistics of each client's part of the batch, by client id.
     """
 
     summary: StepSummary
     scores: list[CallScore]
-    faults: frozenset[BatchFault]
+    faults: Mapping[BatchFault, str]
     clients: dict[str, dict[str, float]]
 
 
@@ -139,9 +139,7 @@ async def train_step(
             "findings": [*prepared.summary.findings, *seal.breaches],
         }
     )
-    return Stepped(
-        summary, _scores(data, report), frozenset(data.findings), _of_clients(data, report)
-    )
+    return Stepped(summary, _scores(data, report), dict(data.findings), _of_clients(data, report))
 
 
 @contextlib.asynccontextmanager

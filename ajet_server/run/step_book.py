@@ -47,10 +47,10 @@ class StepBook:
     def tell(self, stepped: Stepped) -> None:
         """Report a step to the log, the event stream, metrics loggers and plugins."""
         summary = stepped.summary
-        if stepped.faults - self._faults:
+        if stepped.faults.keys() - self._faults:
             # Log only new faults; the status shows those that persist.
             _log.warning("step %d: %s", summary.step, "; ".join(summary.findings))
-        self._faults = stepped.faults
+        self._faults = frozenset(stepped.faults)
         self._parts.events.emit("step", summary.model_dump())
         self._parts.loggers.log_step(summary)
         self._parts.watch.notify("ajet_step_finished", summary=summary)

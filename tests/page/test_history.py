@@ -131,3 +131,12 @@ def test_one_step_alone_can_be_asked_for() -> None:
     found = table([{"loss": float(step)} for step in range(1, 5001)])
     (point,) = [found.curves(StepsQuery(after=6, until=7, points=1))]
     assert (point.steps, point.curves["loss"].mean) == ([7], [7.0])
+
+
+def test_a_table_has_a_limited_number_of_metrics() -> None:
+    held = StepTable()
+    held.add(1, 1.0, {"reward_mean": 1.0})
+    held.add(2, 2.0, {f"component_mean/{number}": 1.0 for number in range(3000)})
+    held.add(3, 3.0, {"reward_mean": 3.0})
+    assert len(held.columns) == 2000
+    assert list(held.columns["reward_mean"])[::2] == [1.0, 3.0]

@@ -7,6 +7,7 @@ import pytest
 from ajet_core.protocol import (
     BatchProgress,
     ErrorDetail,
+    Finding,
     RolloutStatus,
     ServerState,
     ServerStatus,
@@ -39,6 +40,13 @@ _IDLE = ServerStatus(
             {"rollout": RolloutStatus(mode="async", max_staleness=2, training_step=5)},
             "Run cats is training step 5; the next batch has 3 of 8 tasks.",
         ),
+        (
+            {"findings": [Finding(code="no_client", message="", seconds=65.0, stuck=True)]},
+            (
+                "Run cats waits for a client since 1970-01-01 00:58 UTC; "
+                "the next batch has 3 of 8 tasks."
+            ),
+        ),
         ({"batch": None, "step": 1}, "Run cats has been trained for 1 step."),
         ({"paused": "no space"}, "The run is paused: no space"),
         (
@@ -54,7 +62,7 @@ _IDLE = ServerStatus(
     ],
 )
 def test_the_state_is_a_sentence(changes: dict[str, object], expected: str) -> None:
-    assert sentence(_IDLE.model_copy(update=changes)) == expected
+    assert sentence(_IDLE.model_copy(update=changes), now=3600.0) == expected
 
 
 @pytest.mark.parametrize(("pages", "expected"), [(1, 5.0), (100, 5.0), (200, 10.0), (2000, 100.0)])

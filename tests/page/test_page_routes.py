@@ -189,3 +189,24 @@ async def test_tasks_are_ordered_by_how_they_changed(
         await server.service.board.wait_until(partial(reached, server, step))
     found = TaskRows.model_validate(await get(server, "/v1/tasks", order=order))
     assert [row.task_id for row in found.tasks] == expected
+
+
+async def test_a_list_has_a_total_and_further_pages(server: Running) -> None:
+    await server.roll()
+    await server.batch()
+    for order in ("newest", "highest"):
+        whole = await rows(server, order=order)
+        assert (whole.total, whole.more) == (4, False)
+        second = await rows(server, order=order, limit=2, skip=2)
+        assert second.episodes == whole.episodes[2:]
+        assert (second.total, second.more) == (4, False)
+        assert (await rows(server, order=order, limit=2)).more
+
+
+async def test_episodes_are_listed_by_client(server: Running) -> None:
+    await server.roll()
+    await server.batch()
+    client = (await rows(server)).episodes[0].client
+    assert (await rows(server, client=client)).total == 4
+    assert (await rows(server, client=client, step=1)).total == 4
+    assert (await rows(server, client="another")).total == 0

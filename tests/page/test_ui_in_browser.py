@@ -18,7 +18,7 @@ from ajet_core.interfaces import LoggedRun
 from ajet_core.protocol import RunConfig
 from ajet_loggers.tracking import flat_config
 from ajet_server.security.secrets import without_secrets
-from ajet_testing.servers import CONTROL, TOKENS, Running, ServerFactory, new_token
+from ajet_testing.servers import CLIENT, CONTROL, TOKENS, Running, ServerFactory, new_token
 from tests.page.held_engine import half_answered
 from tests.page.test_page_routes import HOSTILE
 from tests.page.test_running_stream import streams
@@ -423,3 +423,224 @@ async def test_this_run_is_compared_with_a_report(
     await page.locator("[role=alert]", has_text="is not a report").wait_for()
     await page.click("text=Remove all")
     await page.locator("td", has_text="0.5 (0.4 to 0.6)").wait_for(state="detached")
+
+
+async def scored_batch(server: Running) -> None:
+    """A trained batch whose episodes report components of their rewards."""
+    step = server.service.coordinator.step
+    for task in ("a", "b"):
+        for reward in (0.0, 1.0):
+            grant = await server.claim(task)
+            assert (await server.chat(grant)).status_code == 200
+            answer = await server.http.post(
+                f"/v1/episodes/{grant['episode_id']}/end",
+                headers=CLIENT,
+                json={"reward": reward, "components": {"success": 1 - reward, HOSTILE: 2.0}},
+            )
+            assert answer.status_code == 200
+    await server.service.board.wait_until(lambda: server.service.coordinator.step > step)
+
+
+async def test_components_of_the_reward_are_curves_and_columns(
+    open_page: Open, listening: Running
+) -> None:
+    await scored_batch(listening)
+    page = await open_page()
+    await page.wait_for_selector("figure[data-metrics*='component_mean/success'] canvas")
+    for view in ("step/2", "episodes?step=2"):
+        await page.goto(f"{page.url.partition('#')[0]}#/{view}")
+        row = page.locator("tr", has=page.locator("th", has_text="success"))
+        await row.locator("th", has_text="<img").first.wait_for()
+    assert await page.locator("img").count() == 0
+
+
+async def with_overview(page: Any, **changes: Any) -> None:
+    """Let the page see another state of the server."""
+
+    async def changed(route: Any) -> None:
+        overview = await (await route.fetch()).json()
+        await route.fulfill(json={**overview, "status": {**overview["status"], **changes}})
+
+    await page.route("**/v1/overview", changed)
+
+
+async def test_what_findings_name_is_linked(open_page: Open, listening: Running) -> None:
+    episode = "0123456789abcdef01234567"
+    message = f"task 'a & b' (episode {episode} of client me: {HOSTILE}"
+    finding = {"code": "tools_alike", "message": message, "seconds": 1, "stuck": False}
+    page = await open_page()
+    await with_overview(page, findings=[{**finding, "since_step": 1, "good_step": 0}])
+    shown = page.locator(".findings li")
+    await shown.first.wait_for(timeout=30_000)
+    links = await shown.locator("a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
+    assert links == [
+        "#/episodes?task=a%20%26%20b&outputs=1",
+        f"#/episode/{episode}",
+        "#/episodes?client=me",
+        "#/step/1",
+        "#/example/1?order=lowest",
+    ]
+    assert SHOWN in await shown.inner_text()
+    assert await page.locator("img").count() == 0
+    await shown.locator("a").last.click()
+    await page.wait_for_url("**/#/episode/*")
+    await page.locator("p", has_text="reward 0").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("view", "text"),
+    [
+        ("step/0", "Step 0 is the model before the training"),
+        ("step/x", "x is not a step"),
+        ("step/1?with=0", "Step 0 is the model before the training"),
+        ("step/99", "Step 99 has not been trained yet. The last one is step 1."),
+        ("episodes?step=0", "0 is not a step"),
+    ],
+)
+async def test_a_step_that_does_not_exist_gets_a_sentence(
+    open_page: Open, view: str, text: str
+) -> None:
+    page = await open_page(view)
+    await page.locator("#content", has_text=text).wait_for()
+
+
+async def test_keys_turn_to_the_episodes_beside_also_in_the_viewer(open_page: Open) -> None:
+    page = await open_page("episodes")
+    ids = await page.locator("tbody td:first-child a").all_inner_texts()
+    await page.get_by_role("link", name=ids[1]).click()
+    await page.locator("h2", has_text=ids[1]).wait_for()
+    await page.keyboard.press("]")
+    await page.locator("h2", has_text=ids[2]).wait_for()
+    await page.click("summary")
+    viewer = page.frame_locator("iframe")
+    await viewer.locator(".t").first.click()
+    await page.keyboard.press("[")
+    await page.locator("h2", has_text=ids[1]).wait_for()
+    await page.get_by_role("link", name="previous episode").click()
+    await page.locator("h2", has_text=ids[0]).wait_for()
+    assert await page.get_by_role("link", name="previous episode").count() == 0
+
+
+async def test_going_back_keeps_the_scroll_position(open_page: Open) -> None:
+    page = await open_page("curves")
+    await page.locator(".chart").first.wait_for()
+    await page.evaluate("scrollTo(0, 400)")
+    await page.wait_for_function("scrollY === 400")
+    await page.get_by_role("link", name="Server").evaluate("(link) => link.click()")
+    await page.wait_for_selector(".view.server")
+    await page.wait_for_function("scrollY === 0")
+    await page.go_back()
+    await page.wait_for_selector(".view.curves")
+    await page.wait_for_function("scrollY === 400")
+
+
+async def test_curves_come_in_groups_and_all_are_within_reach(open_page: Open) -> None:
+    page = await open_page("curves")
+    await page.locator(".chart").first.wait_for()
+    names = await page.locator(".charts > .chart").evaluate_all(
+        "all => all.map((card) => card.dataset.metrics)"
+    )
+    assert names[0] == "reward_mean"
+    assert names.index("reward_std") < names.index("episodes") < names.index("tokens_raw")
+    assert "calls_aborted" not in names
+    await page.locator(".charts summary", has_text="that are 0 in each step").click()
+    await page.locator("figure[data-metrics=calls_aborted]").wait_for()
+
+
+async def test_more_metrics_than_fit_at_first_are_shown_on_request(open_page: Open) -> None:
+    page = await open_page("server")
+    many = [f"m{number:03}" for number in range(70)]
+
+    async def answer(route: Any) -> None:
+        curves = {name: {"mean": [1.0], "low": [], "high": []} for name in many}
+        one = {"total": 1, "steps": [1], "times": [1.0], "names": many, "curves": curves}
+        await route.fulfill(json=one)
+
+    await page.route("**/v1/steps?*", answer)
+    await page.get_by_role("link", name="Curves").click()
+    await page.get_by_role("button", name="Show all 70 metrics").click()
+    await page.locator("figure[data-metrics=m069]").wait_for()
+
+
+async def test_a_step_is_opened_from_a_chart_by_keyboard(
+    open_page: Open, listening: Running
+) -> None:
+    await listening.batch()
+    page = await open_page()
+    await page.wait_for_selector("figure[data-metrics^=reward_mean] canvas")
+    await page.get_by_role("slider", name="Reward:").focus()
+    await page.keyboard.press("ArrowLeft")
+    await page.locator("[role=slider][aria-valuetext='step 1']").wait_for()
+    await page.keyboard.press("Enter")
+    await page.locator("h2", has_text="Step 1").wait_for()
+
+
+async def test_the_scatter_has_ticks_and_no_correlation_without_differences(
+    open_page: Open,
+) -> None:
+    page = await open_page("step/1")
+    scatter = page.locator(".scatter")
+    await scatter.wait_for()
+    ticks = await scatter.locator("text").all_text_contents()
+    assert {"0", "1", "sampled tokens"} <= set(ticks)
+
+    async def equal(route: Any) -> None:
+        answer = await (await route.fetch()).json()
+        rows = [{**row, "reward": 0.5} for row in answer["episodes"]]
+        await route.fulfill(json={**answer, "episodes": rows})
+
+    await page.route("**/v1/episodes?*", equal)
+    await page.reload()
+    await page.locator(
+        ".scatter", has_text="No correlation, because all rewards are equal"
+    ).wait_for()
+
+
+async def test_a_long_list_of_episodes_has_pages(open_page: Open) -> None:
+    page = await open_page("server")
+
+    async def many(route: Any) -> None:
+        answer = await (await route.fetch()).json()
+        row = answer["episodes"][0] if answer["episodes"] else None
+        rows = [row] * 200 if row else []
+        await route.fulfill(json={**answer, "episodes": rows, "more": bool(row), "total": 450})
+
+    await page.route("**/v1/episodes?*", many)
+    await page.get_by_role("link", name="Episodes").click()
+    await page.locator("caption", has_text="Episodes 1 to 200 of 450").wait_for()
+    await page.get_by_role("link", name="next page").click()
+    await page.wait_for_url("**/episodes?skip=200")
+    await page.get_by_role("link", name="previous page").wait_for()
+
+
+async def test_settings_that_are_not_the_defaults_come_first(open_page: Open) -> None:
+    page = await open_page("server")
+    changed = page.locator("section", has_text="Settings that are not the defaults").locator(
+        "table"
+    )
+    await changed.locator("td", has_text="model.path").wait_for()
+    assert await changed.locator("td", has_text="max_grad_norm").count() == 0
+
+
+async def test_the_viewer_shows_tokens_on_a_phone(open_page: Open) -> None:
+    page = await open_page("episodes", width=360)
+    await page.locator("tbody td:first-child a").first.click()
+    await page.click("summary")
+    await page.locator("iframe").scroll_into_view_if_needed()
+    token = page.frame_locator("iframe").locator(".t").first
+    await token.wait_for()
+    inside = await token.evaluate("(token) => token.getBoundingClientRect().bottom")
+    assert inside < 300
+
+
+async def test_roles_have_no_colour_where_colours_mean_advantages(open_page: Open) -> None:
+    page = await open_page("episodes")
+    await page.locator("tbody td:first-child a").first.click()
+    await page.click("summary")
+    viewer = page.frame_locator("iframe")
+    tags = viewer.locator(".tag")
+    await tags.first.wait_for()
+    colours = "all => [...new Set(all.map((tag) => getComputedStyle(tag).backgroundColor))]"
+    assert len(await tags.evaluate_all(colours)) > 1
+    await viewer.locator("#modes").get_by_text("Advantage").click()
+    assert len(await tags.evaluate_all(colours)) == 1

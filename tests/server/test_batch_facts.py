@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.timeline import Call, TrainCall, group_advantages
+from ajet_core.timeline import Call, MessageText, PlacedMessage, TrainCall, group_advantages
 from ajet_server.batches.batch_facts import TAG_FACTS, batch_facts, tag_facts
 from ajet_server.store.call_metadata import MALFORMED_CALLS
 from ajet_testing.suites.samples import make_call, make_episode
@@ -95,6 +95,73 @@ def test_the_entropy_is_estimated_from_all_sampled_tokens() -> None:
     found = tag_facts([], records, [[call("a", 1)], [call("b", 3)]])
     assert found["sampled_entropy/x"] == pytest.approx(0.1)
     assert found["sampled_entropy/y"] == pytest.approx(0.2)
+
+
+def scored(name: str, reward: float, **components: float) -> EpisodeRecord:
+    return replace(episode(name, reward), components=components)
+
+
+def test_each_component_of_the_reward_has_a_mean_over_the_episodes_that_have_it() -> None:
+    records = [scored("a", 1, success=1, moves=3), scored("b", 0, success=0), scored("c", 0)]
+    found = facts(records, [], [])
+    assert found["component_mean/success"] == 0.5
+    assert found["component_mean/moves"] == 3
+    assert "component_mean/moves" not in facts(records[1:], [], [])
+
+
+def test_a_batch_has_at_most_sixteen_components_the_most_frequent_ones() -> None:
+    many = {f"x{number}": 1.0 for number in range(40)}
+    records = [scored("a", 1, **many), scored("b", 0, z=2.0), scored("c", 0, z=4.0)]
+    found = {name for name in facts(records, [], []) if name.startswith("component_mean/")}
+    assert len(found) == 16
+    assert "component_mean/z" in found
+
+
+def test_rewards_are_related_to_success_and_length() -> None:
+    records = [
+        scored("a", 0.2, success=1),
+        scored("b", 0.4, success=0),
+        scored("c", 0.6, success=0),
+    ]
+    calls = [
+        replace(call(name, tokens), episode_id=name)
+        for name, tokens in (("a", 2), ("b", 4), ("c", 6))
+    ]
+    found = facts(records, calls, [0.0] * 3)
+    assert found["reward_length_correlation"] == pytest.approx(1)
+    assert found["reward_success_correlation"] == pytest.approx(-math.sqrt(3) / 2)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [scored("a", 1, success=1), scored("b", 1, success=0)],
+        [scored("a", 1, success=1), scored("b", 0, success=1)],
+        [scored("a", 1, success=5), scored("b", 0, success=0)],
+        [scored("a", 1, success=1), scored("b", 0)],
+    ],
+    ids=["equal rewards", "equal success", "not from 0 to 1", "not of all"],
+)
+def test_without_differences_rewards_are_not_related_to_success(
+    records: list[EpisodeRecord],
+) -> None:
+    assert "reward_success_correlation" not in facts(records, [], [])
+
+
+def answered(name: str, *texts: str) -> Call:
+    said = tuple(
+        PlacedMessage(at, at + 1, MessageText("tool", text)) for at, text in enumerate(texts)
+    )
+    return replace(call(name, 1), messages=said)
+
+
+def test_answers_of_tools_that_are_alike_are_counted() -> None:
+    failing = [answered("a", "ERROR: no key", "Traceback (most recent"), answered("b", "fine")]
+    found = facts([], failing, [0.0, 0.0])
+    assert (found["tool_answers"], found["tool_answers_alike"]) == (3, 2)
+    same = [answered("a", "ok", "ok"), answered("b", "ok", "7")]
+    assert facts([], same, [0.0, 0.0])["tool_answers_alike"] == 3
+    assert "tool_answers" not in facts([], [call("a", 1)], [0.0])
 
 
 def test_a_batch_without_calls_has_figures_too() -> None:

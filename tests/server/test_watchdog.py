@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ajet_core.protocol import BatchProgress, Finding, Quarantine, ServerState, TagProgress
 from ajet_server.observe.events import EventLog
-from ajet_server.observe.watchdog import OpenView, ServerView, Watchdog, diagnose
+from ajet_server.observe.watchdog import OpenView, ServerView, Watchdog, by_gravity, diagnose
 from ajet_server.security.throttle import ThrottleMeter
 
 PROGRESS = BatchProgress(full_by="tasks", needed=8, ready=3, open_episodes=0, quarantined=0)
@@ -36,6 +36,20 @@ def test_no_client() -> None:
     assert "3 of 8 tasks; it is trained once clients have rolled out 5 more" in found.message
     early = only(replace(IDLE, still=20.0))
     assert (early.code, early.stuck) == ("no_client", False)
+
+
+def test_what_makes_training_useless_comes_before_missing_clients() -> None:
+    findings = [
+        Finding(code=code, message="", seconds=0, stuck=stuck)
+        for code, stuck in [
+            ("throttled", False),
+            ("no_client", True),
+            ("zero_signal", False),
+            ("slow_state", True),
+        ]
+    ]
+    order = [finding.code for finding in by_gravity(findings)]
+    assert order == ["slow_state", "zero_signal", "no_client", "throttled"]
 
 
 def test_an_agent_that_does_not_come_back_is_named() -> None:

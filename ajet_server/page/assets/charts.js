@@ -54,6 +54,7 @@ export function chart(title, data, names, { stacked = false, unit = "", onStep =
   const series = stacked ? stackedSeries(shown) : shown.flatMap((name, i) => bandSeries(name, data.curves[name], i));
   const bands = stacked ? shown.slice(1).map((_, i) => ({ series: [i + 2, i + 1], fill: `${paint(i + 1)}88` })) : shownBands(data, shown);
   const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+  let at = data.steps.length - 1;
   const draw = () => {
     if (!card.isConnected) return;
     const plot = new uPlot(
@@ -75,6 +76,18 @@ export function chart(title, data, names, { stacked = false, unit = "", onStep =
       place,
     );
     if (onStep) {
+      const choose = (index) => {
+        at = Math.max(0, Math.min(data.steps.length - 1, index));
+        plot.setCursor({ left: plot.valToPos(data.steps[at], "x"), top: 0 });
+        place.setAttribute("aria-valuenow", data.steps[at]);
+        place.setAttribute("aria-valuetext", `step ${data.steps[at]}`);
+      };
+      const keys = { ArrowLeft: () => choose(at - 1), ArrowRight: () => choose(at + 1), Home: () => choose(0), End: () => choose(data.steps.length - 1), Enter: () => onStep(data.steps[at]) };
+      place.addEventListener("keydown", (event) => {
+        if (event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(keys, event.key)) return;
+        event.preventDefault();
+        keys[event.key]();
+      });
       plot.over.addEventListener("click", () => plot.cursor.idx != null && onStep(data.steps[plot.cursor.idx]));
     }
     const observer = new ResizeObserver(() => plot.setSize({ width: Math.max(place.clientWidth, 200), height: 170 }));
@@ -83,8 +96,13 @@ export function chart(title, data, names, { stacked = false, unit = "", onStep =
   };
   // Its width is known once it is in the page.
   requestAnimationFrame(draw);
-  place.setAttribute("role", "img");
-  place.setAttribute("aria-label", visible(`${title}: ${last}; over ${data.steps.length} points`));
+  place.setAttribute("role", onStep ? "slider" : "img");
+  place.setAttribute("aria-label", visible(`${title}: ${last}; over ${data.steps.length} points${onStep ? "; Enter opens the step" : ""}`));
+  if (onStep) {
+    const [first, newest] = [data.steps[0], data.steps.at(-1)];
+    const state = { tabindex: 0, "aria-valuemin": first, "aria-valuemax": newest, "aria-valuenow": newest, "aria-valuetext": `step ${newest}` };
+    for (const [name, value] of Object.entries(state)) place.setAttribute(name, value);
+  }
   return card;
 }
 

@@ -24,6 +24,26 @@ export function visible(text) {
   return text.replace(HIDDEN, (char) => `\\u${char.codePointAt(0).toString(16).padStart(4, "0")}`);
 }
 
+// An episode by its id, or a task or a client by the word before it. Tasks are quoted as Python does it.
+const NAMED = /\b[0-9a-f]{24}\b|(?<=\btask )'[^'\n]+'|(?<=\bof client )[^\s,:()]+/g;
+
+/** A text in which the ids of episodes, tasks and clients are links. */
+export function linked(text) {
+  const parts = [];
+  let at = 0;
+  for (const found of text.matchAll(NAMED)) {
+    const [name] = found;
+    const path = name.startsWith("'")
+      ? `episodes?task=${encodeURIComponent(name.slice(1, -1))}&outputs=1`
+      : /^[0-9a-f]{24}$/.test(name) && !/\bof client $/.test(text.slice(0, found.index))
+        ? `episode/${name}`
+        : `episodes?client=${encodeURIComponent(name)}`;
+    parts.push(text.slice(at, found.index), make("a", { href: `#/${path}` }, name));
+    at = found.index + name.length;
+  }
+  return [...parts, text.slice(at)];
+}
+
 /** A number with at most four digits, as people read it. */
 export function number(value) {
   if (value === null || value === undefined) return "-";

@@ -11,9 +11,19 @@ const ORDERS = [
   ["lowest", "lowest reward first"],
 ];
 
+// More columns than these do not fit; the page of an episode has all.
+const COMPONENTS = 6;
+const PAGE = 200;
+const MOST_SKIPPED = 20_000;
+
+// The episodes of the last list, in its order.
+let listed = [];
+
 /** The table of `/v1/episodes`, with what the model wrote if it was asked for. */
 export function episodeTable(caption, rows) {
   const outputs = rows.some((row) => row.output);
+  const components = [...new Set(rows.flatMap((row) => Object.keys(row.components)))].slice(0, COMPONENTS);
+  listed = rows.map((row) => row.episode_id);
   return table(
     caption,
     [
@@ -22,6 +32,7 @@ export function episodeTable(caption, rows) {
       ["kind", (row) => `${row.kind}${row.tag ? ` ${row.tag}` : ""}`],
       ["state", (row) => `${row.state}${row.cause ? `: ${row.cause.replaceAll("_", " ")}` : ""}`],
       ["reward", (row) => number(row.reward), true],
+      ...components.map((name) => [name, (row) => number(row.components[name]), true]),
       ["version", (row) => number(row.version), true],
       ["claimed", (row) => clock(row.claimed_at)],
       ["took", (row) => (row.finished_at ? duration(row.finished_at - row.claimed_at) : "-"), true],
@@ -75,18 +86,27 @@ export async function episodesView(place, app, { query }) {
     make("label", {}, " task ", field("task", 24)),
     make("label", {}, " step ", field("step", 6)),
     make("label", {}, " cause ", field("cause", 12)),
+    make("label", {}, " client ", field("client", 12)),
     make("label", {}, " ", pick("order", ORDERS)),
     make("label", {}, " ", outputs, " what the model wrote"),
   );
   const list = make("div");
   place.append(form, list);
   const update = async () => {
-    const wanted = Object.fromEntries(["state", "kind", "task", "step", "cause", "order"].map((name) => [name, query.get(name)]));
-    const { episodes, endings: shared, more } = await get("/v1/episodes", { ...wanted, limit: 200, outputs: query.get("outputs") === "1" });
-    const rows = episodes;
+    const wanted = Object.fromEntries(["state", "kind", "task", "step", "cause", "client", "order"].map((name) => [name, query.get(name)]));
+    if (wanted.step && !/^[1-9][0-9]{0,8}$/.test(wanted.step)) return list.replaceChildren(make("p", { class: "dim" }, `${wanted.step} is not a step: the first one is step 1.`));
+    const skip = Math.min(Math.max(0, Math.trunc(Number(query.get("skip")) || 0)), MOST_SKIPPED);
+    const { episodes: rows, endings: shared, more, total } = await get("/v1/episodes", { ...wanted, limit: PAGE, skip, outputs: query.get("outputs") === "1" });
+    const part = skip || more ? `Episodes ${number(skip + 1)} to ${number(skip + rows.length)} of ${total === null ? "more than 2,000" : number(total)}` : `${rows.length} episodes`;
+    const turn = (to, title) => {
+      const chosen = new URLSearchParams(query);
+      chosen.set("skip", to);
+      return make("a", { href: `#/episodes?${chosen}` }, title);
+    };
     list.replaceChildren(
       endings(shared),
-      rows.length ? episodeTable(more ? `The first ${rows.length} episodes` : `${rows.length} episodes`, rows) : make("p", { class: "dim" }, "No episode matches."),
+      rows.length ? episodeTable(part, rows) : make("p", { class: "dim" }, "No episode matches."),
+      make("p", { class: "pages" }, skip > 0 && turn(Math.max(0, skip - PAGE), "previous page"), " ", more && skip + PAGE <= MOST_SKIPPED && turn(skip + PAGE, "next page")),
     );
   };
   await update();
@@ -111,7 +131,22 @@ export async function episodeView(place, app, { id }) {
     frame,
   );
   const running = runningCalls(id, () => update());
-  place.append(facts, tokens, section("Messages", spoken, running.element));
+  const turns = make("p", { class: "pages" });
+  const around = await neighbours(id);
+  turns.append(...around.flatMap((other, i) => (other ? [make("a", { href: `#/episode/${encodeURIComponent(other)}`, "aria-keyshortcuts": "[]"[i] }, i ? "next episode" : "previous episode"), " "] : [])));
+  const turn = (key) => {
+    const other = around["[]".indexOf(key)];
+    if (other) app.go(`episode/${encodeURIComponent(other)}`);
+  };
+  const onKey = (event) => {
+    const typing = event.target instanceof Element && event.target.matches("input, select, textarea");
+    if (!typing && !event.ctrlKey && !event.metaKey && (event.key === "[" || event.key === "]")) turn(event.key);
+  };
+  // The viewer of tokens has the keyboard when it is used.
+  const onMessage = (event) => event.origin === location.origin && event.source === frame.contentWindow && typeof event.data?.turn === "string" && turn(event.data.turn);
+  addEventListener("keydown", onKey);
+  addEventListener("message", onMessage);
+  place.append(turns, facts, tokens, section("Messages", spoken, running.element));
   let calls = -1;
   let state = "";
   const update = async () => {
@@ -127,9 +162,34 @@ export async function episodeView(place, app, { id }) {
     calls = said.calls.length + said.omitted;
     spoken.replaceChildren(...conversation(said));
   };
-  await update();
-  update.leave = running.leave;
+  update.leave = () => {
+    removeEventListener("keydown", onKey);
+    removeEventListener("message", onMessage);
+    running.leave();
+  };
+  try {
+    await update();
+  } catch (error) {
+    update.leave();
+    throw error;
+  }
   return update;
+}
+
+/** The episodes before and after one in the last list, or among the newest ones; null if there is none. */
+async function neighbours(id) {
+  if (!listed.includes(id)) listed = (await get("/v1/episodes", { limit: PAGE })).episodes.map((row) => row.episode_id);
+  const at = listed.indexOf(id);
+  return at < 0 ? [null, null] : [listed[at - 1] ?? null, listed[at + 1] ?? null];
+}
+
+/** Goes to the episode of a step with the highest or the lowest reward. */
+export async function exampleView(place, app, { id, query }) {
+  const order = query.get("order") === "lowest" ? "lowest" : "highest";
+  const { episodes } = await get("/v1/episodes", { step: id, order, limit: 1 });
+  if (episodes.length) location.replace(`#/episode/${encodeURIComponent(episodes[0].episode_id)}`);
+  else place.append(make("p", { class: "dim" }, `Step ${id} has no episode.`));
+  return null;
 }
 
 /** The messages of an episode as items of a list. */

@@ -2,7 +2,7 @@
 
 import { get, post, put } from "./api.js";
 import { chart, clearCharts } from "./charts.js";
-import { clock, duration, make, number, section, table, visible } from "./dom.js";
+import { clock, duration, linked, make, number, section, table, visible } from "./dom.js";
 
 // As `MixtureConfig` has it.
 const RATIO_ERROR = 1e-6;
@@ -21,6 +21,8 @@ const CHARTS = [
   ["Length of an answer", ["tokens_per_call"], "tokens"],
   ["Sampled tokens per second", ["tokens_per_second"], "tokens/s"],
 ];
+
+const CORRELATIONS = ["reward_success_correlation", "reward_length_correlation"];
 
 export async function overviewView(place, app) {
   const [action, news, progress, rest, shares, measured, failed, spent, working] = Array.from({ length: 9 }, () => make("div"));
@@ -53,7 +55,16 @@ export async function overviewView(place, app) {
     drawn = key;
     const tags = data.names.filter((name) => name.startsWith("reward_mean/"));
     const onStep = (step) => app.go(`step/${step}`);
+    const components = data.names.filter((name) => name.startsWith("component_mean/"));
     const cards = CHARTS.map(([title, names, unit], i) => chart(title, data, i === 0 ? [...names, ...tags] : names, { unit, onStep }));
+    // Shares such as the success would be flat lines beside counts.
+    const isShare = (name) => data.curves[name].mean.every((value) => Math.abs(value ?? 0) <= 1);
+    const ofRewards = [
+      chart("Components of the reward", data, components.filter(isShare), { onStep }),
+      chart("Components of the reward beyond 1", data, components.filter((name) => !isShare(name)), { onStep }),
+      chart("Correlation of the reward with success and length", data, CORRELATIONS, { onStep }),
+    ];
+    cards.splice(1, 0, ...ofRewards);
     cards.push(chart("Time by phase", data, PHASES, { stacked: true, unit: "s", onStep }));
     curves.replaceChildren(...cards.filter((card) => card.dataset.metrics));
     if (data.total === 0) curves.replaceChildren(make("p", { class: "dim" }, "No step has ended yet, so there are no curves."));
@@ -165,11 +176,21 @@ function findings({ status }) {
     make(
       "ul",
       { class: "findings" },
-      status.findings.map((finding) => make("li", { class: finding.stuck ? "stuck" : "" }, make("strong", {}, finding.code.replaceAll("_", " ")), " ", finding.message, since(finding))),
-      others.map((text) => make("li", {}, text)),
-      (status.last_step?.forks ?? []).map((text) => make("li", { class: "dim" }, text)),
+      status.findings.map((finding) => make("li", { class: finding.stuck ? "stuck" : "" }, make("strong", {}, finding.code.replaceAll("_", " ")), " ", linked(finding.message), since(finding), example(finding, status))),
+      others.map((text) => make("li", {}, make("strong", {}, make("a", { href: `#/step/${status.last_step.step}` }, `step ${status.last_step.step}`)), " ", linked(text))),
+      (status.last_step?.forks ?? []).map((text) => make("li", { class: "dim" }, linked(text))),
     ),
   );
+}
+
+// Whatever a finding is about, this order has an episode that shows it first.
+const EXAMPLES = { reward_drop: "lowest", malformed: "lowest", tools_alike: "lowest", cut_off: "lowest" };
+
+/** A link to an episode of the last step, for findings about its answers and rewards. */
+function example(finding, { last_step: last }) {
+  if (finding.since_step === null || !last) return null;
+  const order = EXAMPLES[finding.code] ?? "highest";
+  return make("span", {}, " ", make("a", { href: `#/example/${last.step}?order=${order}` }, `the episode of step ${last.step} with the ${order} reward`));
 }
 
 function since(finding) {

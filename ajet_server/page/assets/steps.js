@@ -5,15 +5,28 @@ import { make, number, section, table, visible } from "./dom.js";
 import { conversation, endings, episodeTable } from "./episodes.js";
 
 const MANY = 100;
+const STEP = /^[1-9][0-9]{0,8}$/;
 
 export async function stepView(place, app, { id, query }) {
   const step = Number(id);
   const other = query.get("with");
   const task = query.get("task");
+  const trained = app.overview.status.step;
+  const wrong = [id, other].filter((each) => each !== null).find((each) => !STEP.test(each));
+  if (wrong !== undefined) {
+    const why = Number(wrong) === 0 ? "Step 0 is the model before the training; it has no batch." : `${wrong || "Nothing"} is not a step.`;
+    place.append(make("h2", {}, `Step ${id}`), make("p", {}, `${why} The first step is `, make("a", { href: "#/step/1" }, "step 1"), "."));
+    return null;
+  }
   const [batch, compared] = await Promise.all([
     get("/v1/episodes", { step, task, limit: MANY, order: "highest", outputs: true }),
     other ? get("/v1/episodes", { step: other, task, limit: MANY, order: "highest", outputs: true }) : null,
   ]);
+  if (step > trained && batch.episodes.length === 0 && !task) {
+    const last = trained > 0 ? ["The last one is ", make("a", { href: `#/step/${trained}` }, `step ${trained}`), "."] : [];
+    place.append(make("h2", {}, `Step ${step}`), make("p", {}, `Step ${step} has not been trained yet. `, ...last));
+    return null;
+  }
   place.append(
     make("h2", {}, task ? `Step ${step}, task ${task}` : `Step ${step}`),
     make(
@@ -21,7 +34,7 @@ export async function stepView(place, app, { id, query }) {
       { class: "filters" },
       step > 1 && make("a", { href: `#/${address(step - 1, { task })}` }, `step ${step - 1}`),
       " ",
-      make("a", { href: `#/${address(step + 1, { task })}` }, `step ${step + 1}`),
+      step <= trained && make("a", { href: `#/${address(step + 1, { task })}` }, `step ${step + 1}`),
       " ",
       task && make("a", { href: `#/${address(step, { with: other })}` }, "all tasks"),
       " ",
@@ -93,24 +106,56 @@ function rewards(rows) {
   const most = Math.max(...tokens, 1);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 420 160");
+  svg.setAttribute("viewBox", "0 0 420 190");
   svg.setAttribute("role", "img");
   const relation = correlation(tokens, values);
-  svg.setAttribute("aria-label", `Reward against length of ${scored.length} episodes, correlation ${number(relation)}`);
+  const said = relation === null ? `no correlation, because ${high === low ? "all rewards" : "all lengths"} are equal` : `correlation ${number(relation)}`;
+  svg.setAttribute("aria-label", `Reward against length of ${scored.length} episodes, ${said}`);
+  const across = (value) => 50 + (360 * value) / most;
+  const up = (value) => (high === low ? 80 : 150 - (140 * (value - low)) / (high - low));
+  const draw = (name, attributes, text) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
+    if (text !== undefined) element.textContent = visible(text);
+    svg.append(element);
+  };
+  draw("line", { x1: 50, y1: 155, x2: 410, y2: 155 });
+  draw("line", { x1: 50, y1: 8, x2: 50, y2: 155 });
+  for (const value of ticks(0, most)) {
+    draw("line", { x1: across(value), y1: 155, x2: across(value), y2: 159 });
+    draw("text", { x: across(value), y: 170, "text-anchor": "middle" }, number(value));
+  }
+  for (const value of ticks(low, high)) {
+    draw("line", { x1: 46, y1: up(value), x2: 50, y2: up(value) });
+    draw("text", { x: 43, y: up(value) + 3, "text-anchor": "end" }, number(value));
+  }
+  draw("text", { x: 230, y: 185, "text-anchor": "middle" }, "sampled tokens");
   for (const [i, row] of scored.entries()) {
     const dot = document.createElementNS("http://www.w3.org/2000/svg", "circle");
-    dot.setAttribute("cx", String(10 + (400 * tokens[i]) / most));
-    dot.setAttribute("cy", String(high === low ? 80 : 150 - (140 * (values[i] - low)) / (high - low)));
+    dot.setAttribute("cx", String(across(tokens[i])));
+    dot.setAttribute("cy", String(up(values[i])));
     dot.setAttribute("r", "3.5");
     dot.append(Object.assign(document.createElementNS("http://www.w3.org/2000/svg", "title"), { textContent: visible(`${row.episode_id}: ${tokens[i]} tokens, reward ${values[i]}`) }));
     svg.append(dot);
   }
   return section(
     "Reward against length",
-    make("figure", { class: "scatter" }, svg, make("figcaption", { class: "dim" }, `0 to ${number(most)} sampled tokens, reward ${number(low)} to ${number(high)}; correlation ${number(relation)}`)),
+    make("figure", { class: "scatter" }, svg, make("figcaption", { class: "dim" }, `Across, sampled tokens; up, the reward. ${said[0].toUpperCase()}${said.slice(1)}.`)),
   );
 }
 
+/** Round values from `low` to `high`, at most six; one if both are the same. */
+function ticks(low, high) {
+  if (high === low) return [low];
+  const rough = (high - low) / 4;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const each = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+  const values = [];
+  for (let i = Math.ceil(low / each); i * each <= high && values.length < 6; i++) values.push(Number((i * each).toPrecision(12)));
+  return values;
+}
+
+/** Pearson's correlation; null if either side is the same everywhere. */
 function correlation(xs, ys) {
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const [mx, my] = [mean(xs), mean(ys)];
@@ -120,7 +165,8 @@ function correlation(xs, ys) {
     xx += (x - mx) ** 2;
     yy += (ys[i] - my) ** 2;
   });
-  return xx && yy ? xy / Math.sqrt(xx * yy) : 0;
+  const differ = (values) => new Set(values).size > 1;
+  return differ(xs) && differ(ys) && xx && yy ? xy / Math.sqrt(xx * yy) : null;
 }
 
 function side(step, rows, other, others) {

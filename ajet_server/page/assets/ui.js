@@ -5,7 +5,7 @@ import { clearCharts } from "./charts.js";
 import { compareView } from "./compare.js";
 import { make, number, section, visible } from "./dom.js";
 import { curvesView } from "./curves.js";
-import { episodeView, episodesView } from "./episodes.js";
+import { episodeView, episodesView, exampleView } from "./episodes.js";
 import { overviewView } from "./overview.js";
 import { serverView } from "./server.js";
 import { stepView } from "./steps.js";
@@ -21,7 +21,7 @@ const VIEWS = [
   ["compare", "Compare", compareView],
   ["server", "Server", serverView],
 ];
-const OTHERS = { episode: episodeView, step: stepView };
+const OTHERS = { episode: episodeView, example: exampleView, step: stepView };
 
 const $ = (id) => document.getElementById(id);
 
@@ -153,12 +153,28 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
   $("goto-step").focus();
 });
+// Where each entry of the tab's history was scrolled to, so that going back leads there.
+const scrolled = new Map();
+let entry = begun();
+history.scrollRestoration = "manual";
+
+/** The number of the present entry of the history; a new one gets a new number. */
+function begun() {
+  if (typeof history.state?.entry !== "number") history.replaceState({ entry: Date.now() + Math.random() }, "");
+  return history.state.entry;
+}
+
+addEventListener("scroll", () => entry !== null && scrolled.set(entry, scrollY), { passive: true });
 addEventListener("hashchange", async () => {
   const inForm = document.activeElement?.closest("form.filters, form.inline");
+  // What scrolls until the new view is drawn is none of its positions.
+  entry = null;
   await draw();
-  if (inForm) return;
+  entry = begun();
+  const before = scrolled.get(entry);
+  if (inForm && before === undefined) return;
   $("content").focus({ preventScroll: true });
-  scrollTo(0, 0);
+  scrollTo(0, before ?? 0);
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();

@@ -88,7 +88,7 @@ class Details {
   }
 
   clear() {
-    this.element.replaceChildren(make("p", "dim", "Point at a token to see what is known about it; click to keep it here."));
+    this.element.replaceChildren(make("p", "dim hint", "Point at a token to see what is known about it; click to keep it here."));
   }
 
   show(episode, vocabulary, node, offset) {

@@ -76,6 +76,7 @@ class Page {
     showOutline($("outline"), episode, (node) => this.tree.revealBranch(node));
     showForks($("forks"), episode, (fork) => this.goToCall(fork.call));
     $("fork-count").textContent = String(episode.forks.length);
+    $("forks-section").classList.toggle("none", episode.forks.length + this.data.sentences.length === 0);
     this.tree.show(episode);
     $("main").scrollTo(0, 0);
     markEpisode($("episodes"), episode.number);
@@ -85,6 +86,8 @@ class Page {
 
   colour(mode) {
     this.mode = mode;
+    // The colours of roles would mean something else beside those of other modes.
+    document.body.dataset.mode = mode.name;
     document.querySelector(`input[name=mode][value=${mode.name}]`).checked = true;
     this._legend();
     this.tree.refresh();
@@ -182,6 +185,8 @@ class Page {
   _turn(by) {
     const next = this.episodes[this.episode.number + by];
     if (next) this.open(next);
+    // The live page has the other episodes.
+    else if (this.data.live && parent !== window) parent.postMessage({ turn: by > 0 ? "]" : "[" }, location.origin);
   }
 }
 
@@ -197,7 +202,7 @@ async function openFromServer() {
   try {
     const answer = await fetch(`/v1/timelines/${encodeURIComponent(id)}/page`, { headers });
     const data = await answer.json();
-    if (answer.ok) return new Page(data);
+    if (answer.ok) return new Page({ ...data, live: true });
     problem = data.error.message;
   } catch (error) {
     if (!(error instanceof TypeError || error instanceof SyntaxError)) throw error;

@@ -42,6 +42,11 @@ HEALTHY: Mapping[str, float] = {
     "updates": 4,
     "updates_shortened": 0,
     "logprob_gap_mean": 0.005,
+    "component_mean/success": 0.4,
+    "reward_success_correlation": 0.9,
+    "reward_length_correlation": -0.3,
+    "tool_answers": 40,
+    "tool_answers_alike": 5,
 }
 
 
@@ -302,3 +307,73 @@ def test_impossible_limits_are_refused(limit: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as refused:
         RunConfig.model_validate({"model": {"path": "m"}, "failures": limit})
     assert refused.value.errors()[0]["loc"][:2] == ("failures", *limit)
+
+
+def hacked(count: int, **changes: Any) -> list[dict[str, float]]:
+    """Steps whose rewards follow the length and not the success."""
+    figures = {
+        "component_mean/success": 0.2,
+        "reward_success_correlation": -0.4,
+        "reward_length_correlation": 0.97,
+    }
+    return steps(count, **{**figures, **changes})
+
+
+def test_rewards_that_follow_the_length_and_not_success_are_a_finding() -> None:
+    assert read("reward_mismatch", hacked(4)).level < 1
+    reading = read("reward_mismatch", hacked(5))
+    assert reading.level >= 1
+    assert "not their component success" in reading.cause
+
+
+@pytest.mark.parametrize(
+    "changes", [{"reward_success_correlation": 0.9}, {"reward_length_correlation": 0.5}]
+)
+def test_rewards_that_follow_success_or_not_the_length_are_none(changes: dict[str, float]) -> None:
+    assert read("reward_mismatch", hacked(12, **changes)).level == 0
+
+
+def test_batches_without_differences_do_not_end_a_row_of_mismatches() -> None:
+    history = hacked(7)
+    for step in history[3:5]:
+        del step["reward_success_correlation"]
+    assert read("reward_mismatch", history).level >= 1
+
+
+def test_a_reward_that_rises_while_success_falls_is_a_finding() -> None:
+    noise = [0.002 * (-1) ** number for number in range(10)]
+    rising = [0.3 + 0.03 * (at > 4) + each for at, each in enumerate(noise)]
+    falling = [0.4 - 0.1 * (at > 4) + each for at, each in enumerate(noise)]
+    figures = {"reward_success_correlation": 0.1}
+    history = hacked(10, reward_mean=rising, **{"component_mean/success": falling}, **figures)
+    reading = read("reward_mismatch", history)
+    assert reading.level >= 1
+    assert "but the component success fell from 0.4 to 0.3" in reading.cause
+    history = hacked(10, reward_mean=rising, **{"component_mean/success": rising}, **figures)
+    assert read("reward_mismatch", history).level <= 0
+
+
+def test_without_a_component_success_rewards_are_not_compared() -> None:
+    history = steps()
+    for step in history:
+        del step["component_mean/success"]
+    answer = BY_KIND["reward_mismatch"].read(Past.of(history), LIMITS)
+    assert isinstance(answer, str)
+    assert "success" in answer
+
+
+def test_answers_of_tools_that_are_all_alike_are_a_finding() -> None:
+    alike = steps(3, tool_answers=40, tool_answers_alike=38)
+    assert read("tools_alike", alike).level >= 1
+    assert read("tools_alike", steps(3, tool_answers=40, tool_answers_alike=20)).level < 1
+    few = BY_KIND["tools_alike"].read(
+        Past.of(steps(1, tool_answers=4, tool_answers_alike=4)), LIMITS
+    )
+    assert isinstance(few, str)
+
+
+def test_shortened_updates_name_the_limit_and_the_learning_rate() -> None:
+    history = steps(5, updates_shortened=4, learning_rate=0.02)
+    cause = read("shortened", history).cause
+    assert "algorithm.max_update_kl (0.01 nats per token if it is null)" in cause
+    assert "the learning rate is 0.02" in cause
