@@ -215,8 +215,8 @@ def test_texts_of_the_template_are_noticed_once_its_component_is_replaced(projec
         *("README", "__init__.py", "hooks.py", "pyproject.toml")
     }
     replacing(HOOKS, "tables of SQLite", "rows of mine")(project)
-    left = [lack.text for lack in check(project) if "left from the template" in lack.text]
-    assert not any("hooks.py" in text for text in left)
+    texts = [lack.text for lack in check(project) if "left from the template" in lack.text]
+    assert not any("hooks.py" in text for text in texts)
 
 
 def test_errors_come_first_and_are_told_apart(project: Path) -> None:
