@@ -91,6 +91,7 @@ class AsyncConnection:
         self._told_at = -math.inf
         self._asked_at = -math.inf
         self.why_paused = ""
+        self._reason: str | None = None
         self._rolled = False
         self._warned: set[str] = set()
 
@@ -193,18 +194,19 @@ class AsyncConnection:
         :param since: clock time at which the wait began.
         """
         if status.paused is None:
-            self.why_paused = ""
+            self.why_paused, self._reason = "", None
             return
+        if status.paused == self._reason:
+            return
+        self._reason = status.paused
         lasted = max((f.seconds for f in status.findings if f.code == "paused"), default=0.0)
         before = not self._rolled and lasted >= self.clock() - since
-        text = why_paused(status, self.endpoint.url, before=before)
-        if text != self.why_paused:
-            _log.warning("%s waits, because the run is paused%s", what, text)
-        self.why_paused = text
+        self.why_paused = why_paused(status, self.endpoint.url, before=before)
+        _log.warning("%s waits, because the run is paused%s", what, self.why_paused)
 
     def note_rolling(self) -> None:
         """Note that the run is not paused, because this client has got an episode."""
-        self.why_paused = ""
+        self.why_paused, self._reason = "", None
         self._rolled = True
 
     async def _negotiate(self) -> str:

@@ -238,13 +238,12 @@ def why_paused(status: ServerStatus, url: str, *, before: bool = False) -> str:
         where = f" {shlex.quote(status.run_dir)}"
     else:
         where = "" if url == DEFAULT_URL else f" --url {url}"
+    command = "`ajet resume"
     reason = (status.paused or "no reason was given").rstrip(".")
-    if before:
-        return (
-            f" since before this client began: {reason}. Once that is fixed, "
-            f"run `ajet resume{where}`"
-        )
-    return f": {reason}. `ajet resume{where}` continues the run"
+    # Most reasons say how to resume, for a server that needs no address.
+    what_next = "" if command in reason else f". Once that is fixed, run {command}{where}`"
+    since = " since before this client began" if before else ""
+    return f"{since}: {reason.replace(command, command + where)}{what_next}"
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -63,7 +63,20 @@ async def test_a_pause_during_a_run_is_not_said_to_be_older(
         await paused(server, "the disk is full")
         await waits(client)
     (text,) = told(caplog)
-    assert "is paused: the disk is full. `ajet resume /" in text
+    assert "is paused: the disk is full. Once that is fixed, run `ajet resume /" in text
+
+
+async def test_a_reason_that_names_the_command_gets_the_directory(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="ajet.client")
+    await server.roll()
+    await paused(server, "no signal: run `ajet resume --from-step 2`.")
+    async with AsyncSwarmClient(server.url, TOKENS.control) as client:
+        await waits(client)
+    (text,) = told(caplog)
+    run_dir = server.service.settings.server.run_dir.resolve()
+    assert text.endswith(f"no signal: run `ajet resume {run_dir} --from-step 2`")
 
 
 async def test_a_long_wait_repeats_the_reason(
