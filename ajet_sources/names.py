@@ -14,10 +14,11 @@ from urllib.parse import parse_qsl, unquote
 
 from packaging.utils import canonicalize_name
 
+from ajet_core.alike import did_you_mean
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TaskSource
 from ajet_core.plugin import PluginManager
-from ajet_core.plugin.targets import CORE_DISTRIBUTION, did_you_mean, extras_with
+from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with
 from ajet_installation.component_settings import component_settings
 from ajet_installation.interpreters import local_manager
 from ajet_installation.requirements import by_name, unmet
