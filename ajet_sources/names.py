@@ -72,7 +72,7 @@ def parse_source(text: str, known: Collection[str]) -> SourceName:
     extras = extras_with(f"agentjet-sources-{name}") if match else []
     if extras:
         raise ConfigError(
-            f"the source {name!r} is not installed: pip install 'agentjet[{extras[0]}]'",
+            f"the source {name!r} is not installed: pip install 'agentjet[{extras[0]}]>=0.1'",
             param="source",
         )
     raise ConfigError(

@@ -50,9 +50,9 @@ def install_hint(distribution: str) -> str:
     The extra is looked up in agentjet's metadata, so that new extras need no entry here.
     """
     if canonicalize_name(distribution) == CORE_DISTRIBUTION:
-        return "pip install 'agentjet[server]'"
+        return "pip install 'agentjet[server]>=0.1'"
     for extra in extras_with(distribution):
-        return f"pip install 'agentjet[{extra}]'"
+        return f"pip install 'agentjet[{extra}]>=0.1'"
     return f"pip install --upgrade {distribution}"
 
 

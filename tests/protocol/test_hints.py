@@ -48,4 +48,6 @@ def test_other_errors_keep_their_place_and_no_error_has_an_address() -> None:
 
 
 def test_braces_of_a_value_are_shown_as_they_are() -> None:
-    assert "{x}" in str(refused(algorithm={"advantage": "{x}", "schedule": "{y}"}))
+    text = str(refused(algorithm={"{x}": 1, "schedule": "{y}"}))
+    assert "algorithm.{x}" in text
+    assert "{y}" in text

@@ -88,7 +88,7 @@ def load_application() -> type[MonitorApp]:
         if (error.name or "").partition(".")[0] != "textual":
             raise
         raise ConfigError(
-            "`ajet monitor` requires textual: pip install 'agentjet[monitor]'"
+            "`ajet monitor` requires textual: pip install 'agentjet[monitor]>=0.1'"
         ) from error
     return MonitorApp
 
