@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 from click.testing import CliRunner, Result
 
+from ajet_cli.commands.run.status import _last_step
 from ajet_cli.main import cli
+from ajet_core.protocol import ServerStatus, StepSummary
 from ajet_testing.servers import TOKENS, Running
 
 NOWHERE = {"AJET_URL": "http://127.0.0.1:9", "AJET_TOKEN": None}
@@ -62,6 +64,17 @@ async def test_a_directory_without_a_server_is_refused(tmp_path: Path, *, exists
     assert refused.exit_code == 2
     assert str(where) in refused.output
     assert ("no server is running in" in refused.output) == exists
+
+
+def test_what_shows_whether_a_run_learns_comes_first() -> None:
+    step = StepSummary.model_construct(
+        metrics={"advantage_mean": 0.5, "entropy": 1.0, "loss": 2.0, "reward_mean": 0.25},
+        plan="",
+        findings=[],
+        forks=[],
+    )
+    ((_, text, _),) = _last_step(ServerStatus.model_construct(last_step=step, findings=[]))
+    assert text == "reward_mean 0.25, loss 2, entropy 1, advantage_mean 0.5"
 
 
 async def test_a_directory_and_a_url_are_refused(run_dir: Path) -> None:

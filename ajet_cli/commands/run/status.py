@@ -27,6 +27,8 @@ from ajet_core.protocol import (
 
 _RETRIES = 1
 _ABORTED = "aborted_"
+# What shows whether a run learns.
+_FIRST = ("reward_mean", "loss", "entropy", "kl", "update_kl")
 _TIMELINE_NOTES = {
     "calls_drifted": "answers would have changed through text (kept as sampled)",
     "calls_echoed_otherwise": "answers came back in another form (kept as sampled)",
@@ -173,7 +175,8 @@ def _last_step(status: ServerStatus) -> Iterator[_Row]:
         return
     rest = dict(step.metrics)
     timelines = _timelines(rest, step.plan)
-    yield "last step", ", ".join(f"{key} {value:.4g}" for key, value in sorted(rest.items())), ""
+    names = [*(name for name in _FIRST if name in rest), *sorted(rest.keys() - set(_FIRST))]
+    yield "last step", ", ".join(f"{name} {rest[name]:.4g}" for name in names), ""
     if timelines:
         yield "timelines", timelines, ""
     shown = {finding.message for finding in status.findings}
