@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 from ajet_core.files import read_json, write_whole
 
+STATE = "state"
+"""Folder of a run directory that replaces ``$XDG_STATE_HOME`` for a `LocalServer`."""
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -29,10 +31,15 @@ class ServerTokens:
     client: str = field(repr=False)
 
 
-def state_dir() -> Path:
-    """Return the directory of token files: ``$XDG_STATE_HOME/agentjet/servers`` or the default."""
-    root = os.environ.get("XDG_STATE_HOME")
-    return (Path(root) if root else Path.home() / ".local/state") / "agentjet" / "servers"
+def state_dir(root: Path | None = None) -> Path:
+    """Return the directory of token files: ``$XDG_STATE_HOME/agentjet/servers`` or the default.
+
+    :param root: replaces ``$XDG_STATE_HOME``.
+    """
+    if root is None:
+        home = os.environ.get("XDG_STATE_HOME")
+        root = Path(home) if home else Path.home() / ".local/state"
+    return root / "agentjet" / "servers"
 
 
 def publish_local(port: int, tokens: ServerTokens) -> Path:
@@ -50,13 +57,16 @@ def withdraw_local(port: int) -> None:
     (state_dir() / f"{port}.json").unlink(missing_ok=True)
 
 
-def find_local(url: str) -> ServerTokens | None:
-    """Return the tokens of the server at `url`, if it is local and belongs to this user."""
+def find_local(url: str, directory: Path | None = None) -> ServerTokens | None:
+    """Return the tokens of the server at `url`, if it is local and belongs to this user.
+
+    :param directory: of the token files; by default `state_dir`.
+    """
     parts = urlsplit(url)
     if parts.hostname not in LOOPBACK_HOSTS:
         return None
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    path = state_dir() / f"{port}.json"
+    path = (directory or state_dir()) / f"{port}.json"
     try:
         if path.stat().st_uid != getattr(os, "getuid", int)():  # 0 on Windows
             return None

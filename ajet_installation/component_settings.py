@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from ajet_core.alike import did_you_mean
 from ajet_core.interfaces import ComponentSettings
 from ajet_core.plugin import (
     AgentSpec,
@@ -17,7 +18,6 @@ from ajet_core.plugin import (
     WorldSpec,
 )
 from ajet_core.plugin.kinds import kind_of
-from ajet_core.plugin.targets import did_you_mean
 from ajet_installation.settings import Settings
 
 _log = logging.getLogger("ajet.settings")

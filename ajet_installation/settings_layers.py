@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
+from ajet_core.alike import did_you_mean
 from ajet_core.errors import ConfigError, UnreadableFileError
 from ajet_core.files import read_toml
 
@@ -187,7 +188,8 @@ def config_error(
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
             section = _model_at(settings_cls, path[:-1]) or settings_cls
-            message = f"unknown key (known keys: {', '.join(section.model_fields)})"
+            alike = did_you_mean(path[-1], section.model_fields)
+            message = f"unknown key{alike} (known keys: {', '.join(section.model_fields)})"
         problems.append(f"{layers.sources(path, settings_cls)}: {paths[-1]}: {message}")
     return ConfigError("\n".join(problems), param=paths[0])
 

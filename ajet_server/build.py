@@ -160,7 +160,7 @@ def telemetry_of(settings: Settings, process: str) -> Telemetry | None:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"telemetry.enabled is on, but {error.name} is not installed: "
-            "pip install 'agentjet[otel]'",
+            "pip install 'agentjet[otel]>=0.1'",
             param="telemetry.enabled",
         ) from error
     return Telemetry.of(settings.telemetry, process)

@@ -420,6 +420,7 @@ class SwarmService:
             evaluations=self.evaluations.latest(),
             preflight=loop.preflights.report if loop is not None else None,
             spending=coordinator.spending(),
+            run_dir=str(self.settings.server.run_dir.resolve()),
         )
 
     def findings(self) -> list[Finding]:

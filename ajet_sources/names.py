@@ -14,10 +14,11 @@ from urllib.parse import parse_qsl, unquote
 
 from packaging.utils import canonicalize_name
 
+from ajet_core.alike import did_you_mean
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import TaskSource
 from ajet_core.plugin import PluginManager
-from ajet_core.plugin.targets import CORE_DISTRIBUTION, did_you_mean, extras_with
+from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with
 from ajet_installation.component_settings import component_settings
 from ajet_installation.interpreters import local_manager
 from ajet_installation.requirements import by_name, unmet
@@ -71,7 +72,7 @@ def parse_source(text: str, known: Collection[str]) -> SourceName:
     extras = extras_with(f"agentjet-sources-{name}") if match else []
     if extras:
         raise ConfigError(
-            f"the source {name!r} is not installed: pip install 'agentjet[{extras[0]}]'",
+            f"the source {name!r} is not installed: pip install 'agentjet[{extras[0]}]>=0.1'",
             param="source",
         )
     raise ConfigError(

@@ -1,6 +1,6 @@
 """For plugin authors: conformance suites to subclass, and components without dependencies.
 
-``pip install 'agentjet[testing]'`` installs what the suites need. Import each from its module:
+``pip install 'agentjet[testing]>=0.1'`` installs what the suites need. Import each from its module:
 
 - `ajet_testing.suites.store_suite.SampleStoreSuite` for a `SampleStore`,
 - `ajet_testing.suites.merger_suite.MergerSuite` for a `Merger`,

@@ -95,7 +95,7 @@ class _Report:
             if absent := [name for plugin, name in _NEEDED.items() if not has(plugin)]:
                 raise pytest.UsageError(
                     f"{kind.__qualname__} needs {' and '.join(absent)}: "
-                    "pip install 'agentjet[testing]'"
+                    "pip install 'agentjet[testing]>=0.1'"
                 )
             suite = self.suites.setdefault(item.parent.nodeid, _Suite.of(kind))
             suite.items[item.nodeid] = getattr(item, "originalname", item.name)

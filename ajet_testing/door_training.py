@@ -6,7 +6,7 @@ best must be learned from rewards.
 
 The model runs in processes of another interpreter, if there is one: frameworks and torch may need
 different versions of the same packages. In this repository that is the development environment.
-Elsewhere it is this interpreter, with ``pip install 'agentjet[testing,torch]'``.
+Elsewhere it is this interpreter, with ``pip install 'agentjet[testing,torch]>=0.1'``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def learning_python() -> str:
         return str(_DEVELOPMENT)
     if find_spec(_BACKEND) is not None:
         return sys.executable
-    pytest.skip("no torch to train a real model with: pip install 'agentjet[testing,torch]'")
+    pytest.skip("no torch to train a real model with: pip install 'agentjet[testing,torch]>=0.1'")
 
 
 def _record(

@@ -130,7 +130,8 @@ def shared_client(http_client: Any = None) -> AsyncOpenAI:
         import openai
     except ImportError as error:
         raise ConfigError(
-            "playing a world requires openai, which is not installed: pip install 'agentjet[demo]'"
+            "playing a world requires openai, which is not installed: "
+            "pip install 'agentjet[demo]>=0.1'"
         ) from error
     if http_client is None:
         try:

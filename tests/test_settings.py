@@ -125,13 +125,16 @@ def test_secrets_are_masked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_key_of_the_file_lists_the_known_ones() -> None:
     toml("[server]\nprot = 1\n")
     error = refusal()
-    assert error.message.startswith("ajet.toml: server.prot: unknown key (known keys: host, port,")
+    assert error.message.startswith(
+        "ajet.toml: server.prot: unknown key (did you mean 'port'?) (known keys: host, port,"
+    )
     assert error.param == "server.prot"
 
 
 def test_an_unknown_section_lists_the_known_ones() -> None:
     toml("[sever]\nport = 1\n")
-    assert "ajet.toml: sever: unknown key (known keys: config, server, gateway" in refusal().message
+    message = refusal().message
+    assert "ajet.toml: sever: unknown key (did you mean 'server'?) (known keys: config" in message
 
 
 def test_an_unknown_key_of_the_environment_names_the_variable(

@@ -72,7 +72,8 @@ class Adapters:
         kind = f"{type(agent).__module__}.{type(agent).__qualname__}"
         raise ConfigError(
             f"no agent adapter supports {kind} (installed adapters: {known}): install the "
-            "adapter for the agent's framework (for example `pip install 'agentjet[langchain]'`), "
+            "adapter for the agent's framework (for example `"
+            "pip install 'agentjet[langchain]>=0.1'`), "
             "or put @trainable on a function that runs the agent"
         )
 

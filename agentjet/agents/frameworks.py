@@ -81,7 +81,7 @@ def refusal(
         if _package(framework) in packages and is_imported(framework):
             return ConfigError(
                 f"{kind} is of the framework {_package(framework)}, whose agent adapter is not "
-                f"installed: pip install 'agentjet[{extra}]', or put @trainable on a function "
+                f"installed: pip install 'agentjet[{extra}]>=0.1', or put @trainable on a function "
                 "that makes the agent and runs it"
             )
     return None

@@ -44,7 +44,7 @@ class ParquetReader(RowReader[ParquetReaderSettings]):
             import pyarrow as pa
         except ImportError as error:
             raise ConfigError(
-                f"reading {source} requires pyarrow: pip install 'agentjet[export]'",
+                f"reading {source} requires pyarrow: pip install 'agentjet[export]>=0.1'",
                 param="source",
             ) from error
         read = 0

@@ -48,6 +48,7 @@ from agentjet.client._wire import (
     ApiRequest,
     build,
     episode_path,
+    why_paused,
 )
 from ajet_core.errors import (
     AjetError,
@@ -295,20 +296,24 @@ class AsyncSwarmClient:
             )
             try:
                 granted = Episode.from_grant(await connection.perform(request))
-                connection.log_pause(what, "")
+                connection.note_rolling()
                 return granted
             except AjetError as error:
                 if error.retry_after is None or error.status not in {429, 503, 507}:
                     raise
-                if ServerState.PAUSED in error.message and connection.may_ask_why():
-                    with contextlib.suppress(AjetError):
-                        connection.log_pause(what, (await self.status()).paused or "")
+                why = error.message
+                if ServerState.PAUSED in error.message:
+                    if connection.may_ask_why():
+                        with contextlib.suppress(AjetError):
+                            connection.log_pause(what, began, await self.status())
+                    if connection.why_paused:
+                        why = f"the run is paused{connection.why_paused}"
                 pause = connection.backoff.honour(error.retry_after, failures=1)
                 if deadline is not None and connection.clock() + pause >= deadline:
                     raise DeadlineError(
                         f"{what}: no episode within {terms.timeout:g} s: {error.message}"
                     ) from error
-                connection.log_wait(what, began, error.message)
+                connection.log_wait(what, began, why)
                 await connection.sleep(pause)
             if meanwhile is not None:
                 await meanwhile()
@@ -955,10 +960,7 @@ class AsyncSwarmClient:
                     )
             why = f"the server is {status.state} at step {status.step}"
             if status.state is ServerState.PAUSED:
-                why += (
-                    f": {status.paused or 'no reason was given'} (`ajet status` shows it to the "
-                    "operator, and `ajet resume` continues the run)"
-                )
+                why += why_paused(status, self.url)
             if timeout is not None and connection.clock() - began + STEP_POLL >= timeout:
                 raise DeadlineError(f"{what}: not trained within {timeout:g} s: {why}")
             connection.log_wait(what, began, why)

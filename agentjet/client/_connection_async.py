@@ -25,6 +25,7 @@ from agentjet.client._wire import (
     read_error,
     resolve_endpoint,
     warn_of_deprecated,
+    why_paused,
 )
 from ajet_core.errors import (
     AjetError,
@@ -40,6 +41,7 @@ from ajet_core.protocol import (
     EndRequest,
     Event,
     ProtocolInfo,
+    ServerStatus,
     negotiate,
 )
 
@@ -65,6 +67,7 @@ class AsyncConnection:
     Parameters are as for `AsyncSwarmClient`.
 
     :ivar version: the protocol version; None until one is agreed on.
+    :ivar why_paused: why the run is paused that this client is waiting for, "" if it is not.
     """
 
     def __init__(
@@ -87,7 +90,9 @@ class AsyncConnection:
         self._pool = AsyncPool(transport)
         self._told_at = -math.inf
         self._asked_at = -math.inf
-        self._paused = ""
+        self.why_paused = ""
+        self._reason: str | None = None
+        self._rolled = False
         self._warned: set[str] = set()
 
     async def close(self) -> None:
@@ -183,14 +188,26 @@ class AsyncConnection:
         self._asked_at = now if due else self._asked_at
         return due
 
-    def log_pause(self, what: str, why: str) -> None:
+    def log_pause(self, what: str, since: float, status: ServerStatus) -> None:
         """Log why a run is paused that this client is waiting for, unless it was logged before.
 
-        :param why: "" if the run is not paused any more.
+        :param since: clock time at which the wait began.
         """
-        if why and why != self._paused:
-            _log.warning("%s waits, because the run is paused: %s", what, why)
-        self._paused = why
+        if status.paused is None:
+            self.why_paused, self._reason = "", None
+            return
+        if status.paused == self._reason:
+            return
+        self._reason = status.paused
+        lasted = max((f.seconds for f in status.findings if f.code == "paused"), default=0.0)
+        before = not self._rolled and lasted >= self.clock() - since
+        self.why_paused = why_paused(status, self.endpoint.url, before=before)
+        _log.warning("%s waits, because the run is paused%s", what, self.why_paused)
+
+    def note_rolling(self) -> None:
+        """Note that the run is not paused, because this client has got an episode."""
+        self.why_paused, self._reason = "", None
+        self._rolled = True
 
     async def _negotiate(self) -> str:
         request = ApiRequest("GET", "/v1/protocol", ProtocolInfo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,9 +13,9 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from ajet_core.credentials import find_local
+from ajet_core.credentials import LOOPBACK_HOSTS, find_local
 from ajet_core.errors import AjetError, ConfigError, RequestError, error_from_payload
-from ajet_core.protocol import DEPRECATED_HEADER, ErrorBody
+from ajet_core.protocol import DEPRECATED_HEADER, ErrorBody, ServerStatus
 
 if TYPE_CHECKING:
     import httpx
@@ -222,6 +223,27 @@ def may_repeat(error: AjetError, status: int) -> bool:
     """Return whether the answer indicates that the same request may succeed later."""
     own = type(error) is not AjetError
     return error.retry_after is not None or (not own and status in PROXY_STATUSES)
+
+
+def why_paused(status: ServerStatus, url: str, *, before: bool = False) -> str:
+    """Return since when and why a run is paused, and the command that continues it.
+
+    The text follows "the run is paused".
+
+    :param url: of the server, as this client addresses it.
+    :param before: the run was paused before this client began.
+    """
+    local = urlsplit(url).hostname in LOOPBACK_HOSTS
+    if local and status.run_dir is not None:
+        where = f" {shlex.quote(status.run_dir)}"
+    else:
+        where = "" if url == DEFAULT_URL else f" --url {url}"
+    command = "`ajet resume"
+    reason = (status.paused or "no reason was given").rstrip(".")
+    # Most reasons say how to resume, for a server that needs no address.
+    what_next = "" if command in reason else f". Once that is fixed, run {command}{where}`"
+    since = " since before this client began" if before else ""
+    return f"{since}: {reason.replace(command, command + where)}{what_next}"
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -24,7 +24,7 @@ _OVER_LIMIT = frozenset(
     -getattr(signal, name, 0) for name in ("SIGXCPU", "SIGSEGV", "SIGABRT", "SIGBUS")
 )
 _ISOLATED: tuple[str, ...] = ()
-_EXTRA = "pip install 'agentjet[judges]'"
+_EXTRA = "pip install 'agentjet[judges]>=0.1'"
 
 
 class OverLimitError(Exception):

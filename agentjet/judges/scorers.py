@@ -64,7 +64,7 @@ class AutoevalsJudge(Judge[AutoevalsJudgeSettings]):
             clients = importlib.import_module("autoevals.oai")
         except ImportError as error:
             raise ConfigError(
-                f"the judge 'autoevals' needs pip install 'agentjet[judges]' ({error})",
+                f"the judge 'autoevals' needs pip install 'agentjet[judges]>=0.1' ({error})",
                 param="judges.autoevals",
             ) from error
         self._version = version("autoevals")

@@ -13,6 +13,7 @@ from typing import Self
 
 from agentjet.client import AsyncSwarmClient, SwarmClient, TokenClient
 from agentjet.local.processes import Child, child_environment
+from ajet_core.credentials import STATE
 from ajet_core.errors import AjetError, DeadlineError, StateError
 from ajet_core.files import read_json
 from ajet_core.protocol import RunConfig, ServerState
@@ -92,7 +93,7 @@ class LocalServer:
         """Open the live page in a browser; return what to show: where it is."""
         with closing(TokenClient(self.client.url, self._control_token, retries=1)) as tokens:
             page = tokens.issue_page()
-        if page.open(self._directory / "state" / "page.html"):
+        if page.open(self._directory / STATE / "page.html"):
             return f"opened {page.url}/ui/ in a browser"
         return f"no browser can be opened here; the live page: {page.address}"
 
@@ -146,7 +147,7 @@ class LocalServer:
                 AJET_STORE=settings.store.model_dump_json(),
                 AJET_LOGGERS=json.dumps(settings.loggers, default=str),
                 AJET_PLUGINS=settings.plugins.model_dump_json(),
-                XDG_STATE_HOME=str(self._directory / "state"),
+                XDG_STATE_HOME=str(self._directory / STATE),
                 AJET_SERVER__BOOT_TIMEOUT_SECONDS=str(BOOT_SECONDS),
                 HF_HUB_OFFLINE="1",
                 TOKENIZERS_PARALLELISM="false",

@@ -14,7 +14,8 @@ async with servers.tools() as tools:
     text = await tools.call(call.name, call.arguments)
 ```
 
-Needs `pip install "agentjet[mcp]"`; the package `mcp` is imported when the first server starts.
+Needs `pip install "agentjet[mcp]>=0.1"`; the package `mcp` is imported when the first
+server starts.
 """
 
 from agentjet.mcp.servers import HttpServer, McpServerError, McpTimeoutError, StdioServer

@@ -376,5 +376,5 @@ def _check_installed() -> None:
     if importlib.util.find_spec("mcp") is None or importlib.util.find_spec("mcp_types") is None:
         raise ConfigError(
             "tools of MCP servers require the package mcp in version 2 or later: "
-            "pip install 'agentjet[mcp]'"
+            "pip install 'agentjet[mcp]>=0.1'"
         )

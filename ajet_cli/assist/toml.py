@@ -28,7 +28,7 @@ def merged(text: str, changes: Mapping[str, Any]) -> str:
         from tomlkit.exceptions import TOMLKitError
     except ImportError as error:
         raise ConfigError(
-            "changing a TOML file requires the package tomlkit: pip install 'agentjet[mcp]'"
+            "changing a TOML file requires the package tomlkit: pip install 'agentjet[mcp]>=0.1'"
         ) from error
     expected = _expected(parse(text), changes, "")
     if expected == parse(text):

@@ -12,10 +12,11 @@ from rich.text import Text
 
 from ajet_cli.output import table_console
 from ajet_cli.state import CliState, config_option, pass_state
+from ajet_core.alike import did_you_mean
 from ajet_core.errors import PluginError, UnknownComponentError
 from ajet_core.plugin import PluginInfo, PluginManager
 from ajet_core.plugin.loading import OBSERVERS
-from ajet_core.plugin.targets import CORE_DISTRIBUTION, did_you_mean
+from ajet_core.plugin.targets import CORE_DISTRIBUTION
 from ajet_installation.check_plugin import ComponentCheck, check_plugin
 
 _STYLES = {"created": "green", "imported": "green", "wrong": "red"}

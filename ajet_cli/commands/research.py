@@ -50,7 +50,7 @@ def research() -> None:
         _ = numpy, scipy
     except ImportError as error:
         raise ConfigError(
-            f"ajet research needs {error.name}: pip install 'agentjet[research]'"
+            f"ajet research needs {error.name}: pip install 'agentjet[research]>=0.1'"
         ) from error
 
 

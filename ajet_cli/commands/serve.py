@@ -112,5 +112,5 @@ def import_server() -> ModuleType:
             ) from error
         raise ConfigError(
             "the server requires packages that are not installed (no module named "
-            f"{error.name!r}): pip install 'agentjet[server]'"
+            f"{error.name!r}): pip install 'agentjet[server]>=0.1'"
         ) from error

@@ -153,7 +153,9 @@ def _pairs(plugins: PluginManager, components: Components) -> list[tuple[Trainer
         plugins.engine(name) for name in plugins.names("engine")
     ]
     if not trainers or not engines:
-        raise ConfigError("no trainer or no engine is installed: pip install 'agentjet[torch]'")
+        raise ConfigError(
+            "no trainer or no engine is installed: pip install 'agentjet[torch]>=0.1'"
+        )
     return [(trainer, engine) for trainer in trainers for engine in engines]
 
 
@@ -253,7 +255,7 @@ async def _make_model(interpreter: Interpreter | None, model: Path, size: str) -
 async def _demo(setup: PairSetup, options: Options) -> Finding:
     """Train the demo's tiny model with the pair: a server, a client and their sockets."""
     if _DEMO not in setup.plugins.names("command"):
-        raise NotApplicableError("not installed: pip install 'agentjet[demo]'")
+        raise NotApplicableError("not installed: pip install 'agentjet[demo]>=0.1'")
     variables = {} if options.config is None else {"AJET_CONFIG": str(options.config.absolute())}
     # A target that only success in all tasks reaches, so that the steps are trained.
     summary = await run_module(

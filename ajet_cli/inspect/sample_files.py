@@ -68,7 +68,8 @@ class ParquetWriter(RowWriter):
             from pyarrow import parquet
         except ImportError as error:
             raise ConfigError(
-                "writing Parquet requires pyarrow: pip install 'agentjet[export]', or write JSONL"
+                "writing Parquet requires pyarrow: "
+                "pip install 'agentjet[export]>=0.1', or write JSONL"
             ) from error
         types: dict[Kind, Any] = {
             "text": pa.string(),

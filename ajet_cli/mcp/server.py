@@ -43,7 +43,7 @@ def mcp_server(
         from mcp_types import CallToolResult, TextContent, ToolAnnotations
     except ImportError as error:
         raise ConfigError(
-            "`ajet mcp` requires the package mcp in version 2: pip install 'agentjet[mcp]'"
+            "`ajet mcp` requires the package mcp in version 2: pip install 'agentjet[mcp]>=0.1'"
         ) from error
 
     class BoundedServer(MCPServer[Any]):

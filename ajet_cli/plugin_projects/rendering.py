@@ -248,7 +248,7 @@ def _need_copier() -> None:
         import copier  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "copier is missing, which renders projects: pip install 'agentjet[plugin-dev]'"
+            "copier is missing, which renders projects: pip install 'agentjet[plugin-dev]>=0.1'"
         ) from error
 
 

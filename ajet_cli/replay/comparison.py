@@ -238,7 +238,7 @@ def _tensors(
     except ImportError as error:
         raise RequestError(
             "comparing weights needs the package safetensors, which comes with the trainers: "
-            "pip install 'agentjet[torch]'"
+            "pip install 'agentjet[torch]>=0.1'"
         ) from error
     paths = [directory / name for directory in directories]
     if not all(path.is_file() for path in paths):

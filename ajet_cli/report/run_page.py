@@ -162,7 +162,8 @@ def _state(report: RunReport) -> str:
     if report.run.paused and not report.texts:
         return " It is paused."
     if report.run.paused:
-        return f" It is paused: {cut(report.run.paused, TEXT_CHARS)}."
+        # The end of a reason is the command that continues the run.
+        return f" It is paused: {cut(report.run.paused, 4 * TEXT_CHARS)}."
     return " It was not stopped: it continues when its server runs." if report.run.active else ""
 
 
@@ -173,6 +174,7 @@ def problems(noted: Sequence[str]) -> Html:
 
 
 def _findings(report: RunReport) -> Html:
+    paused = report.run is not None and bool(report.run.paused)
     if report.curves.total == 0 and not report.other_findings:
         return tag("p", {"class": "dim"}, "No step has ended, so nothing was judged.")
     given = [*report.findings, *report.other_findings]
@@ -185,7 +187,11 @@ def _findings(report: RunReport) -> Html:
         items(map(_finding, given[:_FINDINGS]), "findings")
         if given
         else tag(
-            "p", {"class": "good"}, "No findings: no check that could judge found anything wrong."
+            "p",
+            {"class": "dim" if paused else "good"},
+            "No findings about training; the run is paused for the reason above."
+            if paused
+            else "No findings: no check that could judge found anything wrong.",
         ),
         tag("p", {"class": "dim"}, f"{len(given) - _FINDINGS} more are left out.")
         if len(given) > _FINDINGS

@@ -15,13 +15,13 @@ from typing import Any
 
 import pluggy
 
+from ajet_core.alike import did_you_mean
 from ajet_core.errors import PluginLoadError
 from ajet_core.plugin import compat
 from ajet_core.plugin import spec as hook_specs
 from ajet_core.plugin.components import NO_SETTINGS, ComponentSpec, PluginInfo
 from ajet_core.plugin.discovery import FoundPlugin, describe, way_out
 from ajet_core.plugin.kinds import KINDS, Kind
-from ajet_core.plugin.targets import did_you_mean
 
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 

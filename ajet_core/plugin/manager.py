@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from ajet_core import __version__
+from ajet_core.alike import did_you_mean
 from ajet_core.errors import (
     PluginConflictError,
     PluginError,
@@ -233,7 +234,7 @@ class PluginManager:
 
     def _unknown(self, kind: KindName, name: str) -> str:
         known = self.names(kind)
-        alike = targets.did_you_mean(name, known)
+        alike = did_you_mean(name, known)
         unknown = (
             f"no installed plugin provides {kind} {name!r}; known: "
             f"{', '.join(known) or 'none'}{alike}. Install the plugin that provides it, or list "

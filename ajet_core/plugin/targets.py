@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
@@ -13,6 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import ValidationError
 
+from ajet_core.alike import did_you_mean
 from ajet_core.errors import AjetError, ConfigError, PluginError, PluginLoadError
 from ajet_core.interfaces import ComponentSettings
 from ajet_core.plugin.components import ComponentSpec
@@ -44,21 +44,15 @@ def plugin_faults(
         raise kind(f"{owner} {what}: {type(error).__name__}: {error}") from error
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question with the name that a misspelled one may stand for, "" if none is alike."""
-    alike = get_close_matches(name, list(known), n=1)
-    return f" (did you mean {alike[0]!r}?)" if alike else ""
-
-
 def install_hint(distribution: str) -> str:
     """Return the pip command that installs the dependencies of `distribution`'s components.
 
     The extra is looked up in agentjet's metadata, so that new extras need no entry here.
     """
     if canonicalize_name(distribution) == CORE_DISTRIBUTION:
-        return "pip install 'agentjet[server]'"
+        return "pip install 'agentjet[server]>=0.1'"
     for extra in extras_with(distribution):
-        return f"pip install 'agentjet[{extra}]'"
+        return f"pip install 'agentjet[{extra}]>=0.1'"
     return f"pip install --upgrade {distribution}"
 
 
@@ -153,7 +147,8 @@ def check_settings(
             path = ".".join([prefix, *map(str, detail["loc"])])
             paths.append(path)
             unknown = detail["type"] == "extra_forbidden"
-            problems.append(f"{path}: {'unknown key' if unknown else detail['msg']}")
+            alike = did_you_mean(str(detail["loc"][-1]), settings_type.model_fields)
+            problems.append(f"{path}: {f'unknown key{alike}' if unknown else detail['msg']}")
         raise ConfigError(
             f"settings of {kind.name} {spec.name!r}: {'; '.join(problems)} (known keys: {known})",
             param=paths[0],

@@ -184,6 +184,7 @@ class ServerStatus(Message):
 
     :param error: the error that ended the run, if it failed.
     :param paused: why the run is PAUSED.
+    :param run_dir: the run directory on the server's machine, for holders of a control token.
     :param findings: what blocks the server, and other findings.
     :param quarantined: tasks that are not tried again, with the reasons.
     :param checks: by kind of finding about training, "ok", "found", "off", or why it is unknown.
@@ -214,6 +215,7 @@ class ServerStatus(Message):
     evaluations: list[Evaluation] = Field(default_factory=list)
     preflight: PreflightReport | None = None
     spending: Spending | None = None
+    run_dir: str | None = None
 
 
 class RunStatus(Message):

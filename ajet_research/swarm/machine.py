@@ -22,7 +22,7 @@ def check_machine(its: SwarmSettings) -> None:
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise ConfigError(
             f"trials on swarm servers need packages that are not installed ({', '.join(missing)}): "
-            "pip install 'agentjet[demo]'"
+            "pip install 'agentjet[demo]>=0.1'"
         )
     engine, trainer = its.config["engine"], its.config["trainer"]
     here = Path.cwd()

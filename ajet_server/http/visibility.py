@@ -67,6 +67,8 @@ def event_for(viewer: Token, event: Event, owner: str | None) -> Event | None:
 
 def status_for(viewer: Token, status: ServerStatus) -> ServerStatus:
     """Return `status` as `viewer` may see it: a client gets totals and no text about others."""
+    if viewer.scope != "control":
+        status = status.model_copy(update={"run_dir": None})
     if viewer.scope != "client":
         return status
     step, error = status.last_step, status.error

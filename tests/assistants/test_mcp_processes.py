@@ -109,4 +109,4 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.endswith("requires the package mcp in version 2: pip install 'agentjet[mcp]'")
+    assert line.endswith("requires the package mcp in version 2: pip install 'agentjet[mcp]>=0.1'")

@@ -222,7 +222,7 @@ async def test_errors_are_one_line(shared: ScriptedSwarm) -> None:
     async with tools_of(shared.url, shared.tokens.control) as client:
         unknown = {"model": {"path": "m"}, "bathc": {"tasks": -1}}
         assert await refusal(client, "swarm_configure", config=unknown) == (
-            "config: bathc: Extra inputs are not permitted"
+            "config: bathc: unknown setting (did you mean 'batch'?)"
         )
         assert await refusal(client, "swarm_inspect_episode") == "episode_id: Field required"
         assert "no section 'x'" in await refusal(client, "swarm_config_schema", section="x")

@@ -311,7 +311,7 @@ def test_serve_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = ajet("serve")
     assert result.exit_code == 2
-    assert "pip install 'agentjet[server]'" in result.stderr
+    assert "pip install 'agentjet[server]>=0.1'" in result.stderr
 
 
 HOOKS = """

@@ -252,7 +252,7 @@ def test_without_copier_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     for arguments in (("new", "store", "mine"), ("update",)):
         done = ajet("plugin", *arguments)
         assert done.exit_code == 2
-        assert "pip install 'agentjet[plugin-dev]'" in done.output
+        assert "pip install 'agentjet[plugin-dev]>=0.1'" in done.output
 
 
 def test_without_git_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_parquet_without_its_package_names_the_extra(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     result = export(run_dir, tmp_path / "out.parquet")
     assert result.exit_code == 2
-    assert "pip install 'agentjet[export]'" in result.stderr
+    assert "pip install 'agentjet[export]>=0.1'" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -65,7 +65,9 @@ def test_without_textual_it_names_the_command_that_installs_it(
         if name.partition(".")[0] == "textual" or name.startswith("ajet_cli.monitor."):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "textual", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'agentjet[monitor]'")) as error:
+    with pytest.raises(
+        ConfigError, match=re.escape("pip install 'agentjet[monitor]>=0.1'")
+    ) as error:
         load_application()
     assert "\n" not in str(error.value)
 

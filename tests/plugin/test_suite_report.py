@@ -184,7 +184,7 @@ def test_suites_need_the_packages_of_the_extra(tmp_path: Path, plugin: str, pack
         text=True,
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert f"TestWhole needs pytest-{package}: pip install 'agentjet[testing]'" in done.stderr
+    assert f"TestWhole needs pytest-{package}: pip install 'agentjet[testing]>=0.1'" in done.stderr
 
 
 def test_every_suite_has_a_limit_and_is_reported() -> None:

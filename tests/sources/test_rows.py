@@ -362,7 +362,7 @@ async def test_a_missing_pyarrow_names_what_to_install(monkeypatch: pytest.Monke
     parquet("a.parquet", [GOOD])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     said = await refused("a.parquet")
-    assert said == "reading a.parquet requires pyarrow: pip install 'agentjet[export]'"
+    assert said == "reading a.parquet requires pyarrow: pip install 'agentjet[export]>=0.1'"
 
 
 # --- formats

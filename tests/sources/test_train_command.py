@@ -76,7 +76,7 @@ def solve(row):
     [
         ("", "does not name a source"),
         ("nothing:x", "there is no source 'nothing'"),
-        ("inspect:x.py", "is not installed: pip install 'agentjet[inspect]'"),
+        ("inspect:x.py", "is not installed: pip install 'agentjet[inspect]>=0.1'"),
         ("row:x", "did you mean 'rows'"),
         ("missing.jsonl", "missing.jsonl"),
         ("rows", "needs a file"),

@@ -63,7 +63,7 @@ def install(
             f"unknown assistant {unknown[0]!r}; there are {', '.join(HOSTS)} (--for)"
         )
     if importlib.util.find_spec("mcp") is None:
-        raise ConfigError("`ajet mcp` requires the package mcp: pip install 'agentjet[mcp]'")
+        raise ConfigError("`ajet mcp` requires the package mcp: pip install 'agentjet[mcp]>=0.1'")
     environ = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
     command = ServerCommand(read_only, environ | ({"AJET_URL": url} if url else {}))
     planned = plan(root, [HOSTS[name] for name in names.split(",")], command)

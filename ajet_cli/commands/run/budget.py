@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 from rich.table import Table
 from rich.text import Text
@@ -9,7 +11,8 @@ from rich.text import Text
 from agentjet.client import SwarmClient
 from ajet_cli.commands.run.status import spending_rows
 from ajet_cli.output import table_console
-from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_cli.servers import find_server, server_options
+from ajet_cli.state import CliState, config_option, pass_state
 
 _RETRIES = 1
 _NONE = "none"
@@ -35,7 +38,7 @@ class _Limit(click.ParamType[float | None]):
 @click.command()
 @click.option("--usd", type=_Limit(), help="New limit of the cost in USD, or `none`.")
 @click.option("--hours", type=_Limit(), help="New limit of the active hours, or `none`.")
-@click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
+@server_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @config_option
 @pass_state
@@ -45,8 +48,9 @@ def budget(
     state: CliState,
     usd: float | None,
     hours: float | None,
-    url: str | None,
     *,
+    run_dir: Path | None,
+    url: str | None,
     as_json: bool,
 ) -> None:
     """Show what a run has spent, or change its budget.
@@ -59,9 +63,8 @@ def budget(
         for name, value in (("usd", usd), ("hours", hours))
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     }
-    settings = state.settings(set_flags("client", url=url)).client
-    token = settings.token.get_secret_value() if settings.token else None
-    with SwarmClient(settings.url, token, retries=_RETRIES) as client:
+    server = find_server(state, url, run_dir)
+    with SwarmClient(server.url, server.token, retries=_RETRIES) as client:
         status = client.status()
         if given:
             before = status.spending.budget.model_dump() if status.spending is not None else {}

@@ -15,7 +15,8 @@ import click
 
 from agentjet.client import AsyncViewClient
 from ajet_cli.monitor.layout import ASCII, UNICODE, Glyphs
-from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_cli.servers import find_server
+from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import ConfigError, UnreadableFileError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _INSTEAD = "`ajet status` prints the same state once, and `ajet status --watch` 
 
 
 @click.command()
-@click.argument("urls", metavar="[URL]...", nargs=-1)
+@click.argument("urls", metavar="[URL|RUN_DIR]...", nargs=-1)
 @click.option(
     "--servers",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -40,7 +41,8 @@ def monitor(
 ) -> None:
     """Show runs in a terminal: state, findings, curves, episodes and their tokens.
 
-    Without a URL it shows the server of AJET_URL, or of this machine. With several, each has a row.
+    Without an argument it shows the server of AJET_URL, or of this machine. With several, each has
+    a row.
     The token is looked up as by the other commands; the scope view is enough.
     """
     check_terminal((sys.stdin, sys.stdout, sys.stderr), os.environ)
@@ -49,10 +51,12 @@ def monitor(
     chosen += read_servers(servers) if servers else []
     clients = []
     for address in chosen or [None]:
-        url, token = split_token(address)
-        settings = state.settings(set_flags("client", url=url)).client
-        given = settings.token.get_secret_value() if settings.token else None
-        clients.append(AsyncViewClient(settings.url, token or given))
+        if address is not None and Path(address).is_dir():
+            server, token = find_server(state, None, Path(address)), None
+        else:
+            url, token = split_token(address)
+            server = find_server(state, url)
+        clients.append(AsyncViewClient(server.url, token or server.token))
     app = application(clients, ASCII if ascii_only else glyphs_of_terminal())
     app.run()
     if app.return_code:
@@ -84,7 +88,7 @@ def load_application() -> type[MonitorApp]:
         if (error.name or "").partition(".")[0] != "textual":
             raise
         raise ConfigError(
-            "`ajet monitor` requires textual: pip install 'agentjet[monitor]'"
+            "`ajet monitor` requires textual: pip install 'agentjet[monitor]>=0.1'"
         ) from error
     return MonitorApp
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import click
 
 from agentjet.client import SwarmClient
-from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_cli.servers import find_server, server_options
+from ajet_cli.state import CliState, config_option, pass_state
 
-_URL_HELP = "URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]"
 _RETRIES = 1
 
 
-def _client(state: CliState, url: str | None) -> SwarmClient:
-    settings = state.settings(set_flags("client", url=url)).client
-    token = settings.token.get_secret_value() if settings.token else None
-    return SwarmClient(settings.url, token, retries=_RETRIES)
+def _client(state: CliState, url: str | None, run_dir: Path | None) -> SwarmClient:
+    server = find_server(state, url, run_dir)
+    return SwarmClient(server.url, server.token, retries=_RETRIES)
 
 
 @click.command()
-@click.option("--url", help=_URL_HELP)
+@server_options
 @click.option(
     "--reason",
     default="paused manually",
@@ -27,15 +29,16 @@ def _client(state: CliState, url: str | None) -> SwarmClient:
 )
 @config_option
 @pass_state
-def pause(state: CliState, url: str | None, reason: str) -> None:
+def pause(state: CliState, run_dir: Path | None, url: str | None, reason: str) -> None:
     """Pause a run: no episode starts and no batch is trained. Open episodes continue."""
-    with _client(state, url) as client:
+    with _client(state, url, run_dir) as client:
         client.pause_engine(reason)
-    click.echo("paused; run `ajet resume` to continue")
+    chosen = "" if run_dir is None else f" {shlex.quote(str(run_dir))}"
+    click.echo(f"paused; run `ajet resume{chosen}` to continue")
 
 
 @click.command()
-@click.option("--url", help=_URL_HELP)
+@server_options
 @click.option(
     "--from-step",
     type=click.IntRange(min=0),
@@ -47,7 +50,13 @@ def pause(state: CliState, url: str | None, reason: str) -> None:
 )
 @config_option
 @pass_state
-def resume(state: CliState, url: str | None, from_step: int | None, retrain: bool) -> None:
+def resume(
+    state: CliState,
+    run_dir: Path | None,
+    url: str | None,
+    from_step: int | None,
+    retrain: bool,
+) -> None:
     """Resume a paused run, and retry tasks that were quarantined.
 
     With --from-step, the run loads the checkpoint of that step and continues from it. Later batches
@@ -57,7 +66,7 @@ def resume(state: CliState, url: str | None, from_step: int | None, retrain: boo
         raise click.UsageError(
             "--retrain applies to the batches after --from-step N: give --from-step too"
         )
-    with _client(state, url) as client:
+    with _client(state, url, run_dir) as client:
         status = client.resume_engine(from_step, retrain=retrain)
     back = "" if from_step is None else f", from the checkpoint of step {from_step}"
     click.echo(f"run {status.run_id} resumed{back}")

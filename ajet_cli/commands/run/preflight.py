@@ -13,7 +13,8 @@ from ajet_cli.memory_plan import GpuMachine, plan_memory, read_shape, ways_out
 from ajet_cli.memory_plan.parts import GIB
 from ajet_cli.memory_plan.printed import memory_json, memory_lines
 from ajet_cli.run_files import read_run
-from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_cli.servers import find_server, server_options
+from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import DeadlineError, UnknownComponentError, error_from_payload
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import PreflightReport, RunConfig, ServerStatus
@@ -26,7 +27,7 @@ _COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
-@click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
+@server_options
 @click.option(
     "--wait",
     type=click.FloatRange(min=0),
@@ -57,6 +58,7 @@ _COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
 def preflight(
     state: CliState,
     *,
+    run_dir: Path | None,
     url: str | None,
     wait: float,
     as_json: bool,
@@ -93,11 +95,10 @@ def preflight(
         raise click.UsageError(
             "--run, --model, --gpus, --gpu-memory, --host-memory and --separate are for --dry-run"
         )
-    settings = state.settings(set_flags("client", url=url)).client
-    token = settings.token.get_secret_value() if settings.token else None
-    with SwarmClient(settings.url, token, retries=_RETRIES) as client:
+    server = find_server(state, url, run_dir)
+    with SwarmClient(server.url, server.token, retries=_RETRIES) as client:
         client.preflight()
-        click.echo(f"waiting for a batch: run your clients against {settings.url}", err=True)
+        click.echo(f"waiting for a batch: run your clients against {server.url}", err=True)
         report = _report(client, wait)
     click.echo(report.model_dump_json() if as_json else table(report))
     if report.verdict == "fail":

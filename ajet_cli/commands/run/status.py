@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 from rich.live import Live
@@ -12,7 +13,8 @@ from rich.text import Text
 
 from agentjet.client import SwarmClient
 from ajet_cli.output import table_console
-from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_cli.servers import find_server, server_options
+from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.protocol import (
     Evaluation,
     Finding,
@@ -25,6 +27,8 @@ from ajet_core.protocol import (
 
 _RETRIES = 1
 _ABORTED = "aborted_"
+# What shows whether a run learns.
+_FIRST = ("reward_mean", "loss", "entropy", "kl", "update_kl")
 _TIMELINE_NOTES = {
     "calls_drifted": "answers would have changed through text (kept as sampled)",
     "calls_echoed_otherwise": "answers came back in another form (kept as sampled)",
@@ -46,7 +50,7 @@ _TIMELINE_METRICS = (
 
 
 @click.command()
-@click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
+@server_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", is_flag=True, help="Keep refreshing until interrupted.")
 @click.option(
@@ -56,15 +60,21 @@ _TIMELINE_METRICS = (
 @config_option
 @pass_state
 def status(
-    state: CliState, url: str | None, as_json: bool, watch: bool, interval: float, *, checks: bool
+    state: CliState,
+    run_dir: Path | None,
+    url: str | None,
+    *,
+    as_json: bool,
+    watch: bool,
+    interval: float,
+    checks: bool,
 ) -> None:
-    """Show the status of a swarm server."""
+    """Show the status of a swarm server: that of RUN_DIR, or of --url."""
     if as_json and watch:
         raise click.UsageError("--json and --watch cannot be combined")
-    settings = state.settings(set_flags("client", url=url)).client
-    token = settings.token.get_secret_value() if settings.token else None
+    server = find_server(state, url, run_dir)
     # Few retries, so that the user learns quickly that the server is away.
-    with SwarmClient(settings.url, token, retries=_RETRIES) as client:
+    with SwarmClient(server.url, server.token, retries=_RETRIES) as client:
         if as_json:
             click.echo(client.status().model_dump_json())
         elif not watch:
@@ -165,7 +175,8 @@ def _last_step(status: ServerStatus) -> Iterator[_Row]:
         return
     rest = dict(step.metrics)
     timelines = _timelines(rest, step.plan)
-    yield "last step", ", ".join(f"{key} {value:.4g}" for key, value in sorted(rest.items())), ""
+    names = [*(name for name in _FIRST if name in rest), *sorted(rest.keys() - set(_FIRST))]
+    yield "last step", ", ".join(f"{name} {rest[name]:.4g}" for name in names), ""
     if timelines:
         yield "timelines", timelines, ""
     shown = {finding.message for finding in status.findings}

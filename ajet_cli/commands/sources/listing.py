@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ajet_cli.output import table_console
 from ajet_cli.state import CliState, config_option, pass_state
-from ajet_core.plugin.targets import did_you_mean
+from ajet_core.alike import did_you_mean
 from ajet_sources.catalogue import CatalogueEntry, catalogue
 
 _COLUMNS = ("source", "tasks from", "licence", "size", "offline", "reward", "train")

@@ -42,7 +42,8 @@ def make_renderer(model: ModelConfig, directory: Path, *, words: bool = True) ->
         known = renderer_names()
     except ImportError as error:
         raise ConfigError(
-            f"the gateway requires the package renderers ({error}): pip install 'agentjet[server]'"
+            f"the gateway requires the package renderers ({error}): "
+            "pip install 'agentjet[server]>=0.1'"
         ) from error
     if model.renderer not in known:
         raise ConfigError(

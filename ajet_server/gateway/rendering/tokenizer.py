@@ -172,7 +172,7 @@ def load_tokenizer(
         from tokenizers import Tokenizer
     except ImportError as error:
         raise ConfigError(
-            "the gateway requires the package tokenizers: pip install 'agentjet[server]'"
+            "the gateway requires the package tokenizers: pip install 'agentjet[server]>=0.1'"
         ) from error
     try:
         backend = Tokenizer.from_file(str(path))

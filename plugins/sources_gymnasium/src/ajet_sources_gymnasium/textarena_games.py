@@ -55,7 +55,7 @@ class TextArenaSource(TurnSource[TextArenaSettings]):
             from textarena.envs.registration import ENV_REGISTRY
         except ImportError as error:
             raise ConfigError(
-                'TextArena is not installed: pip install "agentjet[textarena]"', param="source"
+                'TextArena is not installed: pip install "agentjet[textarena]>=0.1"', param="source"
             ) from error
         if self.argument not in ENV_REGISTRY:
             alike = get_close_matches(self.argument, sorted(ENV_REGISTRY), n=1)
