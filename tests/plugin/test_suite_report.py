@@ -112,18 +112,24 @@ def test_tests_that_were_skipped_overridden_removed_or_deselected_are_listed(
 ) -> None:
     deselected = ["--deselect", "test_it.py::TestFailing::test_examples_have_their_rewards"]
     assert report(run(tmp_path, EMPTIED, "-q", *deselected, *options)) == [
-        "test_it.py::TestEmptied (JudgeSuite): 1 of the suite's 5 functions ran; "
-        "the class ran 8 of its 10 cases",
+        (
+            "test_it.py::TestEmptied (JudgeSuite): 1 of the suite's 5 functions ran; "
+            "the class ran 8 of its 10 cases"
+        ),
         "  test_episodes_at_the_same_time_do_not_disturb_each_other: skipped: it keeps a file open",
         "  test_examples_have_their_rewards: overridden by TestEmptied",
         "  test_tasks_stay_as_they_are: removed by TestEmptied",
         "  test_the_same_result_has_the_same_reward: skipped without a reason",
-        "test_it.py::TestFailing (JudgeSuite): 3 of the suite's 5 functions ran; "
-        "the class ran 8 of its 10 cases",
+        (
+            "test_it.py::TestFailing (JudgeSuite): 3 of the suite's 5 functions ran; "
+            "the class ran 8 of its 10 cases"
+        ),
         "  test_examples_have_their_rewards: deselected, or pytest stopped before it",
         "  test_tasks_stay_as_they_are: expected to fail: known",
-        "test_it.py::TestSkipping (JudgeSuite): 0 of the suite's 5 functions ran; "
-        "the class ran 0 of its 10 cases",
+        (
+            "test_it.py::TestSkipping (JudgeSuite): 0 of the suite's 5 functions ran; "
+            "the class ran 0 of its 10 cases"
+        ),
         "  test_episodes_at_the_same_time_do_not_disturb_each_other: skipped: no judge",
         "  test_examples_have_their_rewards: skipped: no judge",
         "  test_tasks_stay_as_they_are: skipped: no judge",
