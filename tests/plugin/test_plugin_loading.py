@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import re
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from ajet_core.errors import PluginApiError, PluginLoadError, UnknownComponentError
-from ajet_core.plugin import HOOK_API, PluginInfo, PluginManager
+from ajet_core.plugin import HOOK_API, PluginInfo, PluginManager, spec
 from ajet_core.plugin.loading import HOOK_NAMES
 from ajet_core.protocol import StepSummary
+from ajet_installation import hooks
 from tests.support.sites import Site
 
+ROOT = Path(__file__).resolve().parents[2]
 ONE_ENGINE = """
 @hookimpl
 def ajet_register_engines():
@@ -271,3 +276,14 @@ def test_a_misspelled_component_is_answered_with_the_right_name(site: Site) -> N
         UnknownComponentError, match=r"engine 'quik'; known: .*\(did you mean 'quick'\?\)"
     ):
         PluginManager().engine("quik")
+
+
+def test_the_embedded_plugin_declares_the_hook_api_that_its_hooks_need() -> None:
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (declared,) = document["project"]["entry-points"]["agentjet.hook_api"]
+    since = [
+        re.findall(r"versionadded:: ([\d.]+)", getattr(spec, name).__doc__)[0]
+        for name in vars(hooks)
+        if name.startswith("ajet_")
+    ]
+    assert declared == max(since, key=lambda text: tuple(map(int, text.split("."))))
