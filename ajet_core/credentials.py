@@ -32,10 +32,7 @@ class ServerTokens:
 
 
 def state_dir(root: Path | None = None) -> Path:
-    """Return the directory of token files: ``$XDG_STATE_HOME/agentjet/servers`` or the default.
-
-    :param root: replaces ``$XDG_STATE_HOME``.
-    """
+    """Return the directory of token files, in `root` or ``$XDG_STATE_HOME`` or the default."""
     if root is None:
         home = os.environ.get("XDG_STATE_HOME")
         root = Path(home) if home else Path.home() / ".local/state"
@@ -58,10 +55,7 @@ def withdraw_local(port: int) -> None:
 
 
 def find_local(url: str, directory: Path | None = None) -> ServerTokens | None:
-    """Return the tokens of the server at `url`, if it is local and belongs to this user.
-
-    :param directory: of the token files; by default `state_dir`.
-    """
+    """Return the tokens of a local server of this user; `directory` replaces `state_dir`."""
     parts = urlsplit(url)
     if parts.hostname not in LOOPBACK_HOSTS:
         return None

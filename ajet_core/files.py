@@ -122,10 +122,8 @@ def lock_file(path: Path) -> int:
 
     :param path: the lock file. It is never removed, because that would race with the next process.
     :return: a descriptor that holds the lock while it is open.
-    :raises BlockingIOError: another process holds the lock, or this one does. The message is only
-        the id of that process, or "unknown": raise an error that says what the lock protects and
-        what to do, such as a `StoreError`.
-    :raises OSError: the file cannot be created.
+    :raises BlockingIOError: a process holds the lock, or this one does. The message is only its id,
+        or "unknown": raise an error that says what the lock protects, such as a `StoreError`.
     """
     import fcntl  # missing on Windows, where only clients run
 

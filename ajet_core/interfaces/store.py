@@ -214,7 +214,8 @@ class SampleStore(Generic[SettingsT_co], ABC):
     derives `EpisodeRecord.batch_id`. A `StepRecord` has the scores of the calls that were trained.
 
     Methods run in the server's event loop and must not block it. Each may raise
-    `StoreUnavailableError` if a later attempt may succeed: the server repeats it.
+    `StoreUnavailableError` if a later attempt may succeed: the server repeats it. Readers that
+    return records raise `DamagedRecordError` for one that cannot be read, and leave none out.
     """
 
     def __init__(self, settings: SettingsT_co, context: WorkerContext) -> None:
@@ -225,11 +226,10 @@ class SampleStore(Generic[SettingsT_co], ABC):
     async def open(self, *, read_only: bool = False) -> None:
         """Open the store in `context.run_dir`, or create it.
 
-        One process may have a store open for writing and, with other objects, for reading.
+        A process may have a store open for writing and, with other objects, for reading.
 
         :param read_only: do not create or change the store, nor take the lock of its writer: a
-            server may be writing to it. It may register as a reader, such as in a lock file or in a
-            write-ahead log, if this neither delays nor refuses the writer.
+            server may be writing to it. It may register as a reader if that never delays the writer.
         :raises StoreError: another process writes to it, it is unusable, or missing and read-only.
         """
 
@@ -285,32 +285,22 @@ class SampleStore(Generic[SettingsT_co], ABC):
 
     @abstractmethod
     async def calls(self, episode_ids: Sequence[str]) -> dict[str, list[Call]]:
-        """Return the calls of episodes, ordered by `Call.index`; unknown ids have empty lists.
-
-        :raises DamagedRecordError: a call of these episodes cannot be read; no call is left out.
-        """
+        """Return the calls of episodes, ordered by `Call.index`; unknown ids have empty lists."""
 
     @abstractmethod
     async def scores(self, episode_id: str) -> dict[str, CallScore]:
-        """Return the latest score of each trained call of an episode, by call id.
-
-        :raises DamagedRecordError: one of the scores cannot be read.
-        """
+        """Return the latest score of each trained call of an episode, by call id."""
 
     @abstractmethod
     async def batches(self, *, after_step: int, refused: bool = False) -> list[BatchRecord]:
         """Return batches for steps after `after_step`, ordered by step.
 
         :param refused: return refused batches instead of those to train.
-        :raises DamagedRecordError: one of the batches cannot be read.
         """
 
     @abstractmethod
     async def steps(self) -> list[StepRecord]:
-        """Return all finished steps, in order, without their scores.
-
-        :raises DamagedRecordError: one of the steps cannot be read.
-        """
+        """Return all finished steps, in order, without their scores."""
 
     async def call_totals(self) -> CallTotals:
         """Return totals over all calls; requested for each status.

@@ -75,10 +75,10 @@ def attributes_size(attributes: Attributes) -> int:
     for _, value in attributes:
         if isinstance(value, str):
             size += sys.getsizeof(value)
-        elif isinstance(value, int | float):
-            size += _NUMBER
-        else:
+        elif isinstance(value, tuple | list):
             size += sum(map(sys.getsizeof, value))
+        else:
+            size += _NUMBER
     return size
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from ajet_cli.hints import with_hints
 from ajet_core.protocol import RunConfig
 
 
 def refused(**sections: Any) -> ValidationError:
     with pytest.raises(ValidationError) as error:
         RunConfig.model_validate({"model": {"path": "/m"}, **sections})
-    return error.value
+    return with_hints(error.value, RunConfig)
 
 
 @pytest.mark.parametrize(
