@@ -416,7 +416,7 @@ def test_a_command_of_a_plugin_that_is_not_installed_says_how_to_install_it(
     result = ajet("nonsense")
     assert result.exit_code == 2
     assert "No such command 'nonsense'. Install its plugin: pip install" in result.stderr
-    assert "'agentjet[nonsense]'" in result.stderr
+    assert "'agentjet[nonsense]>=0.1'" in result.stderr
 
 
 def test_plugins_lists_the_embedded_components() -> None:

@@ -214,8 +214,8 @@ async def test_waiting_for_a_step_ends_in_time_and_says_what_for_meanwhile(
         await make(script).call("wait_for_step", 4, timeout=90)
     (told,) = caplog.records
     assert told.getMessage() == (
-        "wait_for_step(4) has waited 60 s: the server is PAUSED at step 3: the rewards fell (`ajet "
-        "status` shows it to the operator, and `ajet resume` continues the run)"
+        "wait_for_step(4) has waited 60 s: the server is PAUSED at step 3: the rewards fell. "
+        "Once that is fixed, run `ajet resume --url http://swarm.test`"
     )
     assert clock.now <= 90
 

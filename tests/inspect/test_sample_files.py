@@ -51,7 +51,7 @@ def test_parquet_without_its_package_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install 'agentjet\[export\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'agentjet\[export\]>=0.1'"):
         open_writer(tmp_path / "rows", "parquet", ROW_TYPE)
 
 

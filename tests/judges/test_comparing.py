@@ -234,9 +234,9 @@ def test_a_missing_package_aborts_with_the_command(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "path", [str(Path(os.__file__).parent)])
     monkeypatch.setattr(bounded, "_ISOLATED", ("-S",))
     try:
-        with pytest.raises(JudgeFailedError, match=r"needs pip install 'agentjet\[judges\]'"):
+        with pytest.raises(JudgeFailedError, match=r"needs pip install 'agentjet\[judges\]>=0.1'"):
             checks.run("symbolic", 1, expected="1", text="1", digits=6)
-        with pytest.raises(JudgeFailedError, match=r"needs pip install 'agentjet\[judges\]'"):
+        with pytest.raises(JudgeFailedError, match=r"needs pip install 'agentjet\[judges\]>=0.1'"):
             checks.run("json_schema", 1, schema=True, text="1", partial=False)
     finally:
         checks.close()

@@ -245,5 +245,5 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="scorer"):
         load_judge("autoevals")
     monkeypatch.setitem(sys.modules, "autoevals", None)
-    with pytest.raises(ConfigError, match=r"needs pip install 'agentjet\[judges\]'"):
+    with pytest.raises(ConfigError, match=r"needs pip install 'agentjet\[judges\]>=0.1'"):
         load_judge("autoevals", {"scorer": "Factuality"})

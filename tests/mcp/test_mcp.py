@@ -415,5 +415,5 @@ async def test_settings_that_cannot_work_are_refused(
             async with servers.tools(env={name: {"A": "b"}}):
                 pass
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'agentjet\[mcp\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'agentjet\[mcp\]>=0.1'"):
         McpServers(stdio())

@@ -94,7 +94,7 @@ def test_a_missing_backend_names_the_extra_of_agentjet(site: Site) -> None:
         "    return [StoreSpec(name='t9', target='torch9_engine:Store')]",
     )
     manager = PluginManager()
-    with pytest.raises(PluginLoadError, match=r"pip install 'agentjet\[torch\]'"):
+    with pytest.raises(PluginLoadError, match=r"pip install 'agentjet\[torch\]>=0.1'"):
         manager.load_target(manager.store("t9"))
 
 

@@ -38,7 +38,7 @@ def test_a_server_without_the_extra_does_not_start(monkeypatch: pytest.MonkeyPat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry.proto.logs.v1.logs_pb2", None)
     settings = Settings(telemetry=TelemetrySettings(enabled=True))
-    with pytest.raises(ConfigError, match=r"pip install 'agentjet\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'agentjet\[otel\]>=0.1'"):
         telemetry_of(settings, "server")
 
 

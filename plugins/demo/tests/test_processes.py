@@ -165,7 +165,7 @@ def test_a_finished_run_shows_its_summary_again(tmp_path: Path, packages: None) 
 
 def test_missing_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orchestrate, "NEEDED", ("json", "no_such_package"))
-    with pytest.raises(ConfigError, match=r"no_such_package.*pip install 'agentjet\[demo\]'"):
+    with pytest.raises(ConfigError, match=r"no_such_package.*pip install 'agentjet\[demo\]>=0.1'"):
         run_demo(DemoOptions(run_dir=tmp_path / "demo"), Console(quiet=True))
     assert not (tmp_path / "demo").exists()
 
