@@ -229,7 +229,7 @@ class SampleStore(Generic[SettingsT_co], ABC):
         A process may have a store open for writing and, with other objects, for reading.
 
         :param read_only: do not create or change the store, nor take the lock of its writer: a
-            server may be writing to it. It may register as a reader if that never delays the writer.
+            server may be writing to it. It may register as a reader if that delays no writer.
         :raises StoreError: another process writes to it, it is unusable, or missing and read-only.
         """
 

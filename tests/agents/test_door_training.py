@@ -54,7 +54,8 @@ def test_without_torch_the_line_that_installs_it_is_named(
     elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door_training, "_BACKEND", "no_such_backend")
-    with pytest.raises(pytest.skip.Exception, match=r"pip install 'agentjet\[testing,torch\]>=0.1'"):
+    install = r"pip install 'agentjet\[testing,torch\]>=0.1'"
+    with pytest.raises(pytest.skip.Exception, match=install):
         door_training.learning_python()
 
 

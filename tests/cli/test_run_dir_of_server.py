@@ -12,8 +12,10 @@ from click.testing import CliRunner, Result
 
 from ajet_cli.commands.run.status import _last_step
 from ajet_cli.main import cli
-from ajet_core.protocol import ServerStatus, StepSummary
+from ajet_core.protocol import ServerStatus
 from ajet_testing.servers import TOKENS, Running
+
+ROOT = Path(__file__).resolve().parents[2]
 
 NOWHERE = {"AJET_URL": "http://127.0.0.1:9", "AJET_TOKEN": None}
 
@@ -67,13 +69,13 @@ async def test_a_directory_without_a_server_is_refused(tmp_path: Path, *, exists
 
 
 def test_what_shows_whether_a_run_learns_comes_first() -> None:
-    step = StepSummary.model_construct(
-        metrics={"advantage_mean": 0.5, "entropy": 1.0, "loss": 2.0, "reward_mean": 0.25},
-        plan="",
-        findings=[],
-        forks=[],
-    )
-    ((_, text, _),) = _last_step(ServerStatus.model_construct(last_step=step, findings=[]))
+    golden = ROOT / "tests/protocol/golden/ServerStatus.json"
+    status = ServerStatus.model_validate_json(golden.read_text(encoding="utf-8"))
+    assert status.last_step is not None
+    metrics = {"advantage_mean": 0.5, "entropy": 1.0, "loss": 2.0, "reward_mean": 0.25}
+    step = status.last_step.model_copy(update={"metrics": metrics, "findings": []})
+    status = status.model_copy(update={"last_step": step, "findings": []})
+    ((_, text, _), *_) = _last_step(status)
     assert text == "reward_mean 0.25, loss 2, entropy 1, advantage_mean 0.5"
 
 
