@@ -64,7 +64,10 @@ def _activity(status: ServerStatus, now: float) -> str:
         return f"is training step {training}; the next batch has {filled}"
     if (idle := next((f for f in status.findings if f.code == "no_client"), None)) is not None:
         since = datetime.fromtimestamp(now - idle.seconds, UTC)
-        return f"waits for a client since {since:%Y-%m-%d %H:%M} UTC; the next batch has {filled}"
+        return (
+            f"waits for a client since {since:%Y-%m-%d %H:%M} UTC; "
+            f"the batch of step {status.step + 1} has {filled}"
+        )
     return (
         f"is filling the batch of step {status.step + 1}: {filled} are ready and "
         f"{_count(batch.open_episodes, 'episode')} open"
