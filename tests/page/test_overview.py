@@ -44,7 +44,7 @@ _IDLE = ServerStatus(
             {"findings": [Finding(code="no_client", message="", seconds=65.0, stuck=True)]},
             (
                 "Run cats waits for a client since 1970-01-01 00:58 UTC; "
-                "the next batch has 3 of 8 tasks."
+                "the batch of step 5 has 3 of 8 tasks."
             ),
         ),
         ({"batch": None, "step": 1}, "Run cats has been trained for 1 step."),
