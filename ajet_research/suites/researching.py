@@ -214,13 +214,16 @@ def _cases(seed: int) -> Iterator[_Case]:
         "killed": (lambda _: EndpointReply(refused), _DyingResearcher),
     }
     # Two to four requests fit.
-    tokens = {"proposal": 60_000 + 1_700 * seed, "interpretation": 20_000 + 700 * seed}
+    tokens: dict[Purpose, int] = {
+        "proposal": 60_000 + 1_700 * seed,
+        "interpretation": 20_000 + 700 * seed,
+    }
     for name, (script, kind) in scripts.items():
         for purpose, most in tokens.items():
             limits = ResearcherLimits(tokens=most)
-            yield _Case(f"{name}, tokens", purpose, script, limits, kind)  # type: ignore[arg-type]
+            yield _Case(f"{name}, tokens", purpose, script, limits, kind)
             money = ResearcherLimits(money=most * 1.1 / 1e6)
-            yield _Case(f"{name}, money", purpose, script, money, kind)  # type: ignore[arg-type]
+            yield _Case(f"{name}, money", purpose, script, money, kind)
 
 
 def _spend(case: _Case, place: Path, original: Path, url: str) -> list[str]:

@@ -196,11 +196,12 @@ def _checked(state: CliState, kind: str, name: str) -> str:
     if extras_with(f"{CORE_DISTRIBUTION}-{normal}"):
         raise ConfigError(f"agentjet has a package of the name {short!r}: choose another one")
     taken = short if kind == "command" and short in RESERVED_COMMANDS else ""
-    for its in state.plugins.names(kind) if kind in BY_NAME else ():
-        # leave-one-out beside leave_one_out would mislead users.
-        if canonicalize_name(its) == normal:
-            component = state.plugins.component(kind, its)  # type: ignore[arg-type]
-            taken = its if state.plugins.owner(component) == CORE_DISTRIBUTION else taken
+    if kind in BY_NAME:
+        for its in state.plugins.names(kind):
+            # leave-one-out beside leave_one_out would mislead users.
+            if canonicalize_name(its) == normal:
+                component = state.plugins.component(kind, its)
+                taken = its if state.plugins.owner(component) == CORE_DISTRIBUTION else taken
     if taken:
         raise ConfigError(f"agentjet has the {kind} {taken!r} already: choose another name")
     return short
