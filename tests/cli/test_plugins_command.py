@@ -195,7 +195,7 @@ def test_a_component_that_cannot_be_used_is_found_with_the_reason(
     ((state, detail),) = checks.values()
     assert (status, state) == (1, "wrong")
     assert reason in detail
-    assert reason in " ".join(ajet("plugins", "--check").stdout.split())
+    assert reason in " ".join(ajet("plugins", "--check", "box").stdout.split())
 
 
 @pytest.mark.parametrize("options", [{"hook_api": ("9.0",)}, {}], ids=["hook API", "hooks"])
