@@ -147,7 +147,7 @@ def check_settings(
             path = ".".join([prefix, *map(str, detail["loc"])])
             paths.append(path)
             unknown = detail["type"] == "extra_forbidden"
-            alike = did_you_mean(str(detail["loc"][-1]), settings_type.model_fields)
+            alike = did_you_mean(path.split(".")[-1], settings_type.model_fields)
             problems.append(f"{path}: {f'unknown key{alike}' if unknown else detail['msg']}")
         raise ConfigError(
             f"settings of {kind.name} {spec.name!r}: {'; '.join(problems)} (known keys: {known})",

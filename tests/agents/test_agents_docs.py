@@ -120,7 +120,7 @@ def test_the_example_of_an_adapter_passes_the_suite(tmp_path: Path) -> None:
     variables = install(tmp_path)
     (tmp_path / "ajet.toml").write_text("[agents.boxes]\nmax_turns = 5\n")
     checked = run(tmp_path, variables, "ajet_cli.main", "plugins", "--check", "boxes")
-    assert re.search(r"agent:boxes +agents of the framework boxes +created", checked)
+    assert re.search(r"created +agent:boxes +agents of the framework boxes", checked)
     output = run(tmp_path, variables, "pytest", "-p", "ajet_testing.conformance", "test_boxes.py")
     asynchronous = "skipped: this framework is asynchronous"
     listed = [line.strip() for line in output.splitlines() if line.startswith("  test_")]

@@ -58,6 +58,6 @@ def test_an_adapter_that_cannot_prepare_its_framework_fails_every_test_at_once(
 ) -> None:
     prepare = f"def prepare(self):\n    {fault}\n\nplain.PlainAdapter.prepare = prepare"
     names, output = failed(tmp_path, prepare)
-    assert len(names) == 14
+    assert len(names) == 15
     assert "Timeout" not in output
     assert "the agent adapter 'plain' of plugin 'plain' (distribution plain 0) failed" in output

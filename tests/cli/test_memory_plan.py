@@ -315,6 +315,7 @@ def test_what_is_missing_is_named(given: list[str], said: str) -> None:
 
 
 def test_settings_of_an_installed_component_are_checked(tmp_path: Path) -> None:
+    pytest.importorskip("ajet_engine_vllm")
     file = tmp_path / "run.toml"
     file.write_text(
         '[model]\npath = "m"\n[engine]\nname = "vllm"\n[engine.settings]\nreplica = 2\n'
