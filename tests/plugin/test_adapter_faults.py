@@ -344,7 +344,7 @@ def test_an_agent_of_a_known_framework_without_its_adapter_is_refused_with_the_p
     adapters = used(Adapters(PluginManager()))
     for agent in (kind(), mine()):
         for ask in (adapters.of, is_program):
-            with pytest.raises(ConfigError, match=rf"pip install 'agentjet\[{extra}\]'"):
+            with pytest.raises(ConfigError, match=rf"pip install 'agentjet\[{extra}\]>=0.1'"):
                 ask(agent)
 
 
