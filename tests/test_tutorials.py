@@ -20,8 +20,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "contrib" / "tutorials"
 TUTORIALS = sorted(path.name for path in LIBRARY.iterdir() if path.is_dir())
-SHORT = ("01-first-agent",)
-"""Those that each change is tested with; the others run once a day."""
 CPU_SECONDS = 240
 """A program that needs more cannot end in two minutes on two cores."""
 RISE = 0.1
@@ -116,13 +114,8 @@ def test_one_came_out_with_a_curve_and_what_it_printed(name: str) -> None:
 
 @pytest.mark.torch
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in SHORT else pytest.param(name, marks=pytest.mark.nightly)
-        for name in TUTORIALS
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", TUTORIALS)
 def test_one_runs_and_its_curve_rises(name: str, tmp_path: Path) -> None:
     """It prints the same kinds of lines as are committed, with other numbers."""
     pytest.importorskip("ajet_backend_torch")

@@ -117,6 +117,7 @@ def rewards(project: Path, *arguments: str) -> list[float]:
 
 @pytest.mark.torch
 @pytest.mark.processes
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_its_program_trains_and_continues() -> None:
     project = new_agent()

@@ -84,7 +84,7 @@ def test_settings_of_training_can_be_changed(change: str, value: object) -> None
         ("model.path=other", "other settings do not change"),
         ("algorithm.clip_high", "expected PATH=VALUE"),
         ("algorithm.clip_high=-1", "algorithm.clip_high: Input should be greater than 0"),
-        ("algorithm.nothing=1", "algorithm.nothing: Extra inputs are not permitted"),
+        ("algorithm.nothing=1", "algorithm.nothing: unknown setting; known here: advantage"),
         ("algorithm.clip_high.low=1", "there is no setting algorithm.clip_high.low"),
         ("algorithm.importance_cap=3", "has no effect"),
     ],

@@ -466,7 +466,7 @@ def test_a_trial_continues_inside_its_run_when_its_server_or_its_worker_is_kille
     assert max(trained.count(task) for task in set(trained)) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(1200)
 def test_a_study_of_real_servers_verifies_from_their_stores(tmp_path: Path, scripted: None) -> None:

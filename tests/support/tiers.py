@@ -113,6 +113,9 @@ def _refusal(offences: list[str]) -> BaseException:
 
 _guard = Guard()
 
+COLLECTED = pytest.StashKey[dict[str, list[str]]]()
+"""The markers of each test that this session has collected, also of those it does not select."""
+
 
 def tier_of(markers: set[str], fixtures: set[str]) -> str:
     """The tier of a test with these markers and fixtures."""
@@ -144,8 +147,9 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Audit hooks stay as long as the process."""
+    config.stash[COLLECTED] = {}
     # Starts a process when it is first asked for, by the SDK of OpenAI for example.
     platform.processor()
     sys.addaudithook(_guard.audit)
@@ -160,6 +164,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("every_python")
     if tier == "unit" and item.nodeid.startswith(FILES):
         item.add_marker("files")
+    item.config.stash[COLLECTED][item.nodeid] = [mark.name for mark in item.iter_markers()]
 
 
 @pytest.hookimpl(wrapper=True)
