@@ -94,6 +94,9 @@ test-agents: setup  ## Run the tests of agent adapters and recipes, each with it
 test-nightly: backends  ## Run what takes minutes and of which the other commands run a part (options: ARGS="...")
 	HYPOTHESIS_PROFILE=thorough AJET_SCHEMATHESIS_CASES=3000 $(BIN)/python -m pytest -o timeout=0 -m "nightly and not pairs" $(ARGS) tests
 	$(BIN)/python -m pytest -o timeout=0 -m nightly plugins/demo/tests
+	$(BIN)/python -m pytest -o timeout=0 -m nightly plugins/backend_torch/tests
+	@# Continuous integration runs some of these, and not that programs learn.
+	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_AGENTS)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(ARGS) tests/security/test_hostile_tenants.py
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_NIGHTLY)
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e trl,verl,vllm,sglang -- -m nightly

@@ -141,7 +141,7 @@ def shared_client(http_client: Any = None) -> AsyncOpenAI:
         except RuntimeError as error:
             raise ConfigError(
                 "playing a world requires aiohttp, which is not installed: pip install "
-                "'agentjet[demo]'"
+                "'agentjet[demo]>=0.1'"
             ) from error
     # Placeholders that never reach the network: each episode sets its base URL and key.
     return openai.AsyncOpenAI(

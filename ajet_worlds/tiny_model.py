@@ -171,7 +171,7 @@ def _require_packages() -> None:
     except ImportError as error:
         raise ConfigError(
             f"creating a tiny model requires {error.name}, which is not installed: pip "
-            "install 'agentjet[demo]'"
+            "install 'agentjet[demo]>=0.1'"
         ) from error
     del renderers, tokenizers, torch, transformers
 

@@ -178,7 +178,7 @@ class Storage:
         except ImportError as error:
             raise ConfigError(
                 "the weight channel delta requires fsspec, which is not installed: pip install "
-                "'agentjet[delta]'",
+                "'agentjet[delta]>=0.1'",
                 param="weight_channel",
             ) from error
         protocol = fsspec.core.split_protocol(url)[0]

@@ -335,7 +335,7 @@ def _zstd() -> Any:
 
         raise ConfigError(
             "the weight channel delta requires backports.zstd, which is not installed: pip install "
-            "'agentjet[delta]'",
+            "'agentjet[delta]>=0.1'",
             param="weight_channel",
         ) from error
     return zstd

@@ -26,6 +26,7 @@ from ajet_core.timeline import CostModel
 COSTS = CostModel(per_pass=2e-3, per_token=1e-5, per_pair=0.0, per_gathered=1e-7)
 
 
+@pytest.mark.nightly
 def test_peft_is_imported_by_runs_with_adapters_only(model_dir, tmp_path):
     code = (
         "import sys; from pathlib import Path\n"

@@ -163,6 +163,7 @@ async def test_calls_go_on_through_weights_and_a_killed_engine_exactly(versions,
     assert all(set(answer.versions) == {0, 1, 2} for answer in calls.answers)
 
 
+@pytest.mark.nightly
 async def test_a_killed_engine_does_not_break_what_a_grammar_holds(versions, tmp_path):
     """The next one goes on in the middle of the JSON."""
     for path in versions:

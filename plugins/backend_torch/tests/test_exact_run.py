@@ -120,6 +120,7 @@ async def whole_run(directory: Path, order: int, *, killed: bool) -> Any:
         return await result(server)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_two_runs_of_one_seed_end_with_the_same_bits(tmp_path: Path) -> None:
     first = await whole_run(tmp_path / "first", 1, killed=False)

@@ -64,6 +64,7 @@ def test_a_real_shortage_is_known():
     assert is_out_of_memory(found.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the process's memory by Linux's means")
 def test_a_process_of_little_memory_gets_through(tmp_path):
     def step(name: str, *room: str) -> dict[str, float]:
@@ -80,14 +81,26 @@ def test_a_process_of_little_memory_gets_through(tmp_path):
         assert little[name] == pytest.approx(plenty[name], rel=1e-4)
 
 
-@pytest.mark.parametrize("shortage", SHORTAGES)
+# Each kind of shortage once: nothing but `is_out_of_memory` tells them apart.
 @pytest.mark.parametrize(
-    ("algorithm", "lora"),
+    ("algorithm", "lora", "shortage"),
     [
-        (AlgorithmConfig(learning_rate=1e-2), None),
-        (AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2, kl_coef=0.1), None),
-        (AlgorithmConfig(learning_rate=1e-2, minibatches=2), LoraConfig(rank=4, dropout=0.2)),
-        (AlgorithmConfig(learning_rate=1e-2, minibatches=2, importance="truncated"), None),
+        (AlgorithmConfig(learning_rate=1e-2), None, SHORTAGES[0]),
+        (
+            AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2, kl_coef=0.1),
+            None,
+            SHORTAGES[1],
+        ),
+        (
+            AlgorithmConfig(learning_rate=1e-2, minibatches=2),
+            LoraConfig(rank=4, dropout=0.2),
+            SHORTAGES[2],
+        ),
+        (
+            AlgorithmConfig(learning_rate=1e-2, minibatches=2, importance="truncated"),
+            None,
+            SHORTAGES[3],
+        ),
     ],
     ids=["one optimiser step", "four", "dropout", "truncated"],
 )

@@ -69,6 +69,7 @@ def test_all_steps_are_trained_again_to_the_same_bits(run_dir: Path) -> None:
     assert files(run_dir) == before
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_each_step_is_trained_with_the_settings_of_its_time(tmp_path: Path) -> None:
     async def record() -> None:
@@ -132,6 +133,7 @@ def test_a_changed_setting_is_compared_with_the_record(run_dir: Path) -> None:
         assert any(one["moves"][0] != one["moves"][1] for one in row["episodes"])
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_change_without_effect_changes_nothing(run_dir: Path) -> None:
     result = replay("retrain", run_dir, "--set", "algorithm.importance=ratio", "--json")
@@ -142,6 +144,7 @@ def test_a_change_without_effect_changes_nothing(run_dir: Path) -> None:
     assert all(before == after for before, after in row["metrics"].values())
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_pack_is_trained_again_without_its_run(run_dir: Path, tmp_path: Path) -> None:
     pack = tmp_path / "step.tar"

@@ -179,6 +179,7 @@ def test_the_gradient_is_that_of_the_likelihood(model: Path, dataset: Path, tmp_
         assert same.float().mean() > 0.98, name
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_an_ended_training_continues_to_the_same_weights(
     model: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -220,6 +221,7 @@ def test_two_at_once(model: Path, dataset: Path, tmp_path: Path) -> None:
     assert f"process {os.getpid()} is writing" in result.output
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_best_episodes_of_a_run_are_learnt(tmp_path: Path) -> None:
     rewards: list[float] = []

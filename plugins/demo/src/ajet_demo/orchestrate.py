@@ -118,7 +118,7 @@ def check_packages() -> None:
     if missing:
         raise ConfigError(
             f"the demo requires packages that are not installed ({', '.join(missing)}): pip "
-            "install 'agentjet[demo]'"
+            "install 'agentjet[demo]>=0.1'"
         )
 
 
