@@ -22,6 +22,7 @@ hf_logging.disable_progress_bar()
 # cover as well.
 NIGHTLY = (
     "never_served[half_loaded]",
+    "never_served[stale]",
     "never_served[swapped]",
     "test_a_model_that_does_not_fit_is_told_with_what_to_set",
     "test_a_server_that_comes_up_without_a_sender_waits_for_the_next_one",

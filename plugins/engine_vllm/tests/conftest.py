@@ -19,7 +19,12 @@ from ajet_testing.served_models import Models
 torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
 # A server starts again in each.
-NIGHTLY = ("never_served[half_loaded]", "never_served[swapped]")
+NIGHTLY = (
+    "never_served[half_loaded]",
+    "never_served[swapped]",
+    "test_a_model_that_fits_nowhere_is_told_with_what_to_set",
+    "test_a_server_that_comes_up_without_a_sender_waits_for_the_next_one",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
