@@ -60,7 +60,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    # The suite for agents takes half a minute.
+    [pytest.param(kind, marks=pytest.mark.nightly) if kind == "agent" else kind for kind in KINDS],
+)
 def test_a_new_plugin_works_as_it_is(kind: str, tmp_path: Path) -> None:
     project = new_project(kind, "our-own")
     site = tmp_path / "site"

@@ -19,7 +19,7 @@ FILE = "tests/server/test_advantages.py"
 std = Mutants("advantage", f"{FILE}::TestGroupStd")
 mean = Mutants("advantage", f"{FILE}::TestGroupMean")
 ALL = (std, mean)
-QUICK = ("groups_are_slices_of_the_batch", "a_single_episode_has_no_mean")
+QUICK = ("groups_are_slices_of_the_batch",)
 
 
 def estimates(by: Any) -> None:

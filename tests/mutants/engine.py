@@ -17,7 +17,7 @@ torch = Mutants(
     "engine", "plugins/backend_torch/tests/test_engine_suite.py::TestTorchEngine", torch=True
 )
 ALL = (scripted, torch)
-QUICK = ("tokens_have_the_version_of_the_request", "new_weights_end_a_pause")
+QUICK = ("tokens_have_the_version_of_the_request",)
 
 
 def chunks(engine: Any, change: Any) -> None:

@@ -30,7 +30,7 @@ from tests.mutants.planting import Mutants, around, put
 sqlite = Mutants("store", "tests/embedded/test_sqlite_store_suite.py::TestSqliteStore")
 jsonl = Mutants("store", "tests/embedded/test_jsonl_store_suite.py::TestJsonlStore")
 ALL = (sqlite, jsonl)
-QUICK = ("a_rewind_deletes_batches", "lines_stay_in_the_buffer_of_the_process")
+QUICK = ("a_rewind_deletes_batches",)
 
 
 @sqlite

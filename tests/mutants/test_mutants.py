@@ -1,7 +1,7 @@
 """Faults of plugins are caught by the suite of their kind, and by nothing else.
 
-Each mutation changes one thing of a component that passes its suite. For each change, two of every
-kind are run (`QUICK`); all others are nightly tests.
+Each mutation changes one thing of a component that passes its suite. For each change, one of every
+kind is run (`QUICK`); all others are nightly tests.
 """
 
 from __future__ import annotations

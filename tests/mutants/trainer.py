@@ -19,7 +19,7 @@ scripted = Mutants("trainer", "tests/embedded/test_scripted_trainer_suite.py::Te
 torch = Mutants("trainer", f"{TORCH}/test_trainer_suite.py::TestTorchTrainer", torch=True)
 loss = Mutants("trainer", f"{TORCH}/test_loss_suite.py::TestTorchLoss", torch=True)
 ALL = (scripted, torch, loss)
-QUICK = ("a_refused_step_counts", "a_damaged_checkpoint_is_loaded_in_part")
+QUICK = ("a_refused_step_counts",)
 
 
 def reports(trainer: Any, change: Any) -> None:

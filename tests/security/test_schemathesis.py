@@ -41,7 +41,7 @@ from tests.security.routes import DOCUMENT
 from tests.support.scripted_server import server_process
 
 CONTROL = "control-token-of-the-schemathesis-test"
-CASES = int(os.environ.get("AJET_SCHEMATHESIS_CASES", "300"))
+CASES = int(os.environ.get("AJET_SCHEMATHESIS_CASES", "150"))
 OPERATIONS = {
     (path, method): operation
     for path, operations in json.loads(DOCUMENT.read_text(encoding="utf-8"))["paths"].items()
