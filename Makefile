@@ -99,7 +99,7 @@ test-nightly: backends  ## Run what takes minutes and of which the other command
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_AGENTS)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(ARGS) tests/security/test_hostile_tenants.py
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_NIGHTLY)
-	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e trl,verl,vllm,sglang -- -m nightly
+	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e trl,verl,vllm,sglang -- -m "nightly or not nightly"
 
 lint: setup  ## Check style, format and words, and that generated files are up to date
 	$(BIN)/ruff check .
