@@ -15,5 +15,12 @@ CHARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 """Title, metrics and unit of each, as in the overview of the live page."""
 
-PHASES = ("rollout_seconds", "merge_seconds", "update_seconds", "sync_seconds")
-"""The metrics of the time by phase."""
+PHASES = (
+    "idle_seconds",
+    "rollout_seconds",
+    "merge_seconds",
+    "update_seconds",
+    "sync_seconds",
+    "other_seconds",
+)
+"""The parts of `step_seconds`."""

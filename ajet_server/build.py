@@ -105,6 +105,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         wall_clock=time.time,
     )
     board.listen(lambda _: spending.mark())
+    open_episodes.listen(spending.mark)
     parts = RunParts(
         settings=settings.server,
         store=store,

@@ -215,7 +215,7 @@ def run(
         "episodes_stale": total("episodes_stale"),
         "update_seconds": total("update_seconds") / steps,
         "update_share": total("update_seconds") / figures["seconds"],
-        "waited_share": total("rollout_seconds") / figures["seconds"],
+        "waited_share": (total("rollout_seconds") + total("idle_seconds")) / figures["seconds"],
     }
 
 

@@ -211,6 +211,7 @@ class OpenEpisodes:
         self._patience: dict[str, float] = {}
         # Clock time of the last claim, call or removal.
         self._moved_at = clock()
+        self._listeners: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[OpenEpisode]:
         return iter(list(self._open.values()))
@@ -227,6 +228,10 @@ class OpenEpisodes:
     def get(self, episode_id: str) -> OpenEpisode | None:
         """Return the open episode with this id, None if there is none."""
         return self._open.get(episode_id)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever the first episode has been opened or the last one closed."""
+        self._listeners.append(listener)
 
     def still(self, since: float) -> float:
         """Return the seconds since the last claim, call or end.
@@ -252,11 +257,19 @@ class OpenEpisodes:
         self._leases.add(episode.expires_at, episode_id)
         if (silent_at := self._silent_at(episode)) is not None:
             self._silences.add(silent_at, episode_id)
+        if len(self._open) == 1:
+            self._notify()
 
     def remove(self, episode_id: str) -> None:
         """Remove an episode that is over."""
         del self._open[episode_id]
         self._moved_at = self._clock()
+        if not self._open:
+            self._notify()
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def saw(self, episode: OpenEpisode) -> bool:
         """Record a sign of life, which renews the lease.

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.timeline import Call, MessageText
+from ajet_core.timeline import Call
+from ajet_server.gateway.cut_messages import CutMessage, cut_message
 from ajet_server.page.episode_rows import episode_row
 from ajet_server.page.models import Conversation, SaidCall, SaidMessage
 
@@ -53,32 +54,22 @@ def _call(call: Call, chars: int) -> SaidCall:
     return SaidCall(
         call_id=call.call_id,
         agent=call.agent,
-        messages=[_message(placed.text, chars) for placed in call.messages],
-        answer=None if call.answer is None else _message(call.answer, chars),
+        messages=[said_message(cut_message(placed.text, chars)) for placed in call.messages],
+        answer=None if call.answer is None else said_message(cut_message(call.answer, chars)),
         finish_reason=call.finish_reason,
         tokens=len(call.sampled_ids),
         at=call.created_at,
     )
 
 
-def _message(text: MessageText, chars: int) -> SaidMessage:
-    parts = [_cut(part, chars) for part in (text.content, text.reasoning, text.tool_calls)]
-    (content, _), (reasoning, _), (tool_calls, _) = parts
+def said_message(message: CutMessage) -> SaidMessage:
+    """Return a message as the page gets it."""
+    text = message.text
     return SaidMessage(
         role=text.role,
-        content=content,
-        reasoning=reasoning,
-        tool_calls=tool_calls,
-        name=text.name[:256],
-        cut=sum(cut for _, cut in parts),
+        content=text.content,
+        reasoning=text.reasoning,
+        tool_calls=text.tool_calls,
+        name=text.name,
+        cut=message.cut,
     )
-
-
-def _cut(text: str, chars: int) -> tuple[str, int]:
-    # JSON has no place for half of a surrogate pair, which agents may send.
-    text = text.encode("utf-8", "replace").decode()
-    cut = len(text) - chars
-    if cut <= 0:
-        return text, 0
-    half = chars // 2
-    return f"{text[:half]}\n[{cut} characters are left out]\n{text[-half:]}", cut

@@ -239,7 +239,7 @@ class Conversation(Message):
 
 
 class RunningText(Message):
-    """More of the answer of a running call.
+    """More of the answer of a running call, at first with its prompt.
 
     :param at: when the call began, in Unix seconds.
     :param tokens: number of tokens sampled so far.
@@ -247,6 +247,9 @@ class RunningText(Message):
     :param first: position of the token with which `text` begins. Tokens between those of the last
         event and this one are left out, and 0 begins the answer anew.
     :param text: what is new, with special tokens; a character may come only with a later token.
+    :param messages: in the first event that has the call, those of its prompt that do not repeat
+        the call that it continues; at most the last 50 and about 50,000 characters.
+    :param omitted: number of messages before them that are left out.
     """
 
     call_id: str
@@ -256,6 +259,8 @@ class RunningText(Message):
     version: int | None
     first: int
     text: str
+    messages: list[SaidMessage] = Field(default_factory=list)
+    omitted: int = 0
 
 
 class RunningTexts(Message):

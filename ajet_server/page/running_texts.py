@@ -6,6 +6,7 @@ from codecs import IncrementalDecoder, getincrementaldecoder
 from dataclasses import dataclass, field
 
 from ajet_server.gateway.running_calls import RunningCall, RunningSnapshot
+from ajet_server.page.conversation import said_message
 from ajet_server.page.models import RunningText, RunningTexts
 from ajet_server.page.token_texts import TokenTexts
 
@@ -62,4 +63,6 @@ class RunningReader:
             version=call.version,
             first=first,
             text=seen.decoder.decode(self._texts.bytes_of(ids)),
+            messages=[said_message(message) for message in call.messages],
+            omitted=call.omitted,
         )

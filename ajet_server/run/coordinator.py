@@ -34,13 +34,13 @@ from ajet_server.run.run_loop import GoBack, RunLoop
 from ajet_server.run.run_parts import RunParts
 from ajet_server.run.run_setup import ResolvedRun, check_same_run, resolve_run, stored_config
 from ajet_server.run.run_workers import RunWorkers
-from ajet_server.spending.meter import PAUSED
+from ajet_server.spending.meter import IDLE, PAUSED, ROLLOUT
 from ajet_server.store.checkpoints import CheckpointFolder
 from ajet_server.store.evaluation_counts import EvaluationCount
 
 _log = logging.getLogger("ajet.server")
 
-# In the other states, time passes in a phase that depends on whether a step is trained.
+# In the other states, the phase depends on whether a step is trained and episodes are open.
 _PHASES = {
     ServerState.BOOTING: "boot",
     ServerState.ROLLING_POST: "train",
@@ -312,13 +312,15 @@ class Coordinator:
     def phase(self) -> str | None:
         """Return in which phase time passes now; None while no run is active."""
         state = self._board.state
-        training = self._loop is not None and self._loop.training_step is not None
-        if state in {ServerState.ROLLING, ServerState.PAUSED}:
-            if training:
-                # The mode async: the state does not show the training.
-                return "overlap" if state is ServerState.ROLLING else "train"
-            return "rollout" if state is ServerState.ROLLING else PAUSED
-        return _PHASES.get(state)
+        if state not in {ServerState.ROLLING, ServerState.PAUSED}:
+            return _PHASES.get(state)
+        rolling = state is ServerState.ROLLING and len(self._parts.episodes.open) > 0
+        if self._loop is not None and self._loop.training_step is not None:
+            # The mode async: the state does not show the training.
+            return "overlap" if rolling else "train"
+        if state is ServerState.PAUSED:
+            return PAUSED
+        return ROLLOUT if rolling else IDLE
 
     def mixture_status(self) -> MixtureStatus:
         """Return the mixture, and how full the batch is.

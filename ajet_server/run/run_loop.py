@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import nullcontext
@@ -41,6 +42,7 @@ from ajet_server.run.sealing import SealWatch
 from ajet_server.run.step import StepClock, Stepped, train_step, trainer_alone
 from ajet_server.run.step_book import StepBook
 from ajet_server.run.supervision import Supervisor
+from ajet_server.spending.meter import IDLE, ROLLOUT
 from ajet_server.store.checkpoints import Checkpoint, CheckpointFolder, Position
 
 _log = logging.getLogger("ajet.server")
@@ -48,6 +50,14 @@ _log = logging.getLogger("ajet.server")
 
 # Failures that a new worker can fix; a worker with any unexpected failure counts as dead.
 _REPLACED = (WorkerError, EngineError, WeightsLostError)
+# The parts of a step's duration that are measured.
+_PARTS_OF_STEP = (
+    "idle_seconds",
+    "rollout_seconds",
+    "merge_seconds",
+    "update_seconds",
+    "sync_seconds",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +370,9 @@ class RunLoop:
             )
             if record is None:
                 return
+            phases = self._parts.spending.step_phases()
+            timing.rollout_seconds = phases.get(ROLLOUT, 0.0)
+            timing.idle_seconds = phases.get(IDLE, 0.0)
             self._train_step(self.step + 1)
             try:
                 # While lost steps are trained again, new episodes would be too old when trained.
@@ -568,7 +581,9 @@ class RunLoop:
         """Judge and record a step."""
         spending = self._parts.spending
         seconds = spending.step_seconds()
-        metrics = {**stepped.summary.metrics, "step_seconds": seconds}
+        metrics = dict(stepped.summary.metrics)
+        known = math.fsum(metrics.get(name, 0.0) for name in _PARTS_OF_STEP)
+        metrics |= {"step_seconds": seconds, "other_seconds": max(0.0, seconds - known)}
         timed = stepped.summary.model_copy(update={"metrics": metrics})
         summary, grave = self.health.stepped(timed, stepped.clients, stepped.faults)
         stepped = replace(stepped, summary=summary)

@@ -33,12 +33,16 @@ class StepClock:
 
     :ivar rolling_since: clock time at which the batch started to fill.
     :ivar engine: the engine's counters at that time.
+    :ivar rollout_seconds: while the batch filled, with an episode open.
+    :ivar idle_seconds: while the batch filled, with no episode open.
     :ivar trained: whether the trainer has trained the batch, so that the batch causes no failure
         after that.
     """
 
     rolling_since: float
     engine: EngineStats
+    rollout_seconds: float = 0.0
+    idle_seconds: float = 0.0
     trained: bool = False
 
 
@@ -119,7 +123,8 @@ async def train_step(
     measured = {
         **report.metrics,
         **prepared.summary.metrics,
-        "rollout_seconds": rolled - timing.rolling_since,
+        "rollout_seconds": timing.rollout_seconds,
+        "idle_seconds": timing.idle_seconds,
         "forward_seconds": engine_after.forward_seconds - timing.engine.forward_seconds,
         "merge_seconds": merged - rolled,
         "update_seconds": trained - merged,

@@ -24,14 +24,16 @@ from ajet_server.spending.time_left import WINDOW, time_left
 _log = logging.getLogger("ajet.server")
 
 PAUSED = "paused"
+ROLLOUT = "rollout"
+IDLE = "idle"
 # The kind of device under which the time of a phase itself is counted.
 _PHASE = ""
 _HOUR = 3600.0
 _MILLION = 1_000_000
 # Models that a finding names.
 _SHOWN = 3
-# Phases in which no step makes progress.
-_IDLE = frozenset({"boot", PAUSED})
+# Phases that do not count towards the duration of a step.
+_BETWEEN_STEPS = frozenset({"boot", PAUSED})
 
 
 class SpendingMeter:
@@ -69,7 +71,8 @@ class SpendingMeter:
         self._paid: dict[tuple[str, str], Paid] = {}
         self._chosen: tuple[BudgetConfig, BudgetConfig] | None = None
         self._steps: deque[float] = deque(maxlen=WINDOW)
-        self._working_at_step = 0.0
+        # By phase.
+        self._at_step: dict[str, float] = {}
         self._saving = asyncio.Lock()
         self._unwritten = False
 
@@ -84,7 +87,7 @@ class SpendingMeter:
         if not self._devices:
             self._devices = await devices_of_machine()
         self._phase, self._since = self._phase_now(), self._clock()
-        self._working_at_step = self._working_seconds
+        self._at_step = self._seconds()
 
     async def close(self) -> None:
         """Write the time until now, and close the record."""
@@ -148,25 +151,26 @@ class SpendingMeter:
     def begin_step(self) -> None:
         """Note that a step begins, or begins again."""
         self.mark()
-        self._working_at_step = self._working_seconds
+        self._at_step = self._seconds()
+
+    def step_phases(self) -> dict[str, float]:
+        """Return the seconds since `begin_step`, by phase."""
+        self.mark()
+        before = self._at_step
+        return {phase: value - before.get(phase, 0.0) for phase, value in self._seconds().items()}
 
     def step_seconds(self) -> float:
         """Return the time since `begin_step`, without pauses and starts of workers."""
-        self.mark()
-        return self._working_seconds - self._working_at_step
+        phases = self.step_phases()
+        return math.fsum(value for phase, value in phases.items() if phase not in _BETWEEN_STEPS)
 
     def stepped(self, seconds: float) -> None:
         """Note that a step has ended after so many seconds."""
         self._steps.append(seconds)
 
-    @property
-    def _working_seconds(self) -> float:
-        """The time of phases in which steps make progress."""
-        return math.fsum(
-            value
-            for (phase, kind), value in self._spent.items()
-            if kind == _PHASE and phase not in _IDLE
-        )
+    def _seconds(self) -> dict[str, float]:
+        """Return the time of each phase."""
+        return {phase: value for (phase, kind), value in self._spent.items() if kind == _PHASE}
 
     def budget(self, configured: BudgetConfig) -> BudgetConfig:
         """Return the budget in force: the configured one, or what was chosen in its place."""
@@ -201,21 +205,16 @@ class SpendingMeter:
         :param steps_left: None if the run has no last step.
         """
         self.mark()
-        seconds: dict[str, float] = {}
         hours: dict[str, float] = {}
         for (phase, kind), value in sorted(self._spent.items()):
-            if kind == _PHASE:
-                seconds[phase] = value
-            else:
+            if kind != _PHASE:
                 hours[phase] = hours.get(phase, 0.0) + value / _HOUR
         left = None
         if steps_left is not None:
-            left = time_left(
-                list(self._steps), steps_left, self._working_seconds - self._working_at_step
-            )
+            left = time_left(list(self._steps), steps_left, self.step_seconds())
         priced = all(kind in self._costs.device_hour for kind in self._devices)
         return Spending(
-            seconds=seconds,
+            seconds=dict(sorted(self._seconds().items())),
             devices=self._devices,
             device_hours=hours,
             device_usd=self._device_usd() if priced else None,
@@ -255,14 +254,8 @@ class SpendingMeter:
         return kinds + shown + more
 
     def _active_hours(self) -> float:
-        return (
-            math.fsum(
-                value
-                for (phase, kind), value in self._spent.items()
-                if kind == _PHASE and phase != PAUSED
-            )
-            / _HOUR
-        )
+        phases = self._seconds()
+        return math.fsum(value for phase, value in phases.items() if phase != PAUSED) / _HOUR
 
     def _device_usd(self) -> float:
         prices = self._costs.device_hour

@@ -12,6 +12,7 @@ import pytest
 
 from ajet_testing.servers import CONTROL, Running, new_token, revoke
 from tests.page.held_engine import half_answered
+from tests.page.test_page_routes import HOSTILE
 
 TEXT = "hello there, how are you today?"
 
@@ -42,11 +43,12 @@ async def test_tokens_come_while_the_call_runs(server: Running, stream: bool) ->
         async with half_answered(server, grant, TEXT, 5, stream=stream) as (engine, calling):
             # Without it, an engine may return all tokens at the end.
             assert engine.requests[0].stream
-            first = await anext(events)
-            while not first["calls"] or first["calls"][0]["tokens"] < 5:
-                first = await anext(events)
-            (call,) = first["calls"]
+            seen = [await anext(events)]
+            while not seen[-1]["calls"] or seen[-1]["calls"][0]["tokens"] < 5:
+                seen.append(await anext(events))
+            (call,) = seen[-1]["calls"]
             assert (call["tokens"], call["version"]) == (5, 7)
+            assert sum(len(one["messages"]) for said in seen for one in said["calls"]) == 1
             assert not calling.done()
             assert engine.hold is not None
             engine.hold.set()
@@ -65,9 +67,13 @@ async def test_tokens_come_while_the_call_runs(server: Running, stream: bool) ->
 async def test_a_late_viewer_sees_what_was_written_before(server: Running) -> None:
     await server.roll()
     grant = await server.claim()
-    async with half_answered(server, grant, TEXT, 6, stream=True) as (engine, _):
+    messages = [{"role": "user", "content": HOSTILE}]
+    request = {"messages": messages, "stream": True}
+    async with half_answered(server, grant, TEXT, 6, **request) as (engine, _):
         async with following(server, grant) as events:
             (call,) = (await anext(events))["calls"]
+            (shown,) = call["messages"]
+            assert (shown["role"], shown["content"]) == ("user", HOSTILE)
             assert (call["first"], call["tokens"]) == (0, 6)
             assert TEXT.startswith(call["text"])
             assert call["text"]

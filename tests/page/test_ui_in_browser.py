@@ -173,12 +173,15 @@ async def test_tokens_come_in_while_a_call_runs(open_page: Open, listening: Runn
     grant = await listening.claim("watched")
     page = await open_page(f"episode/{grant['episode_id']}")
     text = f"{HOSTILE} </li><b>and more</b>"
-    async with half_answered(listening, grant, text, 30, stream=True) as (engine, _):
+    messages = [{"role": "user", "content": HOSTILE}]
+    request = {"messages": messages, "stream": True}
+    async with half_answered(listening, grant, text, 30, **request) as (engine, _):
         running = page.locator(".message.running")
         await running.locator("text=30 tokens").wait_for(timeout=30_000)
         shown = await running.locator("pre").inner_text()
         assert shown
         assert SHOWN.startswith(shown)
+        assert await page.inner_text(".message.user pre") == SHOWN
         assert await page.locator("img").count() == 0
         assert await page.inner_text(".conversation + [role=status]") == "1 call is being answered."
         assert engine.hold is not None
@@ -186,6 +189,7 @@ async def test_tokens_come_in_while_a_call_runs(open_page: Open, listening: Runn
     # The answer takes the place of what was being written.
     await page.locator(".message.assistant:not(.running)").wait_for(timeout=30_000)
     await running.wait_for(state="detached")
+    assert await page.locator(".message.user").count() == 1
     assert await page.inner_text(".message.assistant pre") == f"{SHOWN} </li><b>and more</b>"
     assert await page.inner_text(".conversation + [role=status]") == ""
 

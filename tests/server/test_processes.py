@@ -18,6 +18,7 @@ from ajet_installation.settings import ServerSettings, StoreSettings
 from ajet_server.store.chosen_store import make_store
 from ajet_testing.faults import HoldGate
 from ajet_testing.plugins import scripted_plugins
+from tests.page.test_page_routes import HOSTILE
 from tests.support.processes import children, end, gateways, server_pid
 from tests.support.scripted_server import ServerProcess
 from tests.support.served_processes import (
@@ -145,7 +146,7 @@ async def test_calls_of_gateway_processes_can_be_watched(model_dir: Path, tmp_pa
             "GET", f"/v1/timelines/{grant['episode_id']}/running", headers=CONTROL
         )
         with HoldGate(run_dir, "engine") as gate:
-            calling = asyncio.create_task(chat(http, grant, "hello"))
+            calling = asyncio.create_task(chat(http, grant, HOSTILE))
             async with watching as answer:
                 lines = answer.aiter_lines()
                 events = (json.loads(line[6:]) async for line in lines if line[:6] == "data: ")
@@ -153,6 +154,7 @@ async def test_calls_of_gateway_processes_can_be_watched(model_dir: Path, tmp_pa
                     pass
                 (running,) = news["calls"]
                 assert (running["tokens"], running["text"]) == (0, "")
+                assert [said["content"] for said in running["messages"]] == [HOSTILE]
                 gate.release()
                 async for news in events:
                     if not news["calls"]:

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
+from typing import cast
 
 import pytest
 
 from ajet_core.errors import EngineError
-from ajet_server.gateway.running_calls import MOST_CALLS, MOST_TOKENS, RunningSnapshot
+from ajet_core.interfaces import GenerateRequest, SamplingParams
+from ajet_core.timeline import MessageText, PlacedMessage
+from ajet_server.gateway.formats.generation import Generation
+from ajet_server.gateway.rendering.renderer import ChatRenderer
+from ajet_server.gateway.running_calls import (
+    MESSAGE_CHARS,
+    MOST_CALLS,
+    MOST_MESSAGES,
+    MOST_TOKENS,
+    PROMPT_CHARS,
+    RunningCall,
+    RunningCalls,
+    RunningSnapshot,
+)
 from tests.server.dialects.scripted import USER, Gateway, gateway
 
 NOW = 1700000000.5
@@ -55,6 +70,70 @@ async def test_a_call_shows_its_tokens_until_it_is_recorded(stream: bool) -> Non
     await calling
     assert _look(gate) == RunningSnapshot([])
     assert len(gate.calls) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_shows_the_messages_of_its_prompt_once(stream: bool) -> None:
+    gate = gateway("go up<|im_end|>", hold=asyncio.Event())
+    calling = asyncio.create_task(_call(gate, stream=stream))
+    await gate.engine.held.wait()
+    (call,) = _look(gate).calls
+    assert [(one.text.role, one.text.content, one.cut) for one in call.messages] == [
+        ("user", USER["content"], 0)
+    ]
+    assert _look(gate, **{call.call_id: 0}).calls[0].messages == []
+    assert gate.engine.hold is not None
+    gate.engine.hold.set()
+    await calling
+
+
+async def test_a_call_that_continues_another_shows_what_is_new() -> None:
+    gate = gateway(["go up<|im_end|>", "go left<|im_end|>"])
+    answer = await gate.complete(USER)
+    gate.engine.hold = asyncio.Event()
+    said = {"role": "assistant", "content": answer.choices[0].message.content}
+    more = {"role": "user", "content": "And then?"}
+    calling = asyncio.create_task(gate.complete(USER, said, more))
+    await gate.engine.held.wait()
+    (call,) = _look(gate).calls
+    assert [one.text.content for one in call.messages] == ["And then?"]
+    assert call.omitted == 0
+    gate.engine.hold.set()
+    await calling
+
+
+def _prompt(contents: list[str]) -> RunningCall:
+    """What a look shows of a call whose prompt has these contents."""
+    prompt = [PlacedMessage(0, 1, MessageText("user", content)) for content in contents]
+    generation = Generation(
+        GenerateRequest("c", array("I", [1]), SamplingParams(max_tokens=1)),
+        cast("ChatRenderer", None),
+    )
+    running = RunningCalls()
+    with running.showing("solver", NOW, prompt, [generation]):
+        (call,) = running.look({}, NOW).calls
+    return call
+
+
+def test_of_many_messages_the_last_are_shown() -> None:
+    call = _prompt([f"message {number}" for number in range(MOST_MESSAGES + 3)])
+    assert (len(call.messages), call.omitted) == (MOST_MESSAGES, 3)
+    assert call.messages[-1].text.content == f"message {MOST_MESSAGES + 2}"
+
+
+def test_long_messages_are_cut_and_those_before_them_left_out() -> None:
+    most = PROMPT_CHARS // MESSAGE_CHARS
+    call = _prompt(["x" * (MESSAGE_CHARS + 7)] * (2 * most))
+    assert 0 < len(call.messages) <= most
+    assert call.omitted == 2 * most - len(call.messages)
+    assert {one.cut for one in call.messages} == {7}
+    assert sum(one.size for one in call.messages) <= PROMPT_CHARS
+
+
+def test_the_last_message_is_shown_whatever_its_size() -> None:
+    call = _prompt(["first", "y" * 10**6])
+    assert call.messages[-1].cut == 10**6 - MESSAGE_CHARS
+    assert len(call.messages) + call.omitted == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from agentjet.client import AsyncSwarmClient
+from ajet_cli.charts import PHASES
 from ajet_core.errors import RequestError, StateError
 from ajet_core.protocol import RunConfig, ServerState
+from ajet_testing.faults import HoldGate
 from ajet_testing.servers import CLIENT, CONTROL, TOKENS, Running, ServerFactory, error_of
 from tests.support.runs import loop_of, status, until_state
 from tests.support.served_processes import call, serving, start_run
@@ -121,7 +123,7 @@ async def test_time_is_counted_by_phase_and_goes_on_after_a_restart(
         await server.roll(steps=4)
         await server.batch()
         before = await spending(server)
-    assert {"boot", "rollout", "train", "sync"} <= set(before["seconds"])
+    assert {"boot", "idle", "rollout", "train", "sync"} <= set(before["seconds"])
     assert before["device_hours"]["rollout"] == pytest.approx(
         2 * before["seconds"]["rollout"] / 3600
     )
@@ -139,12 +141,78 @@ async def test_time_is_counted_by_phase_and_goes_on_after_a_restart(
     assert left["seconds"] >= 0.0
 
 
-async def test_a_step_has_its_duration_without_the_pause(server: Running) -> None:
+class SetClock:
+    """The clock of a server's meter, which passes only when a test says so."""
+
+    def __init__(self, server: Running) -> None:
+        meter = server.service.parts.spending
+        self.now = meter._since = 0.0
+        meter._clock = lambda: self.now
+
+
+async def test_time_without_an_open_episode_is_idle_and_the_phases_add_up(
+    server: Running,
+) -> None:
+    clock = SetClock(server)
+    await server.roll()
+    clock.now += 8.0
+    first = await server.claim("a")
+    clock.now += 4.0
+    second = await server.claim("a")
+    await server.end(first, 0.0)
+    clock.now += 2.0
+    # The program of an open episode works, although no call is made.
+    await server.end(second, 1.0)
+    clock.now += 1.0
+    assert (await spending(server))["seconds"] == {"idle": 9.0, "rollout": 6.0}
+    assert (await server.http.post("/v1/run/pause", headers=CONTROL)).status_code == 200
+    clock.now += 100.0
+    assert (await server.http.post("/v1/run/resume", headers=CONTROL)).status_code == 200
+    third, fourth = [await server.claim("b") for _ in range(2)]
+    clock.now += 16.0
+    await server.end(third, 1.0)
+    await server.end(fourth, 0.0)
+    await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
+    shown = await status(server)
+    assert shown["spending"]["seconds"] == {"idle": 9.0, "paused": 100.0, "rollout": 22.0}
+    assert sum(shown["spending"]["seconds"].values()) == clock.now
+    metrics = shown["last_step"]["metrics"]
+    assert metrics["idle_seconds"] == 9.0
+    assert metrics["rollout_seconds"] == 22.0
+    assert metrics["step_seconds"] == 31.0
+
+
+async def test_training_with_no_open_episode_overlaps_with_nothing(server: Running) -> None:
+    clock = SetClock(server)
+    mode = {"mode": "async", "max_staleness": 2, "max_mean_staleness": 2}
+    with HoldGate(server.run_dir, "trainer") as gate:
+        await server.roll(rollout=mode, trainer={"hangs_at": 1})
+        loop, training = loop_of(server), asyncio.Event()
+        note = loop._train_step
+
+        def noted(step: int | None) -> None:
+            note(step)
+            training.set()
+
+        loop._train_step = noted  # type: ignore[method-assign]
+        for task in "aabb":
+            await server.episode(task, 0.0)
+        await training.wait()
+        clock.now += 4.0
+        grant = await server.claim("c")
+        clock.now += 2.0
+        await server.end(grant, 1.0)
+        clock.now += 1.0
+        assert (await spending(server))["seconds"] == {"overlap": 2.0, "train": 5.0}
+        gate.release()
+
+
+async def test_the_parts_of_a_step_add_up_to_its_duration(server: Running) -> None:
     await server.roll()
     await server.batch()
     metrics = (await status(server))["last_step"]["metrics"]
-    phases = ("rollout_seconds", "merge_seconds", "update_seconds", "sync_seconds")
-    assert metrics["step_seconds"] >= 0.9 * sum(metrics[name] for name in phases)
+    assert metrics["step_seconds"] == pytest.approx(sum(metrics[name] for name in PHASES))
+    assert all(metrics[name] > 0.0 for name in PHASES)
 
 
 async def test_a_spent_budget_pauses_after_the_step_and_names_the_way_out(

@@ -93,8 +93,9 @@ class Exchange:
         return self.session.running.watched(self.created_at)
 
     def running(self, generations: Sequence[Generation]) -> AbstractContextManager[None]:
-        """Show its generations to those who watch while the context is open."""
-        return self.session.running.showing(self.agent, self.created_at, generations)
+        """Show its prompt and generations to those who watch while the context is open."""
+        placed = self.prompt.placed
+        return self.session.running.showing(self.agent, self.created_at, placed, generations)
 
     def call_id(self, choice: int) -> str:
         """Return the id of the call that makes a choice."""

@@ -24,6 +24,7 @@ const METRICS = [
   "grad_norm",
   "tokens_per_second",
   "rollout_seconds",
+  "idle_seconds",
   "update_seconds",
   "sync_seconds",
 ];

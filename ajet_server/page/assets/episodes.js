@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { clock, duration, make, number, section, table } from "./dom.js";
+import { messageItem } from "./messages.js";
 import { runningCalls } from "./running.js";
 
 const STATES = ["", "open", "ended", "aborted", "prepared"];
@@ -219,16 +220,5 @@ function head(row) {
       `, ${row.state}, reward ${number(row.reward)}${parts.length ? ` (${parts.join(", ")})` : ""}, claimed ${clock(row.claimed_at)} at version ${row.version} by ${row.client}`,
     ),
     row.reason && make("pre", { class: "reason" }, row.reason),
-  );
-}
-
-function messageItem(message, note) {
-  return make(
-    "li",
-    { class: `message ${["system", "user", "assistant", "tool"].includes(message.role) ? message.role : ""}` },
-    make("div", { class: "dim" }, message.role, message.name ? ` ${message.name}` : "", note ? ` · ${note}` : ""),
-    message.reasoning && make("pre", { class: "reasoning" }, message.reasoning),
-    message.content && make("pre", {}, message.content),
-    message.tool_calls && make("pre", { class: "calls" }, message.tool_calls),
   );
 }

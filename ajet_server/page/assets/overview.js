@@ -7,7 +7,17 @@ import { clock, duration, linked, make, number, section, table, visible } from "
 // As `MixtureConfig` has it.
 const RATIO_ERROR = 1e-6;
 
-const PHASES = ["rollout_seconds", "merge_seconds", "update_seconds", "sync_seconds"];
+const PHASES = ["idle_seconds", "rollout_seconds", "merge_seconds", "update_seconds", "sync_seconds", "other_seconds"];
+
+const PHASE_MEANINGS = {
+  boot: "workers load the model",
+  idle: "no episode is open: the run waits for clients",
+  overlap: "a step is trained while episodes are open",
+  paused: "the run is paused",
+  rollout: "episodes are open",
+  sync: "weights are published and loaded",
+  train: "a step is trained",
+};
 
 /** The charts, by title: metrics, unit. Those of single tags are added to the first. */
 const CHARTS = [
@@ -246,16 +256,21 @@ function costs({ status }) {
   if (!spending || Object.keys(spending.seconds).length === 0) return make("div");
   const held = Object.entries(spending.devices).map(([kind, count]) => `${count} ${kind}`);
   const price = spending.device_usd === null ? "which have no price" : usd(spending.device_usd);
+  const phases = Object.entries(spending.seconds);
+  const total = phases.reduce((sum, [, seconds]) => sum + seconds, 0);
+  const hours = Object.values(spending.device_hours).reduce((sum, value) => sum + value, 0);
   return section(
     "Time and money",
     table(
       `Time by phase, with ${held.join(", ")}: ${price}`,
       [
         ["phase", ([phase]) => phase],
+        ["meaning", ([phase]) => PHASE_MEANINGS[phase] ?? ""],
         ["time", ([, seconds]) => duration(seconds), true],
-        ["device-hours", ([phase]) => number(spending.device_hours[phase]), true],
+        ["share", ([, seconds]) => (total > 0 ? `${number((100 * seconds) / total)} %` : "-"), true],
+        ["device-hours", ([phase]) => number(phase === "total" ? hours : spending.device_hours[phase]), true],
       ],
-      Object.entries(spending.seconds),
+      [...phases, ["total", total]],
     ),
     spending.paid.length > 0 &&
       table(

@@ -1,7 +1,8 @@
-// What the running calls of an episode write, while they write it.
+// The running calls of an episode: their prompts, and what they write, while they write it.
 
 import { ServerError, events } from "./api.js";
 import { clock, make, number, visible } from "./dom.js";
+import { messageItem } from "./messages.js";
 
 // Of one call; its beginning is left out once it writes more.
 const MOST_CHARS = 20_000;
@@ -26,8 +27,8 @@ export function runningCalls(id, ended) {
     const gone = [...items.keys()].filter((callId) => !present.has(callId));
     for (const call of said.calls) {
       if (!items.has(call.call_id)) {
-        items.set(call.call_id, runningItem());
-        list.append(items.get(call.call_id).element);
+        items.set(call.call_id, runningItem(call));
+        list.append(...items.get(call.call_id).elements);
       }
       items.get(call.call_id).grow(call);
     }
@@ -37,7 +38,7 @@ export function runningCalls(id, ended) {
     for (const callId of gone) remove(callId);
   };
   const remove = (callId) => {
-    items.get(callId).element.remove();
+    for (const element of items.get(callId).elements) element.remove();
     items.delete(callId);
   };
   const follow = async () => {
@@ -67,11 +68,13 @@ export function runningCalls(id, ended) {
   return { element: make("div", {}, list, note), follow, leave };
 }
 
-function runningItem() {
+function runningItem({ messages, omitted }) {
   const about = make("div", { class: "dim" });
   const text = document.createTextNode("");
   const written = make("pre", {}, text);
-  const element = make("li", { class: "message assistant running" }, about, written);
+  const prompt = messages.map((message) => messageItem(message, ""));
+  if (omitted) prompt.unshift(make("li", { class: "dim" }, `${omitted === 1 ? "1 earlier message is" : `${number(omitted)} earlier messages are`} left out.`));
+  const elements = [...prompt, make("li", { class: "message assistant running" }, about, written)];
   let tokens = 0;
   const grow = (call) => {
     // Where the reader has scrolled to stays.
@@ -86,5 +89,5 @@ function runningItem() {
     );
     if (atEnd) written.scrollTop = written.scrollHeight;
   };
-  return { element, grow };
+  return { elements, grow };
 }
