@@ -204,14 +204,15 @@ class SpendingMeter:
 
         :param steps_left: None if the run has no last step.
         """
-        self.mark()
+        # This counts the time until now, once for all that follows.
+        this_step = self.step_seconds()
         hours: dict[str, float] = {}
         for (phase, kind), value in sorted(self._spent.items()):
             if kind != _PHASE:
                 hours[phase] = hours.get(phase, 0.0) + value / _HOUR
         left = None
         if steps_left is not None:
-            left = time_left(list(self._steps), steps_left, self.step_seconds())
+            left = time_left(list(self._steps), steps_left, this_step)
         priced = all(kind in self._costs.device_hour for kind in self._devices)
         return Spending(
             seconds=dict(sorted(self._seconds().items())),
