@@ -119,6 +119,15 @@ def test_the_server_hears_of_a_task_that_is_given_up_even_after_an_outage(kind: 
     assert [abort["final"] for abort in server.aborts] == [True]
 
 
+def test_no_heartbeat_is_left_to_a_closed_client() -> None:
+    before = set(threading.enumerate())
+    server = Flaky()
+    server.away = 0
+    run("sync", server, lambda _: 1.0, retries=0)
+    left = [thread.name for thread in set(threading.enumerate()) - before]
+    assert "ajet-heartbeat" not in left
+
+
 class UnspeakableError(Exception):
     """An error that fails when its text is asked for."""
 
