@@ -6,9 +6,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ajet_core.errors import ConfigError
+from ajet_core.errors import ConfigError, UnknownComponentError
 from ajet_core.interfaces import WorkerContext
-from ajet_core.plugin import PluginManager
+from ajet_core.plugin import LoggerSpec, PluginManager
+from ajet_core.plugin.targets import CORE_DISTRIBUTION, extras_with, install_hint
+from ajet_installation.interpreters import is_installed_here
 from ajet_installation.settings import Settings
 from ajet_server.admission.admission import Admission
 from ajet_server.alerts.alerting import Alerts
@@ -167,11 +169,24 @@ def telemetry_of(settings: Settings, process: str) -> Telemetry | None:
     return Telemetry.of(settings.telemetry, process)
 
 
+def _logger(name: str, plugins: PluginManager) -> LoggerSpec:
+    try:
+        return plugins.logger(name)
+    except UnknownComponentError as error:
+        distribution = f"{CORE_DISTRIBUTION}-loggers-{name}"
+        if is_installed_here(distribution) or not extras_with(distribution):
+            raise
+        raise UnknownComponentError(
+            f"the logger {name!r} (setting loggers.{name}) is not installed: "
+            f"{install_hint(distribution)}"
+        ) from error
+
+
 def _loggers(settings: Settings, plugins: PluginManager, context: WorkerContext) -> MetricsLoggers:
     server = settings.server
     threads = []
     for name, values in {"jsonl": {}, **settings.loggers}.items():
-        spec = plugins.logger(name)
+        spec = _logger(name, plugins)
         checked = plugins.validate_settings(spec, values)
         make = partial(plugins.create, spec, checked, context)
         thread = LoggerThread(

@@ -157,6 +157,14 @@ def _check_files(server: ServerSettings) -> None:
     for name, path in (("tls_cert", server.tls_cert), ("tls_key", server.tls_key)):
         if path is not None and not os.access(path, os.R_OK):
             raise ConfigError(f"cannot read {path} (server.{name})", param=f"server.{name}")
+    for root in server.model_roots:
+        if not root.is_dir():
+            wrong = "is not a directory" if root.exists() else "does not exist"
+            raise ConfigError(
+                f"the model root {root.absolute()} {wrong}: --model-root (setting "
+                "server.model_roots) must be a directory that contains model directories",
+                param="server.model_roots",
+            )
 
 
 def bind(server: ServerSettings, patience: float = 0.0) -> socket.socket:

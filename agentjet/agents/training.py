@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from agentjet.agents.curriculum import Curriculum, Measured
@@ -29,12 +29,13 @@ from agentjet.client import (
 )
 from agentjet.client._runner import Concurrency, check_concurrency
 from ajet_core.errors import AjetError, ConfigError
-from ajet_core.protocol import RunConfig, RunStatus, ServerStatus
+from ajet_core.protocol import RunConfig, RunStatus, ServerState, ServerStatus
 
 OnResult = Callable[[EpisodeResult[Any, Any] | EpisodeFailure], object]
 Report = RunnerReport[Any, Any]
 
 _log = logging.getLogger("ajet.agents")
+_UNKNOWN_STEP = "the last step may not have been trained"
 _NEEDS_ASYNC = "an async program requires AsyncSwarmClient or AsyncSwarm"
 
 
@@ -63,6 +64,9 @@ def train(
     ```
 
     An exception in the program aborts only its episode, which is retried up to `retries` times.
+    Returns once the batches that its episodes have filled are trained. A batch that is not full, or
+    whose run is paused, is not waited for, which is logged.
+
     This cannot be called while an event loop is running, except in a notebook; use `train_async`
     there.
 
@@ -162,9 +166,11 @@ def train(
                         on_result=shown.note,
                     )
                 )
-        if isinstance(connected, SwarmClient):
-            with suppress(AjetError):
-                _tell_what_is_left(connected.status())
+        for one in connected.clients.values() if isinstance(connected, Swarm) else [connected]:
+            try:
+                _tell_what_is_left(one.wait_for_training())
+            except AjetError as error:
+                _log.warning("%s: %s", _UNKNOWN_STEP, error.message)
         return _joined(reports)
 
 
@@ -239,9 +245,12 @@ async def train_async(
                         on_result=shown.note,
                     )
                 )
-        if isinstance(connected, AsyncSwarmClient):
-            with suppress(AjetError):
-                _tell_what_is_left(await connected.status())
+        each = connected.clients.values() if isinstance(connected, AsyncSwarm) else [connected]
+        for one in each:
+            try:
+                _tell_what_is_left(await one.wait_for_training())
+            except AjetError as error:
+                _log.warning("%s: %s", _UNKNOWN_STEP, error.message)
         return _joined(reports)
     finally:
         if own:
@@ -361,8 +370,10 @@ def _total(todo: EpochPlan, left: Resumption | None) -> int:
 
 
 def _tell_what_is_left(status: ServerStatus) -> None:
-    """Log that the last episodes are not trained yet if they do not fill a batch."""
+    """Log that the last episodes are not trained yet if the run is paused or they fill no batch."""
     batch = status.batch
+    if status.state is ServerState.PAUSED:
+        _log.warning("the run is paused: full batches are trained once it is resumed")
     if batch is None or batch.open_episodes or not 0 < batch.ready < batch.needed:
         return
     unit = "episodes" if batch.full_by == "episodes" else "tasks"

@@ -46,6 +46,7 @@ from agentjet.client._wire import (
     READ_TIMEOUT,
     A,
     ApiRequest,
+    TrainingProgress,
     build,
     episode_path,
     why_paused,
@@ -105,6 +106,7 @@ MAX_START_WAIT = 600.0
 BOOT_POLL = 0.5
 IDS_AT_ONCE = 1000
 STEP_POLL = 0.5
+SHORTEST_POLL = 0.05
 # Codes of the findings that the server reports when no more episodes arrive for its batch.
 STARVED = frozenset({"no_client", "incomplete_tasks", "no_signal"})
 
@@ -965,6 +967,32 @@ class AsyncSwarmClient:
                 raise DeadlineError(f"{what}: not trained within {timeout:g} s: {why}")
             connection.log_wait(what, began, why)
             await connection.sleep(STEP_POLL)
+
+    async def wait_for_training(self, *, timeout: float | None = None) -> ServerStatus:
+        """Wait until the batches that are full now have been trained.
+
+        Returns at once if no batch is full, and early if the run is paused or ends: the status says
+        which.
+
+        :param timeout: seconds; None sets no limit, because the server limits the time of a step.
+        :raises DeadlineError: they were not trained within `timeout`.
+        :raises AjetError: the run failed; the error has the class it had on the server.
+        """
+        connection = self._connection
+        await connection.connect()
+        began = connection.clock()
+        progress = TrainingProgress()
+        delay = SHORTEST_POLL
+        while not progress.over(status := await self.status()):
+            why = f"the server is {status.state} at step {status.step}"
+            if timeout is not None and connection.clock() - began + delay >= timeout:
+                raise DeadlineError(f"wait_for_training: not trained within {timeout:g} s: {why}")
+            connection.log_wait("wait_for_training", began, why)
+            await connection.sleep(delay)
+            delay = min(2 * delay, STEP_POLL)
+        if status.state is ServerState.OFFLINE and status.error is not None:
+            raise error_from_payload(status.error.model_dump())
+        return status
 
     async def evaluations(self) -> list[Evaluation]:
         """Return results of evaluation episodes by task set and step.

@@ -45,6 +45,8 @@ SyncAgent = Callable[[Task, Episode], Any]
 """Returns a reward or an `EpisodeOutcome`; with a group reward, what that takes."""
 
 _ABORT_THREADS = 16
+# A server that does not answer must not delay the end for long.
+_LAST_BEAT_SECONDS = 5.0
 _MOST_THREADS = 1024
 
 _log = logging.getLogger("ajet.client")
@@ -216,13 +218,14 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._workers = 0
         # Those that have not ended.
         self._staff = 0
+        self._heart = threading.Thread(target=self._beat, name="ajet-heartbeat", daemon=True)
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Queue all jobs and start the threads."""
         for job in jobs:
             self.jobs.put(job)
         self._keep_pace()
-        threading.Thread(target=self._beat, name="ajet-heartbeat", daemon=True).start()
+        self._heart.start()
 
     def stop(self) -> None:
         """End the idle threads, and abort the episodes that are still open."""
@@ -238,6 +241,9 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             stopped = RunnerStoppedError("the runner was stopped")
             with ThreadPoolExecutor(_ABORT_THREADS) as pool:
                 list(pool.map(lambda episode: self._abort(episode, stopped), still_open))
+        if self._heart.is_alive():
+            # The caller may close the client next, under a heartbeat that is being sent.
+            self._heart.join(_LAST_BEAT_SECONDS)
 
     def decide(self, attempt: _Attempt[EpisodeT, OutcomeT], *, again: bool) -> None:
         """Let the thread of an attempt continue."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from ajet_core.credentials import LOOPBACK_HOSTS, find_local
 from ajet_core.errors import AjetError, ConfigError, RequestError, error_from_payload
-from ajet_core.protocol import DEPRECATED_HEADER, ErrorBody, ServerStatus
+from ajet_core.protocol import DEPRECATED_HEADER, ErrorBody, ServerState, ServerStatus
 
 if TYPE_CHECKING:
     import httpx
@@ -28,6 +28,7 @@ CONNECT_TIMEOUT = 10.0
 # Statuses by which proxies report that the server behind them could not be reached.
 PROXY_STATUSES = frozenset({502, 503, 504})
 SHOWN_BODY = 200
+_AT_REST = frozenset({ServerState.PAUSED, ServerState.OFFLINE})
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -244,6 +245,36 @@ def why_paused(status: ServerStatus, url: str, *, before: bool = False) -> str:
     what_next = "" if command in reason else f". Once that is fixed, run {command}{where}`"
     since = " since before this client began" if before else ""
     return f"{since}: {reason.replace(command, command + where)}{what_next}"
+
+
+class TrainingProgress:
+    """Follows a server's statuses until the batches that were full at first are trained.
+
+    Batches that become full meanwhile do not count: other clients may fill one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._target: int | None = None
+        self._idle_before = False
+
+    def over(self, status: ServerStatus) -> bool:
+        """Return whether nothing is left to wait for, given the newest status."""
+        training = status.rollout is not None and status.rollout.training_step is not None
+        if status.state in _AT_REST and not training:
+            return True
+        if status.state is ServerState.BOOTING:
+            # A worker is replaced; the server then trains again what was lost.
+            return False
+        batch = status.batch
+        full = batch.ready // batch.needed if batch is not None and batch.needed else 0
+        pending = training + full
+        if self._target is None:
+            self._target = status.step + pending
+        if status.step >= self._target:
+            return True
+        # A refused batch adds no step. A single look may fall between two batches.
+        idle, self._idle_before = self._idle_before and not pending, not pending
+        return idle
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import click
 from rich.markup import escape
@@ -10,7 +11,8 @@ from rich.table import Table
 
 from agentjet.client import SwarmClient
 from ajet_cli.output import table_console
-from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_cli.servers import find_server, server_options
+from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.protocol import EngineServers
 
 _RETRIES = 1
@@ -18,6 +20,9 @@ _POLL_SECONDS = 0.5
 
 url_option = click.option(
     "--url", help="URL of the swarm server.  [default: AJET_URL, or http://127.0.0.1:8642]"
+)
+run_dir_option = click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Run directory of the swarm server."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -28,29 +33,38 @@ def engine() -> None:
 
 
 @engine.command("list")
-@url_option
+@server_options
 @json_option
 @config_option
 @pass_state
-def list_servers(state: CliState, url: str | None, as_json: bool) -> None:
-    """Show the model servers and their states."""
-    with _client(state, url) as client:
+def list_servers(state: CliState, run_dir: Path | None, url: str | None, as_json: bool) -> None:
+    """Show the model servers and their states: those of RUN_DIR's server, or of --url."""
+    with _client(state, url, run_dir) as client:
         _print(client.engine_servers(), as_json)
 
 
 @engine.command()
 @click.argument("server")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the server is up.")
+@run_dir_option
 @url_option
 @json_option
 @config_option
 @pass_state
-def add(state: CliState, server: str, no_wait: bool, url: str | None, as_json: bool) -> None:
+def add(
+    state: CliState,
+    server: str,
+    *,
+    no_wait: bool,
+    run_dir: Path | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Add the running model server at the URL SERVER.
 
     It gets the latest weights before its first request.
     """
-    with _client(state, url) as client:
+    with _client(state, url, run_dir) as client:
         before = set(client.engine_servers().servers)
         servers = client.add_engine_server(server)
         # The server's list may write the URL in another way.
@@ -67,20 +81,22 @@ def add(state: CliState, server: str, no_wait: bool, url: str | None, as_json: b
 
 @engine.command()
 @click.argument("server")
+@run_dir_option
 @url_option
 @json_option
 @config_option
 @pass_state
-def remove(state: CliState, server: str, url: str | None, as_json: bool) -> None:
+def remove(
+    state: CliState, server: str, *, run_dir: Path | None, url: str | None, as_json: bool
+) -> None:
     """Remove the model server at the URL SERVER; its requests continue on the others."""
-    with _client(state, url) as client:
+    with _client(state, url, run_dir) as client:
         _print(client.remove_engine_server(server), as_json)
 
 
-def _client(state: CliState, url: str | None) -> SwarmClient:
-    settings = state.settings(set_flags("client", url=url)).client
-    token = settings.token.get_secret_value() if settings.token else None
-    return SwarmClient(settings.url, token, retries=_RETRIES)
+def _client(state: CliState, url: str | None, run_dir: Path | None) -> SwarmClient:
+    server = find_server(state, url, run_dir)
+    return SwarmClient(server.url, server.token, retries=_RETRIES)
 
 
 def _print(servers: EngineServers, as_json: bool) -> None:

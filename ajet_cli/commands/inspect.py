@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -112,6 +113,8 @@ def inspect(
             facts = RunFacts.of(record)
             merger = RunMerger.of(record, cli.plugins, run_dir)
             inspection = _Inspection(reader, facts, merger, tokenizer or facts.model)
+            if step is not None:
+                await _check_step(reader, step)
             if episode is not None:
                 ids = [await reader.find(episode)]
             elif html is not None:
@@ -124,6 +127,16 @@ def inspect(
                 await inspection.show_list(choice, limit or _LIMIT, as_json)
 
     asyncio.run(show())
+
+
+async def _check_step(reader: StoreReader, step: int) -> None:
+    """:raises RequestError: the run has no such step."""
+    batches = [*await reader.batches(), *await reader.refused()]
+    steps = sorted({batch.step for batch in batches})
+    if step not in steps:
+        # Steps are consecutive, except where batches were refused.
+        there = f"its steps are {steps[0]} to {steps[-1]}" if steps else "it has no steps yet"
+        raise RequestError(f"the run in {reader.run_dir} has no step {step}: {there}")
 
 
 async def _chosen(reader: StoreReader, choice: EpisodeChoice, limit: int | None) -> list[str]:
@@ -175,7 +188,13 @@ class _Inspection:
             )
             for batch in refused
         ]
-        _print(table_console(), *rows, *_footer(len(episodes), total, forks, drifted))
+        rows += _footer(len(episodes), total, forks, drifted)
+        if episodes:
+            run = shlex.quote(str(self._reader.run_dir))
+            # An id may begin with a dash.
+            newest = shlex.quote(episodes[0].episode_id)
+            rows.append(Text(f"to see one of them: ajet inspect {run} -- {newest}", style="dim"))
+        _print(table_console(), *rows)
 
     async def show_episode(self, episode_id: str, as_json: bool) -> None:
         """Print the tree of one episode and its forks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, TrainCall, rewards_differ
@@ -48,9 +48,15 @@ def batch_facts(
     for record in records:
         groups.setdefault(record.group, []).append(record)
     equal = sum(not differ(members) for members in groups.values())
+    calls_of: dict[str, list[Call]] = {}
+    for call in calls:
+        calls_of.setdefault(call.episode_id, []).append(call)
     return {
         "tasks": float(len(groups)),
         "tasks_equal": float(equal),
+        "tasks_alike": float(
+            sum(answers_are_alike(members, calls_of) for members in groups.values())
+        ),
         "no_signal": float(not any(call.advantage for call in credited)),
         **_rewards(records, calls),
         **_components(records),
@@ -181,6 +187,19 @@ def _answers(calls: Sequence[Call]) -> dict[str, float]:
 def differ(members: Sequence[EpisodeRecord]) -> bool:
     """Return whether the rewards of a task's episodes give any of them an advantage."""
     return rewards_differ((r.reward or 0.0, r.call_rewards, r.agent_rewards) for r in members)
+
+
+def answers_are_alike(
+    members: Sequence[EpisodeRecord], calls: Mapping[str, Sequence[Call]]
+) -> bool:
+    """Return whether several episodes of a task have the same answers, token by token.
+
+    :param calls: by episode.
+    """
+    texts = [
+        [tuple(call.sampled_ids) for call in calls.get(record.episode_id, ())] for record in members
+    ]
+    return len(texts) > 1 and any(texts[0]) and all(text == texts[0] for text in texts[1:])
 
 
 def _bias(advantages: Sequence[tuple[float, int]]) -> float:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, TrainBatch
-from ajet_server.batches.batch_facts import differ
+from ajet_server.batches.batch_facts import answers_are_alike, differ
 from ajet_server.store.call_metadata import SHAPED_BY
 
 BatchFault = Literal["stale", "empty", "silent", "no_signal", "flat", "sampled_otherwise"]
@@ -53,7 +53,7 @@ def batch_findings(
             "rewards count, in the baseline"
         )
     if not any(call.advantage for call in batch.calls):
-        findings["no_signal"] = _no_signal(records)
+        findings["no_signal"] = _no_signal(records, calls)
     else:
         groups: dict[str, list[EpisodeRecord]] = {}
         for record in records:
@@ -103,7 +103,16 @@ def _sampled_otherwise(calls: Sequence[Call]) -> str:
     )
 
 
-def _no_signal(records: Sequence[EpisodeRecord]) -> str:
+def _no_signal(records: Sequence[EpisodeRecord], calls: Mapping[str, Sequence[Call]]) -> str:
+    groups: dict[str, list[EpisodeRecord]] = {}
+    for record in records:
+        groups.setdefault(record.group, []).append(record)
+    if all(answers_are_alike(members, calls) for members in groups.values()):
+        return (
+            "within each task all answers are identical, so nothing can be learned: the sampling "
+            "is greedy, or the policy has become deterministic; set a temperature above 0 "
+            "(rollout.sampling, or sampling= of trainable)"
+        )
     rewards = [record.reward or 0.0 for record in records]
     if len(set(rewards)) == 1:
         return (
@@ -113,8 +122,8 @@ def _no_signal(records: Sequence[EpisodeRecord]) -> str:
         )
     return (
         "rewards are equal within each task, so every advantage is 0 and nothing can be "
-        "learned: episodes of one task need different outcomes (is the sampling temperature "
-        "above 0?)"
+        "learned: the answers differ, so check the reward function, or use tasks of another "
+        "difficulty"
     )
 
 

@@ -105,6 +105,15 @@ def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
     equal = "within each task all rewards are equal"
     if newest.get("reward_std") == 0 and "reward_mean" in newest:
         equal = f"all rewards of the last one are {newest['reward_mean']:.3g}"
+    if "tasks_alike" in newest and newest.get("tasks"):
+        # Two different troubles: the sampling, or the reward and the tasks.
+        if newest["tasks_alike"] == newest["tasks"]:
+            equal += (
+                ", because all answers to each task are identical: the sampling is greedy, or the "
+                "policy has become deterministic"
+            )
+        else:
+            equal += ", although the answers differ"
     cause = f"{which} no signal: {equal}"
     if solved := series.solved(history):
         cause += ". The mean reward is close to the best so far, so little is left to learn"
@@ -480,8 +489,9 @@ CHECKS: Sequence[Check] = (
         "zero_signal",
         ("zero_signal_steps",),
         zero_signal,
-        "check the reward function, choose easier or harder tasks, and check that the "
-        "sampling temperature is above 0",
+        "if the answers are identical, set a sampling temperature above 0 (rollout.sampling, or "
+        "sampling= of trainable); else check the reward function, or choose easier or harder "
+        "tasks",
         before=True,
     ),
     Check(

@@ -187,8 +187,13 @@ class Rollouts:
         goes_on = await self._wait(lambda: not self._held)
         return queued.pop(0) if goes_on else None
 
-    async def fill(self, builder: BatchBuilder, step: int) -> BatchRecord | None:
-        """Run episodes until the batch of `step` is full; store it. None if the run is to stop."""
+    async def fill(
+        self, builder: BatchBuilder, step: int, taking: Callable[[], None]
+    ) -> BatchRecord | None:
+        """Run episodes until the batch of `step` is full; store it. None if the run is to stop.
+
+        :param taking: called when the batch is full, before the next one begins to fill.
+        """
         builder.slots.begin(step)
         self._supervisor.begin_rolling()
         if self.rolls_on:
@@ -206,6 +211,7 @@ class Rollouts:
                     f"it was late: the batch of step {step} was trained without it (setting "
                     "rollout.late)"
                 )
+        taking()
         taken = builder.take()
         if self._config.exact:
             # Ids of exact runs are the same in all runs, but episodes end in any order.

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -365,16 +366,20 @@ class RunLoop:
             # In an exact run, no call is answered with older weights than without the restart.
             if not (again and self.run.config.exact):
                 self.supervisor.answer_calls()
-            record = await (
-                rollouts.next_queued(queued) if again else rollouts.fill(builder, self.step + 1)
-            )
-            if record is None:
-                return
-            phases = self._parts.spending.step_phases()
-            timing.rollout_seconds = phases.get(ROLLOUT, 0.0)
-            timing.idle_seconds = phases.get(IDLE, 0.0)
-            self._train_step(self.step + 1)
+            step = self.step + 1
             try:
+                record = await (
+                    rollouts.next_queued(queued)
+                    if again
+                    # A status in between would show neither a full batch nor its training.
+                    else rollouts.fill(builder, step, partial(self._train_step, step))
+                )
+                if record is None:
+                    return
+                phases = self._parts.spending.step_phases()
+                timing.rollout_seconds = phases.get(ROLLOUT, 0.0)
+                timing.idle_seconds = phases.get(IDLE, 0.0)
+                self._train_step(step)
                 # While lost steps are trained again, new episodes would be too old when trained.
                 rolls_on = rollouts.rolls_on and not again
                 left = await self._train_on(record, timing, rolls_on=rolls_on)

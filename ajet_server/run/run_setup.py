@@ -206,15 +206,18 @@ def resolve_model_directory(path: str, settings: Settings, param: str = "model.p
         if not _inside(directory, roots):
             raise ModelDirectoryError(
                 f"model path {path[:_SHOWN_PATH]!r} is outside this server's model roots "
-                f"({', '.join(map(str, roots))}); add a root to the setting "
-                "server.model_roots",
+                f"({', '.join(map(str, roots))}): start the server with another --model-root, or "
+                "add one to the setting server.model_roots",
                 param=param,
             )
         if not directory.is_dir():
+            shown = str(directory)[:_SHOWN_PATH]
+            wrong = "is not a directory" if directory.exists() else "does not exist"
             raise ModelDirectoryError(
-                f"{str(directory)[:_SHOWN_PATH]!r} is not a model directory: model.path must "
-                "be a directory on the server's machine, not a URL or the name of a model to "
-                "download; a relative path starts at the server's run directory",
+                f"the model directory {shown!r} {wrong} on the server's machine. {param} must be a "
+                "directory there, not a URL or the name of a model; download the model first. A "
+                "relative path starts at the server's run directory. `ajet demo` creates a tiny "
+                "model, as does ajet_worlds.tiny_model.create_tiny_model",
                 param=param,
             )
         outside = [file.name for file in directory.iterdir() if not _inside(file.resolve(), roots)]

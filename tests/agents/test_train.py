@@ -31,6 +31,7 @@ from agentjet.client import (
     Task,
 )
 from ajet_core.errors import RequestError, StateError
+from ajet_testing.faults import HoldGate
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import REPLIES
 from tests.agents import plain
@@ -188,6 +189,52 @@ def test_what_fills_no_batch_is_said(
     caplog.clear()
     train(trainable(plain.play, reward=one), ["d"], progress=False)
     assert "the open batch" not in caplog.text
+
+
+@pytest.mark.parametrize("play", [plain.play, plain.play_sync])
+def test_the_step_of_the_last_batch_is_over_at_the_end(tmp_path: Path, play: Any) -> None:
+    trainer = {"name": "scripted", "settings": {"hangs_at": 1}}
+    ended: list[Any] = []
+    with (
+        HoldGate(tmp_path / "swarm" / "run", "trainer") as gate,
+        ScriptedSwarm(tmp_path / "swarm", REPLIES, **ONE, trainer=trainer) as swarm,
+    ):
+
+        def sleep(seconds: float) -> None:
+            # The step ends only if it is waited for.
+            if len(ended) == 4:
+                gate.release()
+            time.sleep(seconds)
+
+        async def sleep_async(seconds: float) -> None:
+            sleep(seconds)
+
+        client: Any
+        if play is plain.play_sync:
+            client = SwarmClient(swarm.url, swarm.token, sleep=sleep)
+        else:
+            client = AsyncSwarmClient(swarm.url, swarm.token, sleep=sleep_async)
+        solve = trainable(play, reward=one)
+        train(solve, ["a", "b"], client=client, progress=False, on_result=ended.append)
+        with SwarmClient(swarm.url, swarm.token) as reader:
+            assert reader.status().step == 1
+
+
+def test_a_paused_run_is_not_waited_for(
+    own_swarm: ScriptedSwarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        SwarmClient(own_swarm.url, own_swarm.token) as client,
+        SwarmClient(own_swarm.url, own_swarm.tokens.control) as control,
+    ):
+
+        def play_and_pause(task: Any) -> float:
+            plain.play_sync(task)
+            control.pause_engine("the operator wants to look")
+            return 1.0
+
+        train(play_and_pause, ["a"], client=client, episodes_per_task=1, progress=False)
+    assert "the run is paused: full batches are trained once it is resumed" in caplog.text
 
 
 def test_functions_run_in_threads_and_agents_as_they_are(own_swarm: ScriptedSwarm) -> None:

@@ -57,6 +57,31 @@ async def test_the_live_page_and_the_budget_are_of_the_directory(
     assert "cost" in (await ajet("budget", run_dir)).output
 
 
+async def test_mixture_and_model_servers_are_of_the_directory(
+    server: Running, run_dir: Path
+) -> None:
+    await server.roll(mixture={"ratios": {"math": 0.5, "code": 0.5}}, batch={"tasks": 4})
+    shown = await ajet("mixture", run_dir)
+    assert "math" in shown.output, shown.output
+    changed = json.loads(
+        (await ajet("mixture", run_dir, "math=0.25", "code=0.75", "--json")).output
+    )
+    assert changed["config"]["ratios"] == {"math": 0.25, "code": 0.75}
+    assert "server 0  up" in (await ajet("engine", "list", run_dir)).output
+    absent = await ajet("engine", "remove", "http://10.0.0.5:8000", "--run-dir", run_dir)
+    assert "10.0.0.5" in absent.output
+    assert "127.0.0.1:9" not in absent.output
+
+
+async def test_a_directory_called_like_a_ratio_is_a_directory(
+    server: Running, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.roll(mixture={"ratios": {"math": 1.0}})
+    run_dir.rename(run_dir.with_name("lr=1"))
+    monkeypatch.chdir(run_dir.parent)
+    assert "math" in (await ajet("mixture", "lr=1")).output
+
+
 @pytest.mark.parametrize("exists", [True, False])
 async def test_a_directory_without_a_server_is_refused(tmp_path: Path, *, exists: bool) -> None:
     where = tmp_path / "old"

@@ -119,6 +119,15 @@ def test_the_server_hears_of_a_task_that_is_given_up_even_after_an_outage(kind: 
     assert [abort["final"] for abort in server.aborts] == [True]
 
 
+def test_no_heartbeat_is_left_to_a_closed_client() -> None:
+    before = set(threading.enumerate())
+    server = Flaky()
+    server.away = 0
+    run("sync", server, lambda _: 1.0, retries=0)
+    left = [thread.name for thread in set(threading.enumerate()) - before]
+    assert "ajet-heartbeat" not in left
+
+
 class UnspeakableError(Exception):
     """An error that fails when its text is asked for."""
 
@@ -218,6 +227,84 @@ async def test_waiting_for_a_step_ends_in_time_and_says_what_for_meanwhile(
         "Once that is fixed, run `ajet resume --url http://swarm.test`"
     )
     assert clock.now <= 90
+
+
+def batch(ready: int) -> dict[str, object]:
+    """A batch of two tasks."""
+    return {
+        "full_by": "tasks",
+        "needed": 2,
+        "ready": ready,
+        "open_episodes": 0,
+        "quarantined": 0,
+    }
+
+
+def rollout(training: int | None) -> dict[str, object]:
+    """The status of synchronous rollouts."""
+    return {"mode": "sync", "max_staleness": 0, "training_step": training}
+
+
+FULL = server_status(batch=batch(2), rollout=rollout(None))
+TRAINING = server_status(state="WEIGHT_SYNCING", batch=batch(0), rollout=rollout(4))
+
+
+async def test_waiting_for_training_ends_with_the_step_of_the_full_batch(make: MakeFace) -> None:
+    trained = server_status(step=4, batch=batch(2), rollout=rollout(5))
+    script = Script().on("GET /v1/status", (200, FULL), (200, TRAINING), (200, trained))
+    assert (await make(script).call("wait_for_training")).step == 4
+
+
+async def test_waiting_for_training_counts_all_batches_that_are_full(make: MakeFace) -> None:
+    first = server_status(batch=batch(4), rollout=rollout(4))
+    later = [(200, server_status(step=step, rollout=rollout(step + 1))) for step in (4, 5, 6)]
+    script = Script().on("GET /v1/status", (200, first), *later)
+    assert (await make(script).call("wait_for_training")).step == 6
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        server_status(batch=batch(1), rollout=rollout(None)),
+        server_status(state="PAUSED", batch=batch(2), rollout=rollout(None)),
+        server_status(state="OFFLINE"),
+    ],
+)
+async def test_waiting_for_training_ends_at_once_if_nothing_will_be_trained(
+    make: MakeFace, clock: Clock, status: dict[str, object]
+) -> None:
+    script = Script().on("GET /v1/status", (200, status))
+    assert (await make(script).call("wait_for_training")).step == 3
+    assert not clock.sleeps
+
+
+async def test_waiting_for_training_survives_a_worker_and_ends_with_a_refused_batch(
+    make: MakeFace,
+) -> None:
+    script = Script().on(
+        "GET /v1/status",
+        (200, TRAINING),
+        (200, server_status(state="BOOTING", step=2)),
+        (200, server_status(step=2, batch=batch(0), rollout=rollout(None))),
+        (200, server_status(step=2, batch=batch(0), rollout=rollout(3))),
+        (200, server_status(batch=batch(0), rollout=rollout(None))),
+    )
+    assert (await make(script).call("wait_for_training")).step == 3
+    assert len(script.requests) == 6
+
+
+async def test_waiting_for_training_raises_why_the_run_failed_or_its_time_is_over(
+    make: MakeFace,
+) -> None:
+    failed = server_status(
+        state="OFFLINE", error={"type": "worker_boot_failed", "message": "no memory"}
+    )
+    script = Script().on("GET /v1/status", (200, TRAINING), (200, failed))
+    with pytest.raises(WorkerBootError, match="no memory"):
+        await make(script).call("wait_for_training")
+    script = Script().on("GET /v1/status", (200, TRAINING))
+    with pytest.raises(DeadlineError, match="not trained within 9 s: the server is WEIGHT_SYNC"):
+        await make(script).call("wait_for_training", timeout=9)
 
 
 async def test_waiting_for_a_step_of_a_server_that_stays_away_ends(make: MakeFace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -64,7 +65,7 @@ def test_the_list_ends_with_what_forks_cost(run_dir: Path) -> None:
         (["--task", "task-2"], ["ep-ccc4"]),
         (["--step", "1"], ["ep-aab2", "ep-aaa1"]),
         (["--step", "1", "--limit", "1"], ["ep-aab2"]),
-        (["--step", "2"], []),
+        (["--step", "1", "--task", "none"], []),
     ],
 )
 def test_episodes_are_chosen(run_dir: Path, args: list[str], expected: list[str]) -> None:
@@ -195,7 +196,8 @@ def test_another_tokenizer_can_be_named(tmp_path: Path, model_dir: Path) -> None
             "several episode ids begin with 'ep-a': ep-aaa1, ep-aab2; add more characters",
         ),
         (["zzz"], "has no episode whose id begins with 'zzz'"),
-        (["--step", "9", "--html", "out.html"], "belongs to step 9"),
+        (["--step", "9", "--html", "out.html"], "has no step 9: its steps are "),
+        (["--step", "9"], "has no step 9: its steps are "),
     ],
 )
 def test_what_is_not_there_is_one_line(run_dir: Path, args: list[str], message: str) -> None:
@@ -203,6 +205,16 @@ def test_what_is_not_there_is_one_line(run_dir: Path, args: list[str], message: 
     assert result.exit_code == 2
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_list_ends_with_the_command_that_shows_an_episode(run_dir: Path) -> None:
+    *_, last = inspect(run_dir).stdout.replace("\n", " ").split("to see one of them: ")
+    command = shlex.split(last)
+    assert command[:2] == ["ajet", "inspect"]
+    shown = CliRunner().invoke(cli, command[1:])
+    assert shown.exit_code == 0, shown.output
+    assert command[-1] in shown.output
+    assert "to see one of them" not in inspect(run_dir, "--task", "none").stdout
 
 
 def test_a_directory_without_a_run_is_one_line(tmp_path: Path) -> None:

@@ -330,7 +330,7 @@ async def test_an_incomplete_model_directory_is_refused_by_what_it_lacks(
     answer = await server.put_run(model={"path": "model", "renderer": "qwen3"})
     assert answer.status_code == 400
     assert error_of(answer)["type"] == "invalid_model"
-    expected = {"model.safetensors": "safetensors", "everything": "is not a model directory"}
+    expected = {"model.safetensors": "safetensors", "everything": "does not exist on the server's"}
     assert expected.get(missing, missing.partition(".")[0]) in error_of(answer)["message"]
 
 

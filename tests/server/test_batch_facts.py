@@ -40,6 +40,18 @@ def test_tasks_whose_rewards_are_all_equal_are_counted() -> None:
     assert found["reward_std"] == pytest.approx(math.sqrt(3) / 4)
 
 
+def test_tasks_whose_answers_are_identical_are_counted() -> None:
+    records = [episode("a", 1), episode("b", 1), episode("c", 1, "h"), episode("d", 1, "h")]
+    calls = [
+        replace(call(name, tokens), episode_id=name)
+        for name, tokens in [("a", 3), ("b", 3), ("c", 3), ("d", 4)]
+    ]
+    assert facts(records, calls, [0.0] * 4)["tasks_alike"] == 1
+    # A single episode, and episodes without answers, show nothing about the sampling.
+    assert facts(records[:1], calls[:1], [0.0])["tasks_alike"] == 0
+    assert facts(records, [], [])["tasks_alike"] == 0
+
+
 def test_answers_are_counted_by_what_is_wrong_with_them() -> None:
     calls = [call("a", 2, "length"), call("b", 4, **{MALFORMED_CALLS: "2"}), call("c", 3)]
     found = facts([], calls, [0.0, 0.0, 0.0])

@@ -162,10 +162,13 @@ def test_an_engine_that_stands_still_with_calls_is_given_up() -> None:
     assert watch.stalled == 0.0
 
 
-def findings(records: list[EpisodeRecord], *, silent: tuple[str, ...] = ()) -> list[str]:
+def findings(
+    records: list[EpisodeRecord], *, silent: tuple[str, ...] = (), alike: bool = False
+) -> list[str]:
     calls: dict[str, list[Call]] = {}
-    for record in records:
-        call = make_call(f"c-{record.episode_id}", [1, 2], [3], episode_id=record.episode_id)
+    for number, record in enumerate(records):
+        sampled = [3 if alike else 3 + number]
+        call = make_call(f"c-{record.episode_id}", [1, 2], sampled, episode_id=record.episode_id)
         call = replace(call, top_p=1.0, top_k=0)
         calls[record.episode_id] = [] if record.episode_id in silent else [call]
     episodes = [TrainEpisode(r.episode_id, r.group, r.reward or 0.0, "") for r in records]
@@ -190,6 +193,15 @@ def test_equal_rewards_are_told_apart_from_tasks_that_are_each_too_easy_or_too_h
     groups = [ended(f"{g}{n}", r, g) for g, r in (("x", 0.0), ("y", 1.0)) for n in range(2)]
     (flat,) = findings(groups)
     assert "rewards are equal within each task" in flat
+
+
+@pytest.mark.parametrize("rewards", [(0.5, 0.5), (0.0, 1.0)])
+def test_identical_answers_are_told_apart_from_equal_rewards(rewards: tuple[float, float]) -> None:
+    groups = [ended(f"{g}{n}", r, g) for g, r in zip("xy", rewards, strict=True) for n in range(2)]
+    (alike,) = findings(groups, alike=True)
+    assert "within each task all answers are identical" in alike
+    (different,) = findings(groups)
+    assert "identical" not in different
 
 
 def test_tasks_that_train_nothing_are_named_if_they_are_many() -> None:

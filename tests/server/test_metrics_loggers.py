@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ajet_core.errors import ConfigError, PluginError, StoreError
+from ajet_core.errors import ConfigError, PluginError, StoreError, UnknownComponentError
 from ajet_core.interfaces import (
     ComponentSettings,
     EndReason,
@@ -599,6 +599,18 @@ def test_wrong_settings_of_a_logger_are_refused(
 ) -> None:
     settings = settings_of("[loggers.jsonl]\nfiel = 'mine.jsonl'\n", tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="fiel"):
+        build_service(settings, scripted_plugins())
+
+
+def test_the_extra_of_a_logger_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_server.build.is_installed_here", lambda _: False)
+    settings = settings_of("[loggers.wandb]\n", tmp_path, monkeypatch)
+    with pytest.raises(UnknownComponentError, match=r"pip install 'agentjet\[wandb\]>=0\.1'$"):
+        build_service(settings, scripted_plugins())
+    settings = settings_of("[loggers.wnadb]\n", tmp_path, monkeypatch)
+    with pytest.raises(UnknownComponentError, match="known: "):
         build_service(settings, scripted_plugins())
 
 

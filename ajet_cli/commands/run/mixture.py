@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 from rich.table import Table
 
 from agentjet.client import SwarmClient
 from ajet_cli.output import table_console
-from ajet_cli.state import CliState, config_option, pass_state, set_flags
+from ajet_cli.servers import find_server
+from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.protocol import MixtureStatus, TagProgress
 
 _RETRIES = 1
 
 
 @click.command()
-@click.argument("ratios", nargs=-1, metavar="[TAG=RATIO]...")
+@click.argument("words", nargs=-1, metavar="[RUN_DIR] [TAG=RATIO]...")
 @click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @config_option
 @pass_state
-def mixture(state: CliState, ratios: tuple[str, ...], url: str | None, as_json: bool) -> None:
+def mixture(state: CliState, words: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Show the task mixture, or change it from the next batch on.
 
-    The ratios sum to 1: `ajet mixture math=0.4 code=0.6`.
+    The server is that of RUN_DIR, or of --url. The ratios sum to 1: `ajet mixture math=0.4
+    code=0.6`.
     """
+    run_dir, ratios = _split(words)
     wanted = _parsed(ratios)
-    settings = state.settings(set_flags("client", url=url)).client
-    token = settings.token.get_secret_value() if settings.token else None
-    with SwarmClient(settings.url, token, retries=_RETRIES) as client:
+    server = find_server(state, url, run_dir)
+    with SwarmClient(server.url, server.token, retries=_RETRIES) as client:
         status = client.set_mixture(wanted) if wanted else client.mixture()
     if as_json:
         click.echo(status.model_dump_json())
@@ -37,6 +40,14 @@ def mixture(state: CliState, ratios: tuple[str, ...], url: str | None, as_json: 
         click.echo("there is no mixture: episodes of all tags are accepted")
     else:
         table_console().print(_table(status))
+
+
+def _split(words: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
+    """Separate the run directory, if the first word is one, from the ratios."""
+    # Directories of sweeps are often called like "lr=0.1", so look.
+    if words and ("=" not in words[0] or Path(words[0]).is_dir()):
+        return Path(words[0]), words[1:]
+    return None, words
 
 
 def _parsed(ratios: Sequence[str]) -> dict[str, float]:

@@ -22,6 +22,7 @@ BY_KIND = {check.kind: check for check in CHECKS}
 HEALTHY: Mapping[str, float] = {
     "tasks": 8,
     "tasks_equal": 1,
+    "tasks_alike": 0,
     "no_signal": 0,
     "calls": 300,
     "calls_aborted": 0,
@@ -74,6 +75,12 @@ def test_a_healthy_history_is_far_from_every_limit(kind: str, count: int) -> Non
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("zero_signal", {"no_signal": [1] * 5}, "5 batches in a row have no signal"),
+    ("zero_signal", {"no_signal": [1] * 5}, "all rewards are equal, although the answers differ"),
+    (
+        "zero_signal",
+        {"no_signal": [1] * 5, "tasks_alike": [8]},
+        "because all answers to each task are identical: the sampling is greedy",
+    ),
     ("equal_rewards", {"tasks_equal": [7.5, 7.5, 7.5]}, "94 % of the tasks"),
     ("cut_off", {"calls_cut_off": [200]}, "67 % of the answers were cut off"),
     (
