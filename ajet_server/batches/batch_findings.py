@@ -107,14 +107,17 @@ def _no_signal(records: Sequence[EpisodeRecord], calls: Mapping[str, Sequence[Ca
     groups: dict[str, list[EpisodeRecord]] = {}
     for record in records:
         groups.setdefault(record.group, []).append(record)
-    if all(answers_are_alike(members, calls) for members in groups.values()):
-        return (
-            "within each task all answers are identical, so nothing can be learned: the sampling "
-            "is greedy, or the policy has become deterministic; set a temperature above 0 "
-            "(rollout.sampling, or sampling= of trainable)"
-        )
     rewards = [record.reward or 0.0 for record in records]
-    if len(set(rewards)) == 1:
+    one_reward = len(set(rewards)) == 1
+    if all(answers_are_alike(members, calls) for members in groups.values()):
+        reward = f" and all {len(rewards)} rewards are {rewards[0]:g}" if one_reward else ""
+        return (
+            f"within each task all answers are identical{reward}, so nothing can be learned: the "
+            "policy has become deterministic, whether or not it has solved the tasks, or the "
+            "sampling is greedy; set a temperature above 0 (rollout.sampling, or sampling= of "
+            "trainable)"
+        )
+    if one_reward:
         return (
             f"all {len(rewards)} rewards of the batch are {rewards[0]:g}, so nothing can be "
             "learned from it: check the reward function, or use tasks that are neither all "

@@ -518,7 +518,7 @@ async def test_a_batch_without_signal_is_trained_and_diagnosed(server: Running) 
     await asyncio.gather(*(server.episode(task, 0.0) for task in "aabb"))
     await server.service.board.wait_until(lambda: server.service.coordinator.step == 1)
     (finding,) = (await status(server))["last_step"]["findings"]
-    assert "all 4 rewards of the batch are 0" in finding
+    assert "all answers are identical and all 4 rewards are 0" in finding
 
 
 async def test_a_batch_without_calls_is_diagnosed(server: Running) -> None:
