@@ -99,7 +99,7 @@ async def test_equal_rewards_fail_it_and_pause_the_run_if_somebody_asked(
     await asyncio.gather(*(server.episode(task, 1.0) for task in "aabb"))
     report = await report_of(server)
     assert checks(report)["rewards"] == "fail"
-    assert "all 4 rewards of the batch are 1" in found(report, "rewards")
+    assert "all 4 rewards are 1" in found(report, "rewards")
     if asked:
         await until_state(server, ServerState.PAUSED)
     else:
