@@ -29,6 +29,7 @@ from ajet_core.protocol import (
 )
 from ajet_installation.settings import Settings
 from ajet_server.gateway.formats.completing import CompletionService
+from ajet_server.run.base_model import check_base_model, note_base_model
 from ajet_server.run.engine_servers import checked_url, without, write_servers
 from ajet_server.run.run_loop import GoBack, RunLoop
 from ajet_server.run.run_parts import RunParts
@@ -167,8 +168,12 @@ class Coordinator:
             run_id = before.run_id if before else secrets.token_hex(6)
             created = before.created_at if before else self._parts.wall_clock()
             run = await self._resolve(run_id, config)
+            place = self._parts.run_dir, run.config.model.path
             if before is not None and await self._has_history():
                 check_same_run(before, run.config)
+                await asyncio.to_thread(check_base_model, *place)
+            else:
+                await asyncio.to_thread(note_base_model, *place)
             record = RunRecord(run_id, run.config.model_dump_json(), created)
             if before is not None:
                 record = replace(record, back_to=before.back_to, retrains=before.retrains)
