@@ -5,7 +5,8 @@ directories of Harbor whose moves are made in a sandbox, as an environment of ve
 Gymnasium or of OpenEnv, or as rows with a program. Each seed is a new tiny model, trained by the
 command on a real server. No walk is in two steps, so the success of a step is that on new walks.
 `success_before` is that of the first step, `success_after` that of the last three. `seconds`
-include making the model and booting.
+include making the model and booting. `seeds_paused` are those whose runs paused before their last
+step; their curves end with the last success.
 
 The source's library is in an environment of its own: `--python` names its interpreter, in which
 agentjet and the plugin of the source are installed. With `--runs FILE` an interrupted benchmark
@@ -25,7 +26,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -145,6 +146,12 @@ def train(source: str, seed: int, steps: int, python: str) -> Learned:
     return Learned(curve[0], statistics.mean(curve[-LAST_STEPS:]), tuple(curve), seconds)
 
 
+def whole(learned: Learned, steps: int) -> Learned:
+    """Repeat the last success of a run that paused, so that all curves have the same length."""
+    missing = steps - len(learned.curve)
+    return replace(learned, curve=learned.curve + learned.curve[-1:] * missing)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -165,7 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         learned.append(Learned(**{**result, "curve": tuple(result["curve"])}))
         shares = " ".join(f"{share:.2f}" for share in learned[-1].curve)
         print(f"{args.source} seed {seed}: {shares}", file=sys.stderr)
-    its = summary(WORLD, learned)
+    paused = [seed for seed, one in enumerate(learned) if len(one.curve) < args.steps]
+    learned = [whole(one, args.steps) for one in learned]
+    its = {**summary(WORLD, learned), "seeds_paused": paused}
     print(f"{args.source}: {line(WORLD, its)}", file=sys.stderr)
     if args.plot is not None:
         draw({WORLD: learned}, args.plot, f"ajet train {args.source}: success by step")

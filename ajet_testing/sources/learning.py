@@ -7,15 +7,17 @@ runs in another interpreter if there is one, as in `ajet_testing.door_training`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentjet.client import SwarmClient
+from ajet_core.protocol import ServerState
 from ajet_testing.door_training import learning_python, real_server
 from ajet_worlds import load_world
 from ajet_worlds.recipe import run_config
@@ -24,9 +26,9 @@ __all__ = ["assert_source_learns", "success_by_step", "walk_names"]
 
 _WORLD = "grid"
 _STEPS = 18
-_MAX_TOKENS = 64
-"""Of an episode, whose five answers need 35. An answer that never ends is noise, and its entropy
-pauses the run."""
+_MAX_TOKENS = 32
+"""Of an answer, as for the agents of worlds. One that never ends is noise, and its entropy pauses
+the run."""
 _MODEL = (
     "import sys; from pathlib import Path; from ajet_worlds import load_world, tiny_model; "
     f"tiny_model.create_tiny_model(Path(sys.argv[1]), worlds=[load_world({_WORLD!r})], "
@@ -56,6 +58,7 @@ def success_by_step(
         of 1 is a success.
     :param directory: where the command runs and what it needs is: files and modules of the source.
     :param python: the interpreter of the command, which has the source.
+    :return: by step; fewer than `steps` if the run paused.
     :raises CalledProcessError: a command failed; what it said is on standard error.
     """
     world, server = load_world(_WORLD), learning_python()
@@ -66,9 +69,12 @@ def success_by_step(
     with real_server(directory, server) as (url, token, _):
         train = (_ajet(python), "train", source, "--run", str(run))
         limit = ("--max-tokens", str(_MAX_TOKENS))
-        _run(directory, *train, *limit, AJET_URL=url, AJET_TOKEN=token)
-        with SwarmClient(url, token) as client:
-            client.wait_for_step(steps)
+        with (
+            SwarmClient(url, token) as client,
+            _started(directory, *train, *limit, AJET_URL=url, AJET_TOKEN=token) as training,
+        ):
+            if _ended(training, client):
+                client.wait_for_step(steps)
             client.stop_engine()
     rows = directory / "episodes.jsonl"
     _run(directory, _ajet(server), "export", "run", str(rows))
@@ -77,7 +83,7 @@ def success_by_step(
         row = json.loads(line)
         if row["step"] is not None:
             episodes[row["step"]][row["episode_id"]] = row["reward"] >= 1
-    assert sorted(episodes) == list(range(1, steps + 1)), "steps without episodes"
+    assert sorted(episodes) == list(range(1, len(episodes) + 1)), "steps without episodes"
     return [sum(episodes[step].values()) / len(episodes[step]) for step in sorted(episodes)]
 
 
@@ -89,6 +95,7 @@ def assert_source_learns(source: str, directory: Path) -> None:
     """
     successes = success_by_step(source, directory)
     curve = " ".join(f"{one:.2f}" for one in successes)
+    assert len(successes) == _STEPS, f"the run paused: {curve}"
     assert _mean(successes[:3]) < 0.45, curve
     assert _mean(successes[-3:]) > 0.8, curve
 
@@ -102,9 +109,38 @@ def _ajet(python: str) -> str:
     return str(Path(python).parent / "ajet")
 
 
-def _run(directory: Path, *command: str, **variables: str) -> None:
-    own = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"}
-    environ = {name: value for name, value in os.environ.items() if name not in own}
-    subprocess.run(  # noqa: S603 - our own
-        command, cwd=directory, env={**environ, **variables}, check=True
+def _ended(training: subprocess.Popen[bytes], client: SwarmClient) -> bool:
+    """Wait for the command; kill it and return False if the run pauses: it would wait for ever."""
+    while training.poll() is None:
+        if client.run_status().state is ServerState.PAUSED:
+            training.kill()
+            training.wait()
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            training.wait(1.0)
+    if training.returncode:
+        raise subprocess.CalledProcessError(training.returncode, training.args)
+    return True
+
+
+@contextlib.contextmanager
+def _started(directory: Path, *command: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(  # noqa: S603 - our own
+        command, cwd=directory, env={**_environment(), **variables}
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _run(directory: Path, *command: str) -> None:
+    subprocess.run(  # noqa: S603 - our own
+        command, cwd=directory, env=_environment(), check=True
+    )
+
+
+def _environment() -> dict[str, str]:
+    own = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"}
+    return {name: value for name, value in os.environ.items() if name not in own}

@@ -37,7 +37,8 @@ _FAILED = 1
 @click.option("--resume", is_flag=True, help="Skip episodes that have already ended.")
 @click.option("--temperature", type=float, help="Replaces what the source requests.")
 @click.option("--max-calls", type=click.IntRange(1), help="Model calls of an episode.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Tokens sampled for an episode.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of an answer.")
+@click.option("--max-episode-tokens", type=click.IntRange(1), help="Tokens of all its answers.")
 @click.option("--run", "run_file", metavar="FILE", help="Run to start, if none is: TOML or JSON.")
 @click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
 @config_option
@@ -50,6 +51,7 @@ def train(
     curriculum: float | None,
     max_calls: int | None,
     max_tokens: int | None,
+    max_episode_tokens: int | None,
     temperature: float | None,
     run_file: str | None,
     url: str | None,
@@ -67,7 +69,9 @@ def train(
     token = settings.token.get_secret_value() if settings.token else None
     run = None if run_file is None else read_run(Path(run_file))
     rules = CallRules(
-        max_calls=max_calls, max_tokens=max_tokens, sampling=CallSampling(temperature=temperature)
+        max_calls=max_calls,
+        max_tokens=max_episode_tokens,
+        sampling=CallSampling(temperature=temperature, max_tokens=max_tokens),
     )
 
     async def roll_out() -> bool:
