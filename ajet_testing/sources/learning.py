@@ -112,7 +112,7 @@ def _ajet(python: str) -> str:
 def _ended(training: subprocess.Popen[bytes], client: SwarmClient) -> bool:
     """Wait for the command; kill it and return False if the run pauses: it would wait for ever."""
     while training.poll() is None:
-        if client.run_status().state is ServerState.PAUSED:
+        if client.status().state is ServerState.PAUSED:
             training.kill()
             training.wait()
             return False
