@@ -17,6 +17,8 @@ class KeptResults:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[str, Any] = {}
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
         if path is not None and path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
             self._known = {kept["run"]: kept["result"] for kept in map(json.loads, lines)}
