@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from pathlib import Path
+
+import psutil
 
 from tests.support.scripted_server import ServerProcess
 
 
 def children(pid: int) -> list[int]:
-    """The child processes of a process."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return sorted(int(child) for task in tasks for child in task.read_text().split())
+    """The child processes of a process; none once it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return sorted(child.pid for child in psutil.Process(pid).children())
+    return []
 
 
 def is_server(pid: int) -> bool:
