@@ -12,6 +12,8 @@ from ajet_core.files import write_whole
 
 NOTE = "base_model"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+# Read of each file; a small one has no more.
+_PARTS = 64
 _PART = 64 * 1024
 
 
@@ -43,22 +45,23 @@ def check_base_model(run_dir: Path, path: str) -> None:
 
 
 def _digest(directory: Path) -> str:
-    """Return a digest of a model's configuration, and of the sizes and ends of its weights.
+    """Return a digest of a model's configuration, and of the sizes and samples of its weights.
 
-    Weights are too large to be read whole. Files of other weights differ at their ends.
+    Large weights would take long to read whole, so parts at equal distances are read.
 
     :return: "" for what is no directory with weights.
     """
-    files = sorted(file for pattern in _WEIGHTS for file in directory.glob(pattern))
+    files = sorted(
+        file for pattern in _WEIGHTS for file in directory.glob(pattern) if file.is_file()
+    )
     if not files:
         return ""
     digest = hashlib.sha256()
     for file in [*directory.glob("config.json"), *files]:
         with file.open("rb") as opened:
             size = opened.seek(0, os.SEEK_END)
-            opened.seek(0)
-            parts = [opened.read(_PART)]
-            opened.seek(max(0, size - _PART))
-            parts.append(opened.read(_PART))
-        digest.update(f"{file.name} {size}\n".encode() + b"".join(parts))
+            digest.update(f"{file.name} {size}\n".encode())
+            for at in [*range(0, size, max(_PART, size // _PARTS)), max(0, size - _PART)]:
+                opened.seek(at)
+                digest.update(opened.read(_PART))
     return digest.hexdigest()

@@ -33,9 +33,10 @@ def test_the_same_files_are_the_same_model(tmp_path: Path) -> None:
     [
         b"Weights" + b"weights" * 99_999,
         b"weights" * 99_999 + b"weightS",
+        b"weights" * 50_000 + b"Weights" + b"weights" * 49_999,
         b"weights" * 100_001,
     ],
-    ids=["beginning", "end", "size"],
+    ids=["beginning", "end", "middle", "size"],
 )
 def test_other_weights_are_refused(weights: bytes, tmp_path: Path) -> None:
     path = write_model(tmp_path / "model")

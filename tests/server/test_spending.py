@@ -182,7 +182,9 @@ async def test_time_without_an_open_episode_is_idle_and_the_phases_add_up(
     assert metrics["step_seconds"] == 31.0
 
 
-async def test_training_with_no_open_episode_overlaps_with_nothing(server: Running) -> None:
+async def test_training_with_no_open_episode_overlaps_with_nothing(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = SetClock(server)
     mode = {"mode": "async", "max_staleness": 2, "max_mean_staleness": 2}
     with HoldGate(server.run_dir, "trainer") as gate:
@@ -194,7 +196,7 @@ async def test_training_with_no_open_episode_overlaps_with_nothing(server: Runni
             note(step)
             training.set()
 
-        loop._train_step = noted  # type: ignore[method-assign]
+        monkeypatch.setattr(loop, "_train_step", noted)
         for task in "aabb":
             await server.episode(task, 0.0)
         await training.wait()
