@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from enum import Enum
 
 import httpx
@@ -45,7 +45,7 @@ _OF_CONNECTION = frozenset(
 
 
 class _Exchange(Enum):
-    ANSWERED, ELSEWHERE, BROKEN = range(3)
+    ANSWERED, ELSEWHERE, BROKEN, CUT = range(4)
 
 
 class Forwarding:
@@ -137,19 +137,26 @@ class Forwarding:
                 if answer.status_code == MISDIRECTED:
                     return _Exchange.ELSEWHERE
                 kept = [(n.lower(), v) for n, v in answer.headers.raw if _is_kept(n)]
+                parts = answer.aiter_raw()
+                if "content-length" in answer.headers:
+                    # Read whole before it begins: if the gateway ends now, the agent can repeat.
+                    parts = _one(b"".join([part async for part in parts]))
                 start = {"type": "http.response.start", "status": answer.status_code}
                 await send({**start, "headers": kept})
                 begun = True
-                async for part in answer.aiter_raw():
+                async for part in parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except (httpx.ConnectError, httpx.ConnectTimeout):
             return _Exchange.ELSEWHERE
         except httpx.TransportError:
-            if begun:
-                # The agent's connection breaks, as it would without a gateway between.
-                raise
-            return _Exchange.BROKEN
+            # If the answer has begun, it stays without an end, and the server closes the agent's
+            # connection: the agent sees what it would see without a gateway between.
+            return _Exchange.CUT if begun else _Exchange.BROKEN
         return _Exchange.ANSWERED
+
+
+async def _one(part: bytes) -> AsyncIterator[bytes]:
+    yield part
 
 
 def _client(context: ssl.SSLContext) -> httpx.AsyncClient:
