@@ -74,7 +74,8 @@ test: lint type  ## Check style, types and the unit tests, in .venv: a minute or
 	@$(MAKE) --no-print-directory unit ARGS="--ignore tests/test_words.py"
 
 unit: setup  ## Run the unit tests in .venv (options: ARGS="...")
-	$(BIN)/python -m pytest -n auto -m unit --durations 10 --durations-min 1 $(ARGS) tests
+	@# Continuous integration generates all examples of property tests.
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(BIN)/python -m pytest -n auto -m unit --durations 10 --durations-min 1 $(ARGS) tests
 
 test-all: setup  ## Run every check but those of agents and backends: lint, types, tests on each Python, packages
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_ENVS)

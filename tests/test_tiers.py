@@ -19,6 +19,7 @@ from tests.support.tiers import (
     TIERS,
     Guard,
     check_seconds,
+    examples,
     tier_of,
     without_unit_tests,
 )
@@ -134,6 +135,12 @@ def test_a_unit_test_can_open_no_socket_to_connect_to() -> None:
     ):
         listener.bind(("127.0.0.1", 0))
     forgiven()
+
+
+def test_make_test_generates_a_quarter_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    for profile, wanted in {"quick": [50, 1], "": [200, 3], "thorough": [200, 3]}.items():
+        monkeypatch.setattr(tiers, "PROFILE", profile)
+        assert [examples(200), examples(3)] == wanted
 
 
 @pytest.mark.parametrize("exempt", ["", "HYPOTHESIS_PROFILE"])

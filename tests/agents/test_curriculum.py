@@ -23,6 +23,7 @@ from ajet_core.protocol import GroupCounts
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import REPLIES
 from tests.agents import plain
+from tests.support.tiers import examples
 
 TASKS = [*(f"easy-{i}" for i in range(3)), *(f"hard-{i}" for i in range(3)), "some-0", "some-1"]
 CHOICE = Curriculum(share=0.25, explore=0.01, seed=3)
@@ -203,7 +204,7 @@ def test_an_epoch_is_drawn_again_as_it_was() -> None:
 GROUPS = st.lists(st.sampled_from([0.0, 0.5, 1.0]), max_size=4).map(lambda some: counts(*some))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(
     names=st.sets(st.text("abcde", min_size=1), min_size=1, max_size=12),
     share=st.floats(0.1, 1.0),

@@ -23,6 +23,7 @@ from ajet_server.alerts import alerting
 from ajet_server.alerts.alerting import ALERTS, Alerts
 from ajet_server.alerts.redacting import Redactor
 from ajet_server.alerts.sending import Alert, AlertFailedError
+from tests.support.tiers import examples
 
 QUIET = 100.0
 
@@ -316,7 +317,7 @@ _EVENTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(_EVENTS, st.lists(st.integers(0, 80), min_size=40, max_size=40))
 def test_between_two_alerts_to_a_finding_it_was_absent_for_the_quiet_period(
     events: Sequence[tuple[str, frozenset[str]]], steps: list[int]

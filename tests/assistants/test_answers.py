@@ -13,6 +13,7 @@ pytest.importorskip("mcp")
 
 from ajet_cli.mcp.answers import HIDDEN, MAX_BYTES, bounded, page_of, without_tokens
 from ajet_core.errors import RequestError
+from tests.support.tiers import examples
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
 DATA = st.recursive(
@@ -21,7 +22,7 @@ DATA = st.recursive(
 TOKEN = "ajet-ct-" + "A1_b-" * 6
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(DATA, st.integers(1, 40_000), st.integers(1, 400))
 def test_no_answer_is_larger_than_the_bound(data: Any, length: int, items: int) -> None:
     large = {"data": {"small": data, "text": "é" * length, "list": ["x" * 300] * items}, "cut": []}
@@ -51,7 +52,7 @@ def test_what_cannot_be_shortened_is_refused() -> None:
         bounded(numbers, ())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.text(), st.text(), DATA)
 def test_tokens_are_hidden_wherever_they_are(before: str, after: str, data: Any) -> None:
     said = {"key " + TOKEN: [f"{before} {TOKEN} {after}", {"own": f"{before}my own secret"}, data]}
@@ -61,7 +62,7 @@ def test_tokens_are_hidden_wherever_they_are(before: str, after: str, data: Any)
     assert hidden.count(HIDDEN) >= 3
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(st.integers(0, 9000), max_size=30))
 def test_pages_have_each_item_once(sizes: list[int]) -> None:
     items = [{"id": str(n), "text": "x" * size} for n, size in enumerate(sizes)]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("tomlkit")
 
 from ajet_cli.assist import jsonc, toml
+from tests.support.tiers import examples
 
 ENTRY = {"servers": {"agentjet": {"command": "/py", "args": ["-m", "x"]}}}
 COMMENTED = """\
@@ -63,7 +64,7 @@ def written(draw: st.DrawFn, value: Any) -> str:
     return draw(SPACE) + text(value) + draw(SPACE)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.data(), OBJECTS)
 def test_any_object_gets_the_entry_and_keeps_its_text(data: st.DataObject, value: Any) -> None:
     text = data.draw(written(value))

@@ -26,6 +26,7 @@ from ajet_testing.suites.samples import conversation, make_episode
 from ajet_testing.suites.store_suite import ended, stored_episodes
 from tests.support.clients import Clock
 from tests.support.failing_store import FailingStore
+from tests.support.tiers import examples
 
 
 @pytest.fixture
@@ -128,7 +129,9 @@ async def test_nothing_is_repeated_once_the_server_ends(
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(faults=st.lists(st.sampled_from(["before", "after", "read", ""]), max_size=40))
 def test_each_record_is_written_once_whatever_fails(
@@ -210,7 +213,9 @@ async def test_an_operation_that_hangs_is_reported(
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     failing=st.lists(st.integers(0, 6), max_size=8),

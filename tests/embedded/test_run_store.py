@@ -35,6 +35,7 @@ from ajet_server.store.run_store import _LARGEST_REWARD, GroupCount, RunStore
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_testing.suites.samples import conversation, make_episode, make_joint
 from tests.embedded.jsonl_store import JsonlStore, JsonlStoreSettings
+from tests.support.tiers import examples
 
 Make = Callable[[Path], SampleStore]
 
@@ -494,7 +495,7 @@ async def apply(store: RunStore, number: int, change: tuple[Any, ...]) -> None:
             await store.finish_episode(outcome)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(CHANGES, max_size=24))
 def test_answers_are_those_of_queries_whatever_happened(changes: list[tuple[Any, ...]]) -> None:
     async def run(run_dir: Path) -> None:

@@ -15,6 +15,7 @@ from ajet_server.embedded.trie import TokenTrie
 from ajet_server.store.sqlite_store import SqliteStore
 from ajet_stores import codec
 from ajet_testing.suites.samples import conversation, make_episode
+from tests.support.tiers import examples
 
 # Few different tokens, so that prompts share prefixes by chance as well.
 TOKENS = st.lists(st.integers(0, 3) | st.integers(0, 2**32 - 1), max_size=12)
@@ -64,7 +65,7 @@ def calls(draw: st.DrawFn) -> list[Call]:
     return made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(calls(), st.booleans(), st.integers(0, 8))
 def test_calls_and_their_trees_come_back_exactly(
     made: list[Call], together: bool, reopen_after: int

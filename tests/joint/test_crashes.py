@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ajet_core.errors import AjetError
 from tests.support.joint import ARBITER, ROLES, ClientDiedError, Network, World, make_world
+from tests.support.tiers import examples
 
 # Whole joint episodes, with a crash at each place: 40 s of CPU time together.
 pytestmark = pytest.mark.slow
@@ -156,7 +157,7 @@ FAULTS = st.sampled_from(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     # As many as the steps of three joint episodes, and some for repeats.
     faults=st.lists(FAULTS, min_size=20, max_size=20),

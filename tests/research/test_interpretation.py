@@ -21,6 +21,7 @@ from ajet_research.report import (
 )
 from tests.research.studies import study
 from tests.research.test_leader import led
+from tests.support.tiers import examples
 
 
 @functools.cache
@@ -110,7 +111,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS | st.text(max_size=6), max_size=14).map(" ".join))
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 def test_whatever_is_accepted_has_no_bare_numeral_and_no_markup(text: str) -> None:
     rows, known = undecided()
     prose = normalized(text)

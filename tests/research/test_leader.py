@@ -36,6 +36,7 @@ from ajet_research.steering import held
 from ajet_research.study import Study
 from ajet_research.verifying import _out_of_order
 from tests.research.studies import TEXT, study, written
+from tests.support.tiers import examples
 
 
 @dataclass
@@ -259,7 +260,7 @@ def test_a_clock_that_jumps_is_a_row_and_changes_no_result() -> None:
 
 
 @given(st.sets(st.integers(0, 80), max_size=12), st.integers(1, 5))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 def test_a_leader_that_is_killed_at_any_moment_leaves_the_same_report(
     kill_at: set[int], parallel: int
 ) -> None:
@@ -275,7 +276,7 @@ def test_a_leader_that_is_killed_at_any_moment_leaves_the_same_report(
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 def test_actions_depend_on_the_state_alone(data: st.DataObject) -> None:
     rows = led(study()).ledger.rows
     cut = data.draw(st.integers(1, len(rows)))

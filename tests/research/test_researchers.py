@@ -49,6 +49,7 @@ from ajet_research.suites.mutations import _signed, finished_study
 from ajet_research.suites.researching import VirtualClock
 from ajet_research.verifying import verify_study
 from tests.research.studies import TEXT, written
+from tests.support.tiers import examples
 
 GOOD = "{{claim b-vs-a better}}. The difference was {{number b-vs-a.gain}} in the pairs."
 
@@ -273,7 +274,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=5))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_what_is_written_is_read_again(content: dict[str, Any]) -> None:
     assert tomllib.loads(study_toml(content)) == content
 

@@ -49,6 +49,7 @@ from tests.research.test_leader import (
     new_ledger,
     not_called_for,
 )
+from tests.support.tiers import examples
 
 QUESTION = """
 [[ask]]
@@ -326,7 +327,7 @@ def test_what_the_study_has_outrun_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.sets(st.integers(0, 60), max_size=8), st.integers(2, 30), st.integers(2, 30))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_leaders_that_are_killed_keep_every_request_once(
     kill_at: set[int], pause_at: int, amend_at: int
 ) -> None:

@@ -21,6 +21,7 @@ from ajet_research.report.prose import refusals
 from ajet_research.suites.mutations import FORGERIES, _signed, finished_study
 from ajet_research.verifying import _wrong_estimate, verify_study
 from ajet_research.worker import AttemptResult, result_path
+from tests.support.tiers import examples
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def finding_of(values: list[float], alpha: float, **changes: object) -> LookFind
 
 
 @given(DECIMALS, st.sampled_from([1e-9, 1.0, 1e6]), st.sampled_from([0.0, 0.1, 1e4]), st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_ties_and_rounding_are_no_false_alarm(
     values: list[float], scale: float, offset: float, equal: bool
 ) -> None:
@@ -94,7 +95,7 @@ def test_ties_and_rounding_are_no_false_alarm(
 
 
 @given(st.lists(st.integers(-40, 40), min_size=5, max_size=8, unique=True), st.data())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_an_estimate_that_is_a_little_off_is_caught(sample: list[int], data: st.DataObject) -> None:
     values = [value / 7 for value in sample]
     right = finding_of(values, 0.125)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ajet_core.timeline import Call
 from ajet_server.admission.concurrency import CallUse, Concurrency
+from tests.support.tiers import examples
 
 FIRST, ANSWER = 400, 32
 
@@ -172,7 +173,7 @@ def test_it_is_not_given_up_because_of_a_start_with_far_too_many() -> None:
     assert world.run(200, 2) > 0.85 * best
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.lists(
         st.tuples(st.integers(0, 5000), st.integers(0, 6000), st.integers(0, 300), st.floats(0, 5)),

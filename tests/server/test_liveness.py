@@ -13,6 +13,7 @@ from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import AbortCause, BatchConfig, MixtureConfig, RolloutConfig
 from ajet_server.admission.batching import BatchBuilder
 from ajet_server.admission.slots import Slots
+from tests.support.tiers import examples
 
 TAGS = {"a": "x", "b": "x", "c": "x", "d": "y", "e": "y"}
 CAUSES: tuple[AbortCause, ...] = ("error", "cancelled", "lease_expired")
@@ -147,7 +148,7 @@ class World:
             self.take()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(batches, rollouts, mixtures, st.integers(0, 150), st.randoms(use_true_random=False))
 def test_new_tasks_always_fill_the_batch(
     batch: BatchConfig,

@@ -17,6 +17,7 @@ from ajet_core.protocol import BatchConfig, MixtureConfig, RolloutConfig
 from ajet_server.admission.batching import BatchBuilder
 from ajet_server.admission.slots import ANY, Slots
 from ajet_testing.suites.samples import make_episode
+from tests.support.tiers import examples
 
 ASYNC = RolloutConfig(mode="async", max_staleness=2, max_mean_staleness=None)
 HALVES = {"a": 0.5, "b": 0.5}
@@ -354,7 +355,7 @@ def runs(draw: st.DrawFn) -> tuple[BatchBuilder, dict[str, float], st.DataObject
 
 
 # Its time is that of the machine, and an example has many steps.
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(runs())
 def test_every_batch_has_the_ratios_whatever_the_clients_do(
     run: tuple[BatchBuilder, dict[str, float], st.DataObject],

@@ -28,6 +28,7 @@ from ajet_server.spending.devices import (
 )
 from ajet_server.spending.ledger import LEDGER, MOST_PAIRS
 from ajet_server.spending.meter import SpendingMeter
+from tests.support.tiers import examples
 
 NO_BUDGET = BudgetConfig()
 
@@ -62,7 +63,7 @@ def _report(number: int, usd: float) -> SpendingReport:
     return SpendingReport(report_id=f"{number:032d}", usd=usd)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     st.lists(
         st.one_of(
@@ -107,7 +108,7 @@ def test_any_order_of_reports_repeats_and_restarts_gives_the_sum(
     assert usd == pytest.approx(sum(0.1 * (number + 1) for number in sent), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     st.lists(
         st.tuples(

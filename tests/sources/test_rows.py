@@ -26,6 +26,7 @@ from ajet_sources.files import data_files
 from ajet_sources.reading import RowsReport
 from ajet_sources.rows import RowsSource
 from ajet_sources.shapes import identity, prompt_identity
+from tests.support.tiers import examples
 
 SAVED = Path(__file__).parent / "saved"
 USER = [{"role": "user", "content": "1 + 1?"}]
@@ -551,7 +552,7 @@ QUESTIONS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(rows=QUESTIONS, order=st.randoms(use_true_random=False), share=st.floats(0, 0.99))
 def test_no_order_and_no_copies_change_ids_and_splits(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, int]], order: Any, share: float
@@ -574,7 +575,7 @@ def test_no_order_and_no_copies_change_ids_and_splits(
     assert len(ids) == len(set(ids)) == len({" ".join(text.split()) for text, _ in rows})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(train=QUESTIONS, test=QUESTIONS)
 def test_splits_never_share_a_question(
     tmp_path_factory: pytest.TempPathFactory,
@@ -604,7 +605,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     line=st.one_of(JSON.map(json.dumps).map(str.encode), st.binary(max_size=60)),
     shape=st.sampled_from(["trl", "verl", "openai", "sharegpt"]),

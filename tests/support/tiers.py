@@ -13,6 +13,9 @@ repository's files, which no version of Python lets fail, have the marker ``file
 
 A unit test that takes more than `MOST_SECONDS` of CPU time fails, too, unless it has the marker
 ``slow``, which makes it an integration test.
+
+Property tests generate a quarter of their examples if ``HYPOTHESIS_PROFILE`` is ``quick``, as in
+``make test``.
 """
 
 from __future__ import annotations
@@ -61,6 +64,12 @@ MOST_SECONDS = 6.0
 """CPU time that a unit test may take, with what it imports first. Most take milliseconds. A busy
 machine, on which CPU time counts about double, leaves the limit far off."""
 
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "")
+"""``quick`` or ``thorough``; "" is what continuous integration runs."""
+_OF_DEFAULT = 100
+# Of the examples of a property, in ``quick``.
+_PART = 4
+
 _WITHOUT_UNIT_TESTS = re.compile(
     r"^pytestmark = .*\bmark\.(torch|pairs|processes|slow|nightly)\b", re.M
 )
@@ -73,6 +82,11 @@ _GUARDED = {
     "subprocess.Popen": "starts a process",
     "socket.bind": "opens a socket that others can connect to",
 }
+
+
+def examples(most: int) -> int:
+    """Return how many examples a property test generates, of `most`."""
+    return max(1, most // _PART) if PROFILE == "quick" else most
 
 
 class Guard:
@@ -153,6 +167,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # Starts a process when it is first asked for, by the SDK of OpenAI for example.
     platform.processor()
     sys.addaudithook(_guard.audit)
+    if PROFILE == "quick":
+        from hypothesis import settings
+
+        settings.register_profile(PROFILE, max_examples=examples(_OF_DEFAULT))
+        settings.load_profile(PROFILE)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -192,7 +211,7 @@ def _cpu_seconds() -> float:
 def check_seconds(seconds: float) -> None:
     """Fail if a unit test took too much CPU time, however long it waited for other processes."""
     # These run more code, or more examples.
-    measured = "coverage" not in sys.modules and "HYPOTHESIS_PROFILE" not in os.environ
+    measured = "coverage" not in sys.modules and os.environ.get("HYPOTHESIS_PROFILE") != "thorough"
     if measured and seconds > MOST_SECONDS:
         pytest.fail(
             f"this unit test took {seconds:.1f} s of CPU time, and may take {MOST_SECONDS:g} s: "

@@ -26,6 +26,7 @@ from ajet_core.timeline import (
     call_advantages,
 )
 from ajet_testing.suites.samples import make_call
+from tests.support.tiers import examples
 
 Gradient = dict[tuple[int, int], float]
 """By node and action: the derivative with respect to the action's logit."""
@@ -202,14 +203,14 @@ def trees(draw: st.DrawFn, *, own_rewards: bool = False) -> Node:
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.7, 0.0])
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(root=trees(), size=st.integers(2, 3))
 def test_leave_one_out_has_no_bias(discount: float, root: Node, size: int) -> None:
     got = expected(root, size, "leave_one_out", discount, "return_to_go")
     assert got == pytest.approx(exact(root, discount), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(root=trees(own_rewards=True), size=st.integers(2, 3))
 def test_leave_one_out_has_no_bias_for_agents_with_rewards_of_their_own(
     root: Node, size: int
@@ -218,7 +219,7 @@ def test_leave_one_out_has_no_bias_for_agents_with_rewards_of_their_own(
     assert got == pytest.approx(exact(root, 1.0), abs=1e-9)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(root=trees(), size=st.integers(2, 3))
 def test_the_mean_of_the_group_only_scales_the_gradient(root: Node, size: int) -> None:
     got = expected(root, size, "group_mean", 1.0, "return_to_go")
@@ -226,7 +227,7 @@ def test_the_mean_of_the_group_only_scales_the_gradient(root: Node, size: int) -
     assert got == pytest.approx(shrunk, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(root=trees())
 def test_without_a_discount_it_is_the_gradient_of_the_expected_return(root: Node) -> None:
     step = 1e-5

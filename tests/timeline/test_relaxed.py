@@ -14,6 +14,7 @@ from ajet_core.timeline import Call, MessageText, PlacedMessage, TokenTree
 from ajet_core.timeline.radix import common_prefix
 from ajet_server.embedded.trie import MergePolicy
 from ajet_testing.suites.samples import conversation
+from tests.support.tiers import examples
 
 from .episodes import tree_of
 
@@ -187,7 +188,7 @@ POLICIES: list[MergePolicy] = ["text", "ignore_tools"]
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(toy=TOYS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_each_sampled_token_is_held_once_by_its_call(policy: MergePolicy, toy: Toy) -> None:
     tree = tree_of(toy.calls, policy)
     held: list[dict[int, int]] = [{} for _ in tree.calls]
@@ -203,7 +204,7 @@ def test_each_sampled_token_is_held_once_by_its_call(policy: MergePolicy, toy: T
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(toy=TOYS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_the_text_of_every_context_stays_the_same(policy: MergePolicy, toy: Toy) -> None:
     tree, tools = tree_of(toy.calls, policy), policy == "text"
     for call, context in zip(tree.calls, contexts(tree), strict=True):
@@ -212,7 +213,7 @@ def test_the_text_of_every_context_stays_the_same(policy: MergePolicy, toy: Toy)
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(toy=TOYS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_altered_tokens_are_counted_where_contexts_differ(policy: MergePolicy, toy: Toy) -> None:
     for count in range(1, len(toy.calls) + 1):
         tree = tree_of(toy.calls[:count], policy)

@@ -20,6 +20,7 @@ from ajet_core.errors import ConfigError, EngineError, TrainerError
 from ajet_engines.deltas import ChainEntry, ChainReader, ChainWriter, LocalWeights
 from ajet_engines.deltas.chain import INDEX, Chain, Storage, read_chain
 from ajet_engines.deltas.difference import apply_difference, difference
+from tests.support.tiers import examples
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 
@@ -99,7 +100,7 @@ def reader(tmp_path: Path) -> ChainReader:
     return ChainReader(str(tmp_path / "chain"), tmp_path / "cache")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_difference_gives_exactly_the_new_directory(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -285,7 +286,7 @@ def test_a_damaged_difference_is_refused_and_leaves_no_directory(
     assert len(places(tmp_path / "cache")) == 1
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.integers(0, 2**30), bit=st.integers(0, 7))
 def test_any_wrong_bit_of_a_difference_is_found_without_its_digest(
     tmp_path_factory: pytest.TempPathFactory, position: int, bit: int

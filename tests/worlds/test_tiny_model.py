@@ -26,6 +26,7 @@ from ajet_worlds.demonstrations import assistant_turn, demonstrate, demonstrate_
 from ajet_worlds.grid import GridWorld
 from ajet_worlds.gridwalk import DIRECTIONS, TOOLS, GridWalk
 from ajet_worlds.rehearsal import rehearse
+from tests.support.tiers import examples
 
 pytestmark = pytest.mark.torch
 
@@ -96,7 +97,7 @@ PIECES = ["\n", " ", "user", "assistant\n", "goal is ", "7", "ä", "{", "<tool_c
 TEXT = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=3), st.booleans())
 def test_template_and_renderer_agree_on_odd_texts(
     turns: list[tuple[str, str, str]], prompt: bool

@@ -20,6 +20,7 @@ from tests.server.dialects.scripted import (
     gateway,
     message_of,
 )
+from tests.support.tiers import examples
 
 WRITE = {
     "type": "function",
@@ -131,7 +132,7 @@ async def test_a_long_text_leaves_as_it_is_written(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(called=st.lists(calls, min_size=1, max_size=2), size=st.integers(1, 5))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 def test_streamed_or_not_the_arguments_are_the_same(name, called, size):
     async def check():
         # The template of Llama 3 writes one call and no more.
@@ -146,7 +147,7 @@ def test_streamed_or_not_the_arguments_are_the_same(name, called, size):
 
 @pytest.mark.parametrize("name", FORMS)
 @given(called=calls, data=st.data())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 def test_a_call_that_is_cut_off_has_the_beginning_of_its_arguments(name, called, data):
     ids = sampled(name, called)
     cut = data.draw(st.integers(1, len(ids)))

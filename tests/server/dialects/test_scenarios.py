@@ -16,6 +16,7 @@ from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.gateway.rendering.prompting import Continuation
 from tests.server.dialects.families import FAMILIES
 from tests.server.dialects.scripted import MOVE, body
+from tests.support.tiers import examples
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 QUESTION = {"role": "user", "content": "Where is the goal?"}
@@ -385,7 +386,9 @@ ACTIONS = st.lists(
 
 @given(actions=ACTIONS)
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_whatever_agents_do_the_record_is_what_was_asked_and_sampled(family, actions):
     async def run():

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from ajet_server.gateway.formats.stopping import StopScanner
 from ajet_testing.tokenizers import renderer_for
 from tests.server.dialects.scripted import CALL_TEXT, MOVE, USER, assembled, gateway
+from tests.support.tiers import examples
 
 
 async def test_text_ends_before_the_stop_string_and_tokens_with_it():
@@ -57,7 +58,7 @@ async def test_nothing_of_a_stop_string_is_streamed(stop):
     text=st.text("ab😀é ", min_size=1, max_size=30),
     stops=st.lists(st.text("ab😀é", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_cut_is_at_the_first_stop_string_wherever_tokens_end(text, stops):
     renderer = renderer_for("qwen3")
     scanner = StopScanner(renderer, tuple(stops))

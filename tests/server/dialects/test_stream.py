@@ -34,6 +34,7 @@ from tests.server.dialects.scripted import (
     gateway,
     message_of,
 )
+from tests.support.tiers import examples
 
 ALL_SPECIALS = SPECIALS | MORE_SPECIALS | {"gpt-oss": HARMONY, "default": [*CHATML, *THINK]}
 
@@ -354,7 +355,7 @@ def sampled(draw, name):
 
 @pytest.mark.parametrize("name", STREAMED_FAMILIES)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_streamed_or_not_the_message_is_the_same(name, data):
     ids, renderer = data.draw(sampled(name)), family_renderer(name)
     tools = data.draw(st.sampled_from([{}, {"tools": [MOVE]}]))

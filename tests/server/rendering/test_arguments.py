@@ -11,6 +11,7 @@ from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
 from ajet_server.gateway.rendering.tagged_arguments import TAGGED_FAMILIES
 from ajet_testing.tokenizers import MORE_SPECIALS, SPECIALS, renderer_for
 from tests.server.dialects.harmony import gpt_oss_renderer
+from tests.support.tiers import examples
 
 TAGGED = sorted(TAGGED_FAMILIES)
 FAMILIES = sorted([*SPECIALS, *MORE_SPECIALS, "gpt-oss"])
@@ -84,7 +85,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @example(text=SOURCE)
 @example(text="")
 @example(text="\n")
@@ -116,7 +117,7 @@ def alike(text):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @example(text=SOURCE)
 @example(text='"quoted"')
 @example(text="3.10")
@@ -160,7 +161,7 @@ def type_of(value):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @example(value=True)
 @example(value=None)
 @example(value={"a": [" x\n", None, True]})

@@ -6,6 +6,7 @@ from ajet_server.gateway.rendering.canonical import message_text
 from ajet_server.gateway.rendering.drift import DriftMeter, arguments_digest, echo_fields
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
 from ajet_testing.tokenizers import CHATML_TEMPLATE, SPECIALS, renderer_for, template_renderer
+from tests.support.tiers import examples
 
 MOVE = ToolCall("call_1", "move", '{"steps": 1, "direction": "up"}')
 SORTED = ToolCall("call_1", "move", '{"direction": "up", "steps": 1}')
@@ -83,7 +84,7 @@ def test_a_template_that_refuses_the_question_tells_nothing():
 
 
 @pytest.mark.parametrize("name", SPECIALS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     words=st.lists(
         st.sampled_from(["up", "1.", "(go", "left).", "\n", "* a", "a/b", '"x"', "Hm", "="])

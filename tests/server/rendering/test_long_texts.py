@@ -16,6 +16,7 @@ from ajet_server.gateway.rendering import long_texts, renderer
 from ajet_server.gateway.rendering.long_texts import LongTexts
 from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
 from ajet_testing.tokenizers import MORE_SPECIALS, SPECIALS, renderer_for
+from tests.support.tiers import examples
 
 FAMILIES = [*SPECIALS, *MORE_SPECIALS]
 EVERYTHING, LONGER_THAN_HEADERS, NOTHING = 3, 60, 10**9
@@ -46,7 +47,7 @@ def conversations(draw: st.DrawFn) -> list[ChatMessage]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(messages=conversations())
 def test_stand_ins_change_neither_tokens_nor_spans(name: str, messages: list[ChatMessage]) -> None:
     rendered: list[object] = []
@@ -62,7 +63,7 @@ def test_stand_ins_change_neither_tokens_nor_spans(name: str, messages: list[Cha
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(messages=conversations(), new=st.lists(TEXTS, min_size=1, max_size=2))
 def test_the_end_of_a_prompt_is_enough_to_extend_it_and_to_read_its_answer(
     name: str, messages: list[ChatMessage], new: list[str]

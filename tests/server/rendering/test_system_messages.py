@@ -17,6 +17,7 @@ from ajet_testing.tokenizers import (
     template_renderer,
 )
 from tests.server.dialects.harmony import gpt_oss_renderer
+from tests.support.tiers import examples
 
 ROLES: dict[str, Any] = {"s": "system", "u": "user", "a": "assistant"}
 WORDS = (
@@ -92,7 +93,7 @@ TURNS = st.builds(
 @pytest.mark.parametrize("name", MAKERS)
 @example(roles="ssu")
 @example(roles="us")
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(roles=TURNS)
 def test_every_message_is_shown_once_and_in_order(name, roles):
     text = text_of(name, roles)

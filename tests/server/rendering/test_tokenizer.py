@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from ajet_core.errors import ModelDirectoryError
 from ajet_server.gateway.rendering.tokenizer import load_tokenizer, token_bytes
 from ajet_testing.tokenizers import SPECIALS, tokenizer_for, train, write_model
+from tests.support.tiers import examples
 
 TEXTS = st.text() | st.lists(
     st.sampled_from([*SPECIALS["qwen3"], "Move up", " \n", "é", "😀"])
@@ -22,7 +23,7 @@ def reference():
 
 
 @given(text=TEXTS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_ids_and_text_are_those_of_transformers(reference, text):
     tokenizer = tokenizer_for("qwen3")
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -90,7 +91,7 @@ def test_broken_tokenizer_config_is_named(tmp_path):
 
 
 @given(text=st.text(min_size=1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_token_bytes_add_up_to_the_text(text):
     tokenizer = tokenizer_for("qwen3")
     data = b"".join(

@@ -7,6 +7,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split, Whitespace
 from ajet_server.fastpath import words as words_module
 from ajet_server.fastpath.words import KnownWords
 from ajet_testing.tokenizers import CORPUS
+from tests.support.tiers import examples
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -72,7 +73,7 @@ def backend(request):
 
 
 @given(texts=st.lists(TEXTS, max_size=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_ids_are_the_tokenizers_own(backend, texts):
     words = KnownWords.of(backend)
     for text in texts * 2:
