@@ -20,6 +20,8 @@ from ajet_research.study import Answer
 _EVENTS = 12
 _WORDS = {
     "registered": "the study was registered",
+    "proposed": "candidate {0.candidate} was proposed",
+    "advanced": "the best candidates of a rung were kept",
     "leader_started": "a leader started",
     "reserved": "trial {0.trial} started, attempt {0.attempt}",
     "attempt_failed": "trial {0.trial}, attempt {0.attempt} failed: {0.cause}",
