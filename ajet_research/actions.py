@@ -150,7 +150,7 @@ def needed_now(state: StudyState) -> list[str]:
         for id_, trial in state.trials.items()
         if trial.status == "planned"
         and trial.blueprint.seed < last
-        and (trial.arm in arms or trial.blueprint.repeat)
+        and (trial.arm in arms or (arms and trial.blueprint.repeat))
     ]
 
 

@@ -13,7 +13,7 @@ from ajet_research.events import AnyEvent, EarlierStudy, Finished, Looked, Steer
 from ajet_research.inference import Verdict
 from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.report.steered import interventions
-from ajet_research.state import StudyState, fold, shown_time
+from ajet_research.state import StudyState, TrialState, fold, shown_time
 from ajet_research.steering import leader_of
 from ajet_research.study import Answer
 
@@ -181,9 +181,13 @@ def _phase(state: StudyState) -> str:
 
 
 def _arms(state: StudyState) -> list[ArmProgress]:
+    search = state.registered.search
+    by_arm: dict[str, list[TrialState]] = {}
+    for trial in state.trials.values():
+        searched = search is not None and trial.blueprint.seed in search.seeds
+        by_arm.setdefault("candidates of the search" if searched else trial.arm, []).append(trial)
     arms = []
-    for arm in dict.fromkeys(trial.arm for trial in state.trials.values()):
-        its = [trial for trial in state.trials.values() if trial.arm == arm]
+    for arm, its in by_arm.items():
         count = Counter(trial.status for trial in its)
         arms.append(
             ArmProgress(
