@@ -130,11 +130,10 @@ def needed_now(state: StudyState) -> list[str]:
     """Return the trials that the next look, or the search before it, needs to be started."""
     study = state.registered
     if study.search is not None and state.searching:
-        seeds = study.search.seeds
         return [
             id_
             for id_, trial in state.trials.items()
-            if trial.status == "planned" and trial.blueprint.seed in seeds
+            if trial.status == "planned" and trial.blueprint.seed in study.search.seeds
         ]
     undecided = _open(state)
     if not undecided or not _looks_left(state):

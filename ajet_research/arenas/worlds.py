@@ -86,7 +86,7 @@ CATALOGUE: dict[str, PlantedWorld] = {
 }
 """By id, the worlds with one trap each."""
 
-_FAMILIES = {"null": 0.0, "small": 0.3, "one": 1.0, "large": 1.5, "hill": 0.0}
+_FAMILIES = {"null": 0.0, "small": 0.3, "one": 1.0, "large": 1.5, "hill": 0.0, "bait": 0.0}
 """By family, the effect of method ``b``. In ``hill``, the peak lies elsewhere in each world."""
 
 
@@ -108,6 +108,8 @@ def planted_world(id_: str) -> PlantedWorld:
         angle = float(rng.uniform(0, 2 * math.pi))
         peak = (0.85 * math.cos(angle), 0.85 * math.sin(angle))
         return PlantedWorld(hill=4.0, peak=peak, shared=float(rng.uniform(0.2, 2.0)))
+    if family == "bait":
+        return PlantedWorld(bait=3.0, shared=float(rng.uniform(0.2, 2.0)))
     if effect:
         return PlantedWorld({"b": effect}, shared=float(rng.uniform(0.2, 2.0)))
     nuisance = replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ajet_core.errors import ConfigError
 from ajet_research.arenas import Arena
@@ -71,7 +71,10 @@ def _seen(
 
 
 def candidate_refusal(
-    study: Study, arena: Arena, values: Mapping[str, Scalar], earlier: list[Mapping[str, Scalar]]
+    study: Study,
+    arena: Arena,
+    values: Mapping[str, Scalar],
+    earlier: Sequence[Mapping[str, Scalar]],
 ) -> str:
     """Return why a candidate is not tried; "" if it is.
 

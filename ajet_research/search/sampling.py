@@ -156,7 +156,7 @@ def _inside(one: Parameter, value: Scalar) -> Any:
 def _outside(one: Parameter, value: Any) -> Scalar:
     """Return a value of Optuna's as the study has it, on its step to the last bit."""
     if one.choices:
-        return one.choices[value]
+        return one.choices[int(value)]
     if one.step is not None:
         low, _ = one.ends
         return one.at(round((value - low) / one.step))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,20 @@ from ajet_research.analysis import final_verdicts
 from ajet_research.arenas import TrialBlueprint
 from ajet_research.events import Advanced, Finished, Proposed
 from ajet_research.leader import StudyLeader, run_study
+from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.registration import register
+from ajet_research.replicating import replicate_study
 from ajet_research.report import compile_report, unlinked_numerals
+from ajet_research.researchers.asking import RefusedError
+from ajet_research.researchers.proposing import CEILINGS, TopicFile, accepted_study
 from ajet_research.runners import FileRunner
 from ajet_research.search.sampling import ToldCandidate, proposed_values
 from ajet_research.search.space import Search
 from ajet_research.state import StudyState, fold
+from ajet_research.status import study_status
 from ajet_research.study import Study, parse_study
+from ajet_research.suites import SUITES
+from ajet_research.suites.mutations import Body, _signed
 from ajet_research.verifying import verify_study
 from tests.research.test_leader import Clock, KilledError, Runner, led, new_ledger, not_called_for
 
@@ -122,7 +132,8 @@ def test_a_search_finds_a_hill_and_confirms_it_on_fresh_seeds() -> None:
     assert (float(its["x"]) - 0.7) ** 2 + (float(its["y"]) + 0.5) ** 2 < 0.5
     assert len(state.candidates) == 24
     assert not_called_for(leader.ledger) == []
-    searched, confirmed = set(), set()
+    searched: set[int] = set()
+    confirmed: set[int] = set()
     for trial in state.trials.values():
         split = trial.blueprint.settings["split"]
         (searched if trial.arm.startswith("candidate") else confirmed).add(trial.blueprint.seed)
@@ -205,6 +216,7 @@ def test_a_candidate_that_changes_more_than_its_parameters_is_not_tried() -> Non
         search__parameters={"method": {"path": "method", "choices": ["b", "c"]}},
         search__sampler="grid",
         search__candidates=2,
+        search__rungs=[{"seeds": 1}],
     )
     state = led(its).state
     assert {one.refused for one in state.candidates} == {
@@ -317,19 +329,74 @@ def test_a_budget_that_ends_in_the_search_claims_nothing() -> None:
     assert "The search did not end" in report
 
 
-def test_the_report_lists_all_candidates_and_verifies(tmp_path: Path) -> None:
-    directory = tmp_path / "study"
-    state = run_study(written(tmp_path), directory, runner=FileRunner)
-    result = verify_study(directory)
+def test_the_report_lists_all_candidates_and_verifies(finished: Path) -> None:
+    state = fold(read_ledger(finished / LEDGER))
+    result = verify_study(finished)
     assert (result.problems, result.finished) == ([], True)
-    report = (directory / "report" / "report.md").read_text()
+    report = (finished / "report" / "report.md").read_text()
     section = report.partition("## Search")[2].partition("\n## ")[0]
     assert all(json.dumps(one.values["x"]) in section for one in state.candidates)
     assert "nothing is claimed from these trials" in section
-    content = json.loads((directory / "report" / "report.json").read_text())
+    content = json.loads((finished / "report" / "report.json").read_text())
     assert content["search"]["chosen"] == state.entered
     for name in ("report.html", "record.html"):
-        assert unlinked_numerals((directory / "report" / name).read_text())[0] == []
+        assert unlinked_numerals((finished / "report" / name).read_text())[0] == []
+
+
+def test_a_replica_searches_and_confirms_with_fresh_seeds(finished: Path, tmp_path: Path) -> None:
+    target = tmp_path / "again"
+    again = replicate_study(finished, target, runner=FileRunner)
+    assert again.first == {"chosen-vs-baseline": "better"}
+    seeds = [
+        {trial.blueprint.seed for trial in fold(read_ledger(one / LEDGER)).trials.values()}
+        for one in (finished, target)
+    ]
+    assert seeds[0] & seeds[1] == set()
+    assert verify_study(target).problems == []
+
+
+def test_status_counts_candidates_together_and_hides_their_outcomes(finished: Path) -> None:
+    its = study_status(finished)
+    assert {one.arm: one.done for one in its.arms} == {
+        "candidates of the search": 32,
+        'search="baseline"': 11,
+        'search="chosen"': 10,
+    }
+
+
+def test_a_researcher_may_not_search_what_it_may_not_set() -> None:
+    topic = TopicFile("?", "", {}, CEILINGS, {})
+    for where in ("parameters", "set", "rungs"):
+        proposal = json.loads(searching().model_dump_json(by_alias=True, exclude={"topic"}))
+        proposal["base"] = {"arena": "swarm", "set": {}}
+        if where == "parameters":
+            proposal["search"]["parameters"]["x"]["path"] = "engine.path"
+        elif where == "set":
+            proposal["search"]["set"] = {"engine.path": "x"}
+        else:
+            proposal["search"]["rungs"][0]["set"] = {"engine.path": "x"}
+        answer = json.dumps({"study": proposal})
+        with pytest.raises(RefusedError) as error:
+            accepted_study(answer, topic, Path(), lambda text, directory: [])
+        assert "the setting 'engine.path' is not a researcher's to set" in error.value.problems
+
+
+def test_a_researcher_may_propose_a_search(tmp_path: Path) -> None:
+    topic = TopicFile("?", "", {}, CEILINGS, {})
+    proposal = json.loads(searching().model_dump_json(by_alias=True, exclude={"topic"}))
+    toml, its = accepted_study(
+        json.dumps({"study": proposal}), topic, tmp_path, lambda text, directory: []
+    )
+    assert its.search == searching().search
+    assert parse_study(toml, "study.toml") == its
+
+
+def test_few_searches_without_a_better_place_make_few_false_claims_and_a_hill_is_found() -> None:
+    pytest.importorskip("optuna")
+    result = SUITES["search"](seed=3, size=8)
+    assert result["false_claims"] <= 1
+    assert result["right"] >= 0.75
+    assert result["best_of_search"]["false"] > 0.2
 
 
 def test_a_search_is_resumed_and_verified_without_the_sampler(
@@ -350,6 +417,76 @@ def test_a_search_is_resumed_and_verified_without_the_sampler(
     with pytest.raises(ConfigError, match="needs optuna: pip install 'agentjet"):
         run_study(source, tmp_path / "study", runner=FileRunner)
     assert not (tmp_path / "study").exists()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that has found a hill, with files."""
+    folder = tmp_path_factory.mktemp("search")
+    run_study(written(folder), folder / "study", runner=FileRunner)
+    return folder / "study"
+
+
+def _rows_of(bodies: list[Body], kind: str) -> list[Body]:
+    return [body for body in bodies if body["kind"] == kind]
+
+
+def _another_is_chosen(bodies: list[Body], rng: random.Random) -> None:
+    first, last = _rows_of(bodies, "advanced")
+    last["candidates"] = [next(n for n in first["candidates"] if n not in last["candidates"])]
+
+
+def _other_values(bodies: list[Body], rng: random.Random) -> None:
+    rng.choice(_rows_of(bodies, "proposed"))["values"]["y"] = 0.5
+
+
+def _outside_the_space(bodies: list[Body], rng: random.Random) -> None:
+    rng.choice(_rows_of(bodies, "proposed"))["values"]["x"] = 1.5
+
+
+def _forgotten(bodies: list[Body], rng: random.Random) -> None:
+    bodies.remove(_rows_of(bodies, "proposed")[-1])
+
+
+def _refused_for_no_reason(bodies: list[Body], rng: random.Random) -> None:
+    rng.choice(_rows_of(bodies, "proposed")).update(refused="it was proposed before")
+
+
+def _other_arms(bodies: list[Body], rng: random.Random) -> None:
+    arms: Body = _rows_of(bodies, "advanced")[-1]["arms"]
+    trial = rng.choice(sorted(arms))
+    arms[trial] = next(arm for arm in arms.values() if arm != arms[trial])
+
+
+def _other_seed(bodies: list[Body], rng: random.Random) -> None:
+    rng.choice(_rows_of(bodies, "advanced")[-1]["blueprints"])["seed"] = 101
+
+
+def _lucky_candidate(bodies: list[Body], rng: random.Random) -> None:
+    rng.choice(_rows_of(bodies, "finished")[:24])["metrics"]["score"] = 5.0
+
+
+FORGED = [
+    _another_is_chosen,
+    _other_values,
+    _outside_the_space,
+    _forgotten,
+    _refused_for_no_reason,
+    _other_arms,
+    _other_seed,
+    _lucky_candidate,
+]
+
+
+@pytest.mark.parametrize("change", FORGED)
+def test_a_forged_search_is_noticed_though_it_is_signed(
+    finished: Path, tmp_path: Path, change: Callable[[list[Body], random.Random], None]
+) -> None:
+    directory = tmp_path / "study"
+    shutil.copytree(finished, directory)
+    assert verify_study(directory).problems == []
+    _signed(change, report=False)(directory, random.Random(0))
+    assert verify_study(directory).problems
 
 
 @given(st.integers(0, 2**20), st.integers(1, 40))
