@@ -1,6 +1,6 @@
 """Samplers: the next candidate as a pure function of the search and of what was measured before.
 
-A sampler is seeded anew for each candidate, by the search's seed and the candidate's number. So it
+A sampler is built for each candidate and seeded by the search's seed and the candidate's number. So it
 has no state that a killed leader could lose.
 """
 
@@ -23,7 +23,7 @@ _CLASSES = {"tpe": "TPESampler", "gp": "GPSampler"}
 
 
 @dataclass(frozen=True, slots=True)
-class ToldCandidate:
+class TriedCandidate:
     """A candidate that was tried.
 
     :param value: what it measured; more is better. None if it is not known yet.
@@ -43,19 +43,19 @@ def check_sampler(search: Search) -> None:
 
 
 def proposed_values(
-    search: Search, number: int, told: Sequence[ToldCandidate]
+    search: Search, number: int, tried: Sequence[TriedCandidate]
 ) -> tuple[dict[str, Scalar], str]:
     """Return the values of a candidate, and the name of what proposed it, with its version.
 
     :param number: of the candidate, from 1.
-    :param told: the candidates before it that are tried, in their order.
+    :param tried: the candidates before it that are tried, in their order.
     :raises ConfigError: the sampler is not installed.
     """
     if search.sampler == "grid":
         return search.cells()[number - 1], "grid"
     if search.sampler == "random":
         return _random(search, number), "random"
-    return _asked(search, number, told)
+    return _asked(search, number, tried)
 
 
 def _random(search: Search, number: int) -> dict[str, Scalar]:
@@ -78,7 +78,7 @@ def _random(search: Search, number: int) -> dict[str, Scalar]:
 
 
 def _asked(
-    search: Search, number: int, told: Sequence[ToldCandidate]
+    search: Search, number: int, tried: Sequence[TriedCandidate]
 ) -> tuple[dict[str, Scalar], str]:
     """Ask a sampler of Optuna, whose study is built anew in memory."""
     sampler, version = _sampler(search, number)
@@ -90,7 +90,7 @@ def _asked(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        for one in told:
+        for one in tried:
             known = one.value is not None
             study.add_trial(
                 create_trial(

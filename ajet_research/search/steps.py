@@ -10,7 +10,7 @@ from ajet_research.events import Advanced, Proposed
 from ajet_research.parts import Scalar
 from ajet_research.planning import compared_arms, planned_trials, rung_trials
 from ajet_research.search.refusals import candidate_refusal
-from ajet_research.search.sampling import ToldCandidate, proposed_values
+from ajet_research.search.sampling import TriedCandidate, proposed_values
 from ajet_research.search.space import chosen_level
 from ajet_research.state import StudyState
 
@@ -23,12 +23,12 @@ def next_candidate(state: StudyState, arena: Arena) -> Proposed:
     study = state.registered
     assert study.search is not None
     turn = sign(state, study.outcome.metric)
-    told = []
+    tried = []
     for number in state.entered:
         value = search_value(state, number, 0)
         its = state.candidates[number - 1].values
-        told.append(ToldCandidate(its, None if value is None else turn * value))
-    values, by = proposed_values(study.search, len(state.candidates) + 1, told)
+        tried.append(TriedCandidate(its, None if value is None else turn * value))
+    values, by = proposed_values(study.search, len(state.candidates) + 1, tried)
     return candidate_row(state, arena, values, by)
 
 

@@ -28,7 +28,7 @@ from ajet_research.report import compile_report, unlinked_numerals
 from ajet_research.researchers.asking import RefusedError
 from ajet_research.researchers.proposing import CEILINGS, TopicFile, accepted_study
 from ajet_research.runners import FileRunner
-from ajet_research.search.sampling import ToldCandidate, proposed_values
+from ajet_research.search.sampling import TriedCandidate, proposed_values
 from ajet_research.search.space import Search
 from ajet_research.state import StudyState, fold
 from ajet_research.status import study_status
@@ -504,17 +504,19 @@ def test_every_proposal_is_a_point_of_the_space(seed: int, number: int) -> None:
 def test_proposals_of_optuna_are_points_of_the_space_and_depend_on_what_is_told() -> None:
     pytest.importorskip("optuna")
     search = Search.model_validate({**SPACE, "sampler": "tpe"})
-    told: list[ToldCandidate] = []
+    tried: list[TriedCandidate] = []
     for number in range(1, 30):
-        values, by = proposed_values(search, number, told)
+        values, by = proposed_values(search, number, tried)
         assert search.holds(values)
-        assert proposed_values(search, number, told)[0] == values
-        told.append(ToldCandidate(values, None if number % 4 == 0 else float(values["share"])))
+        assert proposed_values(search, number, tried)[0] == values
+        tried.append(TriedCandidate(values, None if number % 4 == 0 else float(values["share"])))
     assert by.startswith("tpe of optuna ")
-    turned = [ToldCandidate(one.values, None if one.value is None else -one.value) for one in told]
+    turned = [
+        TriedCandidate(one.values, None if one.value is None else -one.value) for one in tried
+    ]
     high, low = (
         [float(proposed_values(search, 100 + n, its)[0]["share"]) for n in range(12)]
-        for its in (told, turned)
+        for its in (tried, turned)
     )
     assert sum(high) > sum(low) + 3
 
