@@ -443,7 +443,8 @@ def _check_same(study: Study, registered: StudyState, source: Path) -> None:
         return
     old = registered.registered.model_dump(mode="json", by_alias=True)
     new = study.model_dump(mode="json", by_alias=True)
-    changed = ", ".join(sorted(key for key in new if new[key] != old[key]))
+    both = old.keys() | new.keys()
+    changed = ", ".join(sorted(key for key in both if new.get(key) != old.get(key)))
     raise ConfigError(
         f"{source} is not the study that is registered there: it differs in {changed}. A "
         "registered study does not change. Restore the file, or run it in another directory with "

@@ -1,7 +1,7 @@
 """Samplers: the next candidate as a pure function of the search and of what was measured before.
 
-A sampler is built for each candidate and seeded by the search's seed and the candidate's number. So it
-has no state that a killed leader could lose.
+A sampler is built for each candidate and seeded by the search's seed and the candidate's number. So
+it has no state that a killed leader could lose.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from ajet_research.study import Study, parse_study
 from ajet_research.suites import SUITES
 from ajet_research.suites.mutations import Body, _signed
 from ajet_research.verifying import verify_study
+from tests.research.studies import written as write_study
 from tests.research.test_leader import Clock, KilledError, Runner, led, new_ledger, not_called_for
 
 TEXT = """\
@@ -353,6 +354,13 @@ def test_a_replica_searches_and_confirms_with_fresh_seeds(finished: Path, tmp_pa
     ]
     assert seeds[0] & seeds[1] == set()
     assert verify_study(target).problems == []
+
+
+def test_another_search_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "study"
+    run_study(write_study(tmp_path), directory, runner=FileRunner)
+    with pytest.raises(ConfigError, match="it differs in .*search"):
+        run_study(written(tmp_path), directory, runner=FileRunner)
 
 
 def test_status_counts_candidates_together_and_hides_their_outcomes(finished: Path) -> None:
