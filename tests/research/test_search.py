@@ -359,7 +359,7 @@ def test_a_replica_searches_and_confirms_with_fresh_seeds(finished: Path, tmp_pa
 def test_another_search_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "study"
     run_study(write_study(tmp_path), directory, runner=FileRunner)
-    with pytest.raises(ConfigError, match="it differs in .*search"):
+    with pytest.raises(ConfigError, match=r"it differs in .*search"):
         run_study(written(tmp_path), directory, runner=FileRunner)
 
 
