@@ -57,13 +57,27 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Propose:
+    """Have the sampler of a search propose a candidate."""
+
+    candidate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Let the best candidates of a search enter a rung, or the confirmation after the last one."""
+
+    rung: int
+
+
+@dataclass(frozen=True, slots=True)
 class Proceed:
     """Take the next look, decide, or compile the report."""
 
     to: Literal["look", "decision", "report"]
 
 
-Action = Reserve | Await | GiveUp | Stop | Ask | Hold | Proceed
+Action = Reserve | Await | GiveUp | Stop | Ask | Hold | Propose | Advance | Proceed
 
 
 def actions(state: StudyState) -> list[Action]:
@@ -71,7 +85,7 @@ def actions(state: StudyState) -> list[Action]:
 
     Several `Await` and `Reserve` may be done in any order, until an attempt settles: what to do is
     then asked again. `GiveUp` stands alone or behind `Await`, and replaces every `Reserve`; so does
-    `Hold`. `Stop`, `Ask` and `Proceed` are the only one in the list.
+    `Hold`. `Stop`, `Ask`, `Propose`, `Advance` and `Proceed` are the only one in the list.
     """
     if state.reported is not None:
         return []
@@ -93,31 +107,49 @@ def _next(state: StudyState, waiting: list[Action]) -> list[Action]:
         return []
     if state.due is not None:
         return waiting or [Ask(state.due.id)]
-    if needed := needed_now(state):
+    partial = _proposal(state, idle=False)
+    if partial is None and (needed := needed_now(state)):
         return waiting + _starts(state, needed, idle=not waiting)
-    return waiting or [Proceed("look")]
+    ahead = Advance(state.rung + 1) if state.searching else Proceed("look")
+    return waiting or [partial or _proposal(state, idle=True) or ahead]
+
+
+def _proposal(state: StudyState, *, idle: bool) -> Propose | None:
+    """Return the next proposal of a search.
+
+    A batch is complete before any of its trials starts, and none is proposed before all trials of
+    the one before it have ended: so proposals depend on outcomes, and not on when they came.
+    """
+    search, number = state.registered.search, len(state.candidates)
+    if search is None or state.rung or number == search.candidates:
+        return None
+    return Propose(number + 1) if idle or number % search.proposed_at_once else None
 
 
 def needed_now(state: StudyState) -> list[str]:
-    """Return the trials that the next look needs and that have to be started."""
+    """Return the trials that the next look, or the search before it, needs to be started."""
     study = state.registered
+    if study.search is not None and state.searching:
+        return [
+            id_
+            for id_, trial in state.trials.items()
+            if trial.status == "planned" and trial.blueprint.seed in study.search.seeds
+        ]
     undecided = _open(state)
     if not undecided or not _looks_left(state):
         return []
     seeds = study.inference.looks[len(state.findings)].seeds
     last = study.inference.first_seed + seeds
-    arms = {
-        arm_name(arm)
-        for one in study.compare
-        if one.id in undecided
-        for arm in (one.arm, one.against)
-    }
+    sides = [{arm_name(arm) for arm in one.sides} for one in study.compare if one.id in undecided]
+    # A search may choose fewer candidates than it was to.
+    present = {trial.arm for trial in state.trials.values()}
+    arms = set().union(*(both for both in sides if both <= present))
     return [
         id_
         for id_, trial in state.trials.items()
         if trial.status == "planned"
         and trial.blueprint.seed < last
-        and (trial.arm in arms or trial.blueprint.repeat)
+        and (trial.arm in arms or (arms and trial.blueprint.repeat))
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ajet_research.events import Guarded, LookFinding
 from ajet_research.inference import Estimate, Verdict, estimate, holds, paired, verdict_of
+from ajet_research.search.space import candidate_arm
 from ajet_research.state import StudyState
 from ajet_research.study import Compare, arm_name
 
@@ -60,6 +61,24 @@ def outcomes(state: StudyState, arm: str, metric: str) -> dict[int, float]:
             assert value is not None, "registration refuses this"
             its[trial.blueprint.seed] = value
     return its
+
+
+def search_value(state: StudyState, candidate: int, rung: int) -> float | None:
+    """Return the mean outcome of a candidate of a search in a rung; None without outcomes."""
+    arm = candidate_arm(candidate, rung)
+    its = outcomes(state, arm, state.registered.outcome.metric).values()
+    return math.fsum(its) / len(its) if its else None
+
+
+def kept(state: StudyState) -> list[int]:
+    """Return the candidates that the present rung of a search keeps, the best first."""
+    study = state.registered
+    assert study.search is not None
+    turn = sign(state, study.outcome.metric)
+    values = {number: search_value(state, number, state.rung) for number in state.entered}
+    known = {number: -turn * value for number, value in values.items() if value is not None}
+    best = sorted(known, key=lambda number: (known[number], number))
+    return best[: study.search.rungs[state.rung].keep]
 
 
 def sign(state: StudyState, metric: str) -> float:

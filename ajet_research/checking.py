@@ -8,7 +8,7 @@ from pathlib import Path
 from ajet_research.inference import least_p
 from ajet_research.leader import check_machine
 from ajet_research.registration import register
-from ajet_research.study import parse_study, study_text
+from ajet_research.study import arm_name, parse_study, study_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ def check_study(source: Path) -> StudyCheck:
     study = parse_study(study_text(source), str(source))
     registration = register(study, source.resolve().parent)
     check_machine(registration)
-    trials = len(registration.blueprints)
+    trials = study.trials
     return StudyCheck(
         question=study.topic.question,
         digest=study.digest(),
-        arms=sorted(set(registration.arms.values())),
+        arms=sorted(arm_name(arm) for arm in study.arms),
         comparisons=[one.id for one in study.compare],
         trials=trials,
         compute_hours=round(trials * study.budget.trial_seconds / 3600, 4),

@@ -8,6 +8,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
 
 from ajet_research.arenas.interface import TrialBlueprint
 from ajet_research.inference import Verdict
+from ajet_research.parts import Scalar
 from ajet_research.study import Answer
 
 
@@ -61,6 +62,39 @@ class Registered(LedgerEvent):
     warnings: list[str]
     directory: str
     earlier: list[EarlierStudy] = Field([], exclude_if=lambda its: not its)
+
+
+class Proposed(LedgerEvent):
+    """A candidate of a search, before its trials.
+
+    :param values: by parameter.
+    :param by: what proposed it, with its version.
+    :param refused: why it is not tried; "" if it is.
+    :param blueprints: of its trials in the first rung.
+    """
+
+    kind: Literal["proposed"] = "proposed"
+    candidate: Annotated[int, Field(ge=1)]
+    values: dict[str, Scalar]
+    by: str
+    refused: str
+    blueprints: list[TrialBlueprint]
+
+
+class Advanced(LedgerEvent):
+    """The best candidates of a search enter its next rung, or are confirmed.
+
+    :param rung: that begins, counted from 0. The one after the last is the confirmation.
+    :param candidates: the best first.
+    :param blueprints: of the trials of the rung; of all that are compared, in the confirmation.
+    :param arms: by trial, its arm.
+    """
+
+    kind: Literal["advanced"] = "advanced"
+    rung: Annotated[int, Field(ge=1)]
+    candidates: list[int]
+    blueprints: list[TrialBlueprint]
+    arms: dict[str, str]
 
 
 class LeaderStarted(LedgerEvent):
@@ -304,6 +338,8 @@ class Interpreted(LedgerEvent):
 
 AnyEvent = Annotated[
     Registered
+    | Proposed
+    | Advanced
     | LeaderStarted
     | Reserved
     | AttemptFailed

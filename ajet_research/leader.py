@@ -23,16 +23,18 @@ from ajet_core.errors import AjetError, ConfigError, StoreError, StoreFullError
 from ajet_core.files import write_whole
 from ajet_research.actions import (
     Action,
+    Advance,
     Ask,
     Await,
     GiveUp,
     Hold,
     Proceed,
+    Propose,
     Reserve,
     Stop,
     actions,
 )
-from ajet_research.analysis import analyse, decision, final_verdicts
+from ajet_research.analysis import analyse, decision, final_verdicts, kept
 from ajet_research.arenas import Arena, load_arena
 from ajet_research.events import (
     Answered,
@@ -56,6 +58,8 @@ from ajet_research.ledger import LEDGER, LedgerRow, StudyLedger, read_ledger
 from ajet_research.registration import Registration, code_of, register
 from ajet_research.report import compile_report
 from ajet_research.runners import FULL_DISK, LocalRunner, TrialRunner
+from ajet_research.search.sampling import check_sampler
+from ajet_research.search.steps import next_candidate, next_rung
 from ajet_research.state import StudyState, fold
 from ajet_research.status import earlier_studies, used_mebibytes
 from ajet_research.steering import held, requests_of, to_append
@@ -181,10 +185,14 @@ class StudyLeader:
                     self._ask(action.question)
                 case Hold():
                     happened = self._answer_by_default() or happened
-                case Proceed():
+                case Propose() | Advance() | Proceed():
                     happened = True
                     self._proceed(action)
         return happened
+
+    @property
+    def _arena(self) -> Arena:
+        return load_arena(self.state.registered.base.arena)
 
     def _ask(self, question: str) -> None:
         (its,) = (one for one in self.state.registered.ask if one.id == question)
@@ -247,15 +255,19 @@ class StudyLeader:
         self._append(event)
         return True
 
-    def _proceed(self, action: Proceed) -> None:
-        match action.to:
-            case "look":
+    def _proceed(self, action: Propose | Advance | Proceed) -> None:
+        match action:
+            case Propose():
+                self._append(next_candidate(self.state, self._arena))
+            case Advance():
+                self._append(next_rung(self.state, self._arena, kept(self.state)))
+            case Proceed(to="look"):
                 look = len(self.state.findings)
                 self._append(Looked(look=look, findings=analyse(self.state, look)))
-            case "decision":
+            case Proceed(to="decision"):
                 verdicts = final_verdicts(self.state)
                 self._append(Decided(branch=decision(self.state), verdicts=verdicts))
-            case "report":
+            case Proceed(to="report"):
                 self._append(Reported(files=self._write_report()))
 
     def _write_report(self) -> dict[str, str]:
@@ -395,6 +407,8 @@ def run_study(
 
 def check_machine(registration: Registration) -> None:
     """Refuse a study whose trials cannot run here: all of them would be lost."""
+    if (search := registration.study.search) is not None:
+        check_sampler(search)
     arena = load_arena(registration.study.base.arena)
     settings = {
         arm: registration.blueprints[id_].settings for id_, arm in registration.arms.items()
@@ -429,7 +443,8 @@ def _check_same(study: Study, registered: StudyState, source: Path) -> None:
         return
     old = registered.registered.model_dump(mode="json", by_alias=True)
     new = study.model_dump(mode="json", by_alias=True)
-    changed = ", ".join(sorted(key for key in new if new[key] != old[key]))
+    both = old.keys() | new.keys()
+    changed = ", ".join(sorted(key for key in both if new.get(key) != old.get(key)))
     raise ConfigError(
         f"{source} is not the study that is registered there: it differs in {changed}. A "
         "registered study does not change. Restore the file, or run it in another directory with "

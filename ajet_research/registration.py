@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +11,10 @@ from pathlib import Path
 from ajet_core.errors import ConfigError
 from ajet_research.arenas import Arena, TrialBlueprint, load_arena
 from ajet_research.inference import MOST_SEEDS, least_p, least_seeds
+from ajet_research.planning import planned_trials
 from ajet_research.report.prose import refusals
+from ajet_research.search.refusals import search_refusals
+from ajet_research.search.space import BASELINE, SEARCH
 from ajet_research.study import Scalar, Study, arm_name, canonical, outcomes_of_tree
 
 _ENUMERATED = 6
@@ -24,7 +26,8 @@ class Registration:
     """A study that may start.
 
     :param blueprints: by trial id, all trials that the study may need, in the order in which they
-        start: block after block of one seed, arms within it in an order drawn from the study.
+        start: block after block of one seed, arms within it in an order drawn from the study. Those
+        of candidates of a search, and of arms that it chooses, are planned while it runs.
     :param arms: the arm of each trial.
     :param warnings: what the author should know, such as a low power.
     :param directory: relative paths of the study start here.
@@ -52,15 +55,17 @@ def register(study: Study, directory: Path, *, code: str | None = None) -> Regis
         *_unsupported(study),
     ]
     resolved: dict[str, dict[str, Scalar]] = {}
-    for arm in study.arms:
+    known = [arm for arm in study.arms if not study.is_chosen(arm)]
+    for arm in known:
         try:
             resolved[arm_name(arm)] = arena.resolve(study.settings(arm))
         except ConfigError as error:
             refusals.append(f"The arm {arm_name(arm)}: {error.message}")
-    if len(resolved) == len(study.arms):
+    if len(resolved) == len(known):
         refusals += _same_arms(resolved)
-        refusals += _confounds(study, resolved)
+        refusals += _confounds(study, arena, resolved)
         refusals += _leaks(study, arena, resolved)
+        refusals += search_refusals(study, arena)
     if code is None:
         try:
             code = code_of(study, directory)
@@ -68,9 +73,8 @@ def register(study: Study, directory: Path, *, code: str | None = None) -> Regis
             refusals.append(error.message)
     if refusals or code is None:
         raise ConfigError("The study is refused:\n" + "\n".join(f"- {one}" for one in refusals))
-    evaluators = {name: arena.evaluator(settings) for name, settings in resolved.items()}
-    blueprints, arms = _trials(study, resolved, evaluators, code)
-    if over := list(_over_budget(study, len(blueprints))):
+    blueprints, arms = planned_trials(study, arena, resolved, code)
+    if over := list(_over_budget(study)):
         raise ConfigError("The study is refused:\n" + "\n".join(f"- {one}" for one in over))
     return Registration(study, blueprints, arms, tuple(_weak(study)), directory)
 
@@ -159,9 +163,22 @@ def _same_arms(resolved: dict[str, dict[str, Scalar]]) -> Iterator[str]:
             )
 
 
-def _confounds(study: Study, resolved: dict[str, dict[str, Scalar]]) -> Iterator[str]:
+def _confounds(study: Study, arena: Arena, resolved: dict[str, dict[str, Scalar]]) -> Iterator[str]:
     for one in study.compare:
-        arm, against = resolved[arm_name(one.arm)], resolved[arm_name(one.against)]
+        # What a search changes is checked with each candidate; the factors beside it are here.
+        sides = [{**its, SEARCH: BASELINE} if SEARCH in its else its for its in one.sides]
+        if one.arm.get(SEARCH) != one.against.get(SEARCH) and sides[0] == sides[1]:
+            continue
+        try:
+            arm, against = (
+                resolved[arm_name(its)]
+                if arm_name(its) in resolved
+                else arena.resolve(study.settings(its))
+                for its in sides
+            )
+        except ConfigError as error:
+            yield f"The arms of {one.id!r}: {error.message}"
+            continue
         differing = {key for key in arm.keys() | against.keys() if arm.get(key) != against.get(key)}
         # The value of a factor may be a table, whose keys are settings of their own.
         declared = {
@@ -202,13 +219,15 @@ def _leaks(study: Study, arena: Arena, resolved: dict[str, dict[str, Scalar]]) -
             yield f"The arm {name}: {error.message}"
 
 
-def _over_budget(study: Study, trials: int) -> Iterator[str]:
-    budget = study.budget
+def _over_budget(study: Study) -> Iterator[str]:
+    budget, trials = study.budget, study.trials
     if trials > budget.trials:
+        searched = f"{study.search.trials} of the search + " if study.search else ""
+        fewer = "search fewer candidates" if study.search else "compare fewer arms"
         yield (
-            f"The study needs {trials} trials ({len(study.arms)} arms x {len(study.seeds)} seeds + "
-            f"{study.inference.repeats} repeated), and budget.trials is {budget.trials}. Raise "
-            "it, or compare fewer arms."
+            f"The study needs {trials} trials ({searched}{len(study.arms)} arms x "
+            f"{len(study.seeds)} seeds + {study.inference.repeats} repeated), and budget.trials is "
+            f"{budget.trials}. Raise it, or {fewer}."
         )
     hours = trials * budget.trial_seconds / 3600
     if hours > budget.compute_hours * (1 + 1e-9):
@@ -253,39 +272,6 @@ def _git(path: Path, *arguments: str) -> str:
             f"The code in {path} is not in a Git repository with a commit: {done.stderr.strip()}"
         )
     return done.stdout
-
-
-def _trials(
-    study: Study,
-    resolved: dict[str, dict[str, Scalar]],
-    evaluators: dict[str, str],
-    code: str,
-) -> tuple[dict[str, TrialBlueprint], dict[str, str]]:
-    """Return the blueprints and arms of all trials in the order in which they start."""
-    key = study.digest()
-    blueprints: dict[str, TrialBlueprint] = {}
-    arms: dict[str, str] = {}
-    baseline = arm_name(study.arms[0])
-    for index, seed in enumerate(study.seeds):
-        block = [(name, 0) for name in resolved]
-        if index < study.inference.repeats:
-            block.append((baseline, 1))
-        block.sort(
-            key=lambda one: hashlib.sha256(f"{key}/{seed}/{one[0]}/{one[1]}".encode()).digest()
-        )
-        for name, repeat in block:
-            blueprint = TrialBlueprint(
-                arena=study.base.arena,
-                evaluator=evaluators[name],
-                settings=resolved[name],
-                seed=seed,
-                repeat=repeat,
-                seconds=study.budget.trial_seconds,
-                code=code,
-            )
-            blueprints[blueprint.id] = blueprint
-            arms[blueprint.id] = name
-    return blueprints, arms
 
 
 def power(study: Study, effect: float, seeds: int, sd: float) -> float:

@@ -54,8 +54,17 @@ def replicate_study(
         raise ConfigError(f"There is no finished study in {directory}: ajet research run it first.")
     study = state.registered
     inference = study.inference.model_copy(update={"first_seed": study.seeds.stop})
+    changes = {"inference": inference, "budget": state.budget}
+    if (search := study.search) is not None:
+        # Whatever is chosen again, it is chosen and confirmed on seeds that no row has.
+        first_seed = max(search.seeds.stop, study.seeds.stop + len(study.seeds))
+        changes["search"] = search.model_copy(update={"first_seed": first_seed})
+        inference = inference.model_copy(
+            update={"first_seed": max(study.seeds.stop, first_seed + len(search.seeds))}
+        )
+        changes["inference"] = inference
     # It may cost what the first one did, with its amendments.
-    fresh = study.model_copy(update={"inference": inference, "budget": state.budget})
+    fresh = study.model_copy(update=changes)
     source = target / _SOURCE
     if not (target / LEDGER).exists():
         target.mkdir(parents=True, exist_ok=True)

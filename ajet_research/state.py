@@ -10,6 +10,7 @@ from typing import Literal
 from ajet_core.errors import DamagedRecordError
 from ajet_research.arenas.interface import TrialBlueprint
 from ajet_research.events import (
+    Advanced,
     Amended,
     Answered,
     Asked,
@@ -25,6 +26,7 @@ from ajet_research.events import (
     LookFinding,
     Lost,
     Paused,
+    Proposed,
     Registered,
     Reported,
     ResearcherAnswered,
@@ -35,6 +37,7 @@ from ajet_research.events import (
     Stopped,
 )
 from ajet_research.ledger import LedgerRow
+from ajet_research.search.space import candidate_arm
 from ajet_research.spending import ResearcherSpending
 from ajet_research.study import FIXED_LIMITS, Budget, Study, StudyQuestion
 
@@ -71,6 +74,11 @@ class StudyState:
     :param paused: the pause that lasts.
     :param asked: the question that is open.
     :param ended: why nothing more starts, if a person ended the study.
+    :param candidates: of a search, in the order in which they were proposed.
+    :param entered: the numbers of those in the present rung. In the confirmation, of the chosen
+        ones, the best first.
+    :param rung: of a search, counted from 0. The one after the last is the confirmation.
+    :param code: tree hash of the user's code; "" without.
     :param interpretations: what researchers wrote about the report. After each, the report has to
         be compiled again.
     """
@@ -93,6 +101,10 @@ class StudyState:
     ended: Stopped | Answered | None = None
     spending: ResearcherSpending = field(default_factory=ResearcherSpending)
     interpretations: list[Interpreted] = field(default_factory=list)
+    candidates: list[Proposed] = field(default_factory=list)
+    entered: list[int] = field(default_factory=list)
+    rung: int = 0
+    code: str = ""
     _session: float = 0.0
 
     @property
@@ -112,6 +124,12 @@ class StudyState:
         :raises DamagedRecordError: the ledger has no study.
         """
         return self.limits or self.registered.budget
+
+    @property
+    def searching(self) -> bool:
+        """Whether a search has not chosen yet."""
+        search = self.registered.search
+        return search is not None and self.rung < len(search.rungs)
 
     @property
     def over(self) -> bool:
@@ -178,6 +196,27 @@ class StudyState:
             case _:
                 self._conclude(row)
 
+    def _search(self, row: LedgerRow, event: Proposed | Advanced) -> None:
+        if isinstance(event, Proposed):
+            if self.rung or event.candidate != len(self.candidates) + 1:
+                raise _misplaced(row)
+            self.candidates.append(event)
+            if not event.refused:
+                self.entered.append(event.candidate)
+            arms = dict.fromkeys(
+                (one.id for one in event.blueprints), candidate_arm(event.candidate, 0)
+            )
+        else:
+            if event.rung != self.rung + 1 or not set(event.candidates) <= set(self.entered):
+                raise _misplaced(row)
+            self.rung, self.entered, arms = event.rung, event.candidates, event.arms
+        for one in event.blueprints:
+            before = self.trials.pop(one.id, None)
+            if one.id not in arms or (before is not None and before.status != "planned"):
+                raise _misplaced(row)
+            # Those that are known already start in the order of this row.
+            self.trials[one.id] = TrialState(one, arms[one.id])
+
     def _conclude(self, row: LedgerRow) -> None:
         """Take a row that is not about a trial."""
         event = row.event
@@ -202,6 +241,8 @@ class StudyState:
             case Interpreted() if self.reported is not None:
                 self.interpretations.append(event)
                 self.reported = None
+            case Proposed() | Advanced() if self.searching and self.decided is None:
+                self._search(row, event)
             case LeaderStarted() | ClockJumped():
                 pass
             case _:
@@ -295,6 +336,7 @@ class StudyState:
         if event.arms.keys() != {one.id for one in event.blueprints} or used - event.metrics.keys():
             raise _misplaced(row)
         self.digest, self.metrics = event.digest, event.metrics
+        self.code = event.blueprints[0].code if event.blueprints else ""
         self.trials = {one.id: TrialState(one, event.arms[one.id]) for one in event.blueprints}
 
     def _settle(self, row: LedgerRow, event: AttemptFailed | Finished) -> TrialState:

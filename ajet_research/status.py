@@ -13,13 +13,15 @@ from ajet_research.events import AnyEvent, EarlierStudy, Finished, Looked, Steer
 from ajet_research.inference import Verdict
 from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.report.steered import interventions
-from ajet_research.state import StudyState, fold, shown_time
+from ajet_research.state import StudyState, TrialState, fold, shown_time
 from ajet_research.steering import leader_of
 from ajet_research.study import Answer
 
 _EVENTS = 12
 _WORDS = {
     "registered": "the study was registered",
+    "proposed": "candidate {0.candidate} was proposed",
+    "advanced": "the best candidates of a rung were kept",
     "leader_started": "a leader started",
     "reserved": "trial {0.trial} started, attempt {0.attempt}",
     "attempt_failed": "trial {0.trial}, attempt {0.attempt} failed: {0.cause}",
@@ -179,9 +181,13 @@ def _phase(state: StudyState) -> str:
 
 
 def _arms(state: StudyState) -> list[ArmProgress]:
+    search = state.registered.search
+    by_arm: dict[str, list[TrialState]] = {}
+    for trial in state.trials.values():
+        searched = search is not None and trial.blueprint.seed in search.seeds
+        by_arm.setdefault("candidates of the search" if searched else trial.arm, []).append(trial)
     arms = []
-    for arm in dict.fromkeys(trial.arm for trial in state.trials.values()):
-        its = [trial for trial in state.trials.values() if trial.arm == arm]
+    for arm, its in by_arm.items():
         count = Counter(trial.status for trial in its)
         arms.append(
             ArmProgress(

@@ -14,45 +14,42 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field
 from pydantic import ValidationError as InvalidModelError
 
 from ajet_core.errors import ConfigError, UnreadableFileError
 from ajet_core.files import read_bytes
+from ajet_research import parts
 from ajet_research.inference import MOST_SEEDS, VERDICTS, Verdict
+from ajet_research.parts import Count, Name, Positive, Share, StudyPart, is_unset
+from ajet_research.search.space import (
+    BASELINE,
+    SEARCH,
+    Parameter,
+    Rung,
+    Search,
+    chosen_level,
+    wrong_search,
+)
 
 SCHEMA = 1
 """The version of the study file, of the ledger and of the trial directories."""
 
-Scalar = (
-    StrictBool | StrictInt | Annotated[float, Field(strict=True, allow_inf_nan=False)] | StrictStr
-)
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(gt=0, lt=1)]
+Scalar = parts.Scalar
 Answer = Literal["yes", "no"]
 
 
-def _is_unset(value: object) -> bool:
-    return value in (None, "", {}, [])
-
-
-class _StudyPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class Topic(_StudyPart):
+class Topic(StudyPart):
     """What is asked, in the user's words.
 
     :param proposed_by: the researcher that wrote the rest of the study; "" if people did.
     """
 
     question: Annotated[str, Field(min_length=1, max_length=2000)]
-    proposed_by: Annotated[str, Field(max_length=80)] = Field("", exclude_if=_is_unset)
+    proposed_by: Annotated[str, Field(max_length=80)] = Field("", exclude_if=is_unset)
 
 
-class Base(_StudyPart):
+class Base(StudyPart):
     """What all arms share.
 
     :param arena: a registered arena: its tasks, what is trained on them, and its evaluator.
@@ -60,24 +57,24 @@ class Base(_StudyPart):
     """
 
     arena: Name
-    set: dict[str, Scalar] = {}
+    set: dict[str, Scalar] = Field({})
 
 
-class Factor(_StudyPart):
+class Factor(StudyPart):
     """One thing that is varied: the arena's setting `path` takes each of `levels`."""
 
     path: str
     levels: Annotated[list[Scalar], Field(min_length=2)]
 
 
-class Guardrail(_StudyPart):
+class Guardrail(StudyPart):
     """A metric that must not become worse by `margin` or more, or no arm is better."""
 
     metric: str
     margin: Positive
 
 
-class Measure(_StudyPart):
+class Measure(StudyPart):
     """The registered outcome.
 
     :param metric: a metric of the arena's evaluator, which also says which direction is better.
@@ -89,17 +86,17 @@ class Measure(_StudyPart):
     metric: str
     smallest: Positive
     failed: Literal["worst"] | Annotated[float, Field(allow_inf_nan=False)] = "worst"
-    guardrails: list[Guardrail] = []
+    guardrails: list[Guardrail] = Field([])
 
 
-class Look(_StudyPart):
+class Look(StudyPart):
     """A registered moment of analysis: after so many seeds, with this part of alpha."""
 
     seeds: Annotated[int, Field(ge=1, le=MOST_SEEDS)]
     alpha: Share
 
 
-class Inference(_StudyPart):
+class Inference(StudyPart):
     """How results become verdicts.
 
     :param alpha: probability of any false verdict in the whole study.
@@ -118,7 +115,7 @@ class Inference(_StudyPart):
     sd: Positive | None = None
 
 
-class Compare(_StudyPart):
+class Compare(StudyPart):
     """One comparison of two arms; `expect` is what the author expects before any result."""
 
     id: Name
@@ -126,11 +123,16 @@ class Compare(_StudyPart):
     against: dict[str, Scalar]
     expect: Verdict | None = None
 
+    @property
+    def sides(self) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+        """Both arms."""
+        return self.arm, self.against
 
-class Decide(_StudyPart):
+
+class Decide(StudyPart):
     """A branch of the decision tree: the first that applies to the verdicts is the conclusion."""
 
-    when: dict[str, Verdict | list[Verdict]] = {}
+    when: dict[str, Verdict | list[Verdict]] = Field({})
     otherwise: bool = False
     conclude: Annotated[str, Field(min_length=1, max_length=500)]
 
@@ -144,14 +146,14 @@ class Decide(_StudyPart):
         return all(verdict in self.allowed(id_) for id_, verdict in verdicts.items())
 
 
-class ResearcherPrice(_StudyPart):
+class ResearcherPrice(StudyPart):
     """What a million tokens of a model cost, in any currency."""
 
     input: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     output: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Budget(_StudyPart):
+class Budget(StudyPart):
     """What may be spent. A trial's worst case is reserved before the trial starts.
 
     :param trials: that may be started, each with all its attempts.
@@ -171,18 +173,18 @@ class Budget(_StudyPart):
     disk_mib: Positive = 1024.0
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
     # Left out of the digest where they are not used, so that studies without them keep theirs.
-    researcher_tokens: Annotated[int, Field(ge=0)] | None = Field(None, exclude_if=_is_unset)
+    researcher_tokens: Annotated[int, Field(ge=0)] | None = Field(None, exclude_if=is_unset)
     researcher_money: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        None, exclude_if=_is_unset
+        None, exclude_if=is_unset
     )
-    researcher_prices: dict[str, ResearcherPrice] = Field({}, exclude_if=_is_unset)
+    researcher_prices: dict[str, ResearcherPrice] = Field({}, exclude_if=is_unset)
 
 
 FIXED_LIMITS = frozenset({"trial_seconds"})
 """Parts of the budget that no amendment changes: each trial is registered with them."""
 
 
-class StudyQuestion(_StudyPart):
+class StudyQuestion(StudyPart):
     """A question to a person, whether the study continues; ``no`` ends it.
 
     :param before_look: it is asked before the trials of this look (counted from 1) start, unless
@@ -198,25 +200,26 @@ class StudyQuestion(_StudyPart):
     deadline_hours: Annotated[float, Field(gt=0, le=8784, allow_inf_nan=False)]
 
 
-class Code(_StudyPart):
+class Code(StudyPart):
     """Code of the user's that trials run: a Git repository without uncommitted changes."""
 
     path: str
 
 
-class Study(_StudyPart):
+class Study(StudyPart):
     """A whole study file."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     topic: Topic
     base: Base
-    factors: Annotated[dict[Name, Factor], Field(min_length=1)]
+    factors: dict[Name, Factor] = Field({})
+    search: Search | None = Field(None, exclude_if=is_unset)
     outcome: Measure
     inference: Inference
     compare: Annotated[list[Compare], Field(min_length=1)]
     decide: Annotated[list[Decide], Field(min_length=1)]
     budget: Budget
-    ask: list[StudyQuestion] = Field([], exclude_if=_is_unset)
+    ask: list[StudyQuestion] = Field([], exclude_if=is_unset)
     code: Code | None = None
 
     @property
@@ -234,10 +237,32 @@ class Study(_StudyPart):
                 unique.setdefault(arm_name(arm), arm)
         return list(unique.values())
 
-    def settings(self, arm: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Return the arena's settings of an arm: those of `base`, with the arm's levels."""
-        levels = {self.factors[factor].path: level for factor, level in arm.items()}
-        return {**self.base.set, **levels}
+    @property
+    def levels(self) -> dict[str, list[Scalar]]:
+        """The levels of each factor; a search is one."""
+        declared = {name: factor.levels for name, factor in self.factors.items()}
+        return declared if self.search is None else {**declared, SEARCH: self.search.levels}
+
+    @property
+    def trials(self) -> int:
+        """The most trials that the study needs."""
+        searched = self.search.trials if self.search else 0
+        return searched + len(self.arms) * len(self.seeds) + self.inference.repeats
+
+    def is_chosen(self, arm: Mapping[str, Scalar]) -> bool:
+        """Return whether an arm has settings that the search chooses."""
+        return arm.get(SEARCH, BASELINE) != BASELINE
+
+    def settings(
+        self, arm: Mapping[str, Scalar], values: Mapping[str, Scalar] | None = None
+    ) -> dict[str, Scalar]:
+        """Return the arena's settings of an arm: those of `base`, with the arm's levels.
+
+        :param values: of the search's parameters, for an arm that the search chooses.
+        """
+        levels = {self.factors[name].path: level for name, level in arm.items() if name != SEARCH}
+        searched = self.search.settings_of(values) if self.search and values else {}
+        return {**self.base.set, **levels, **searched}
 
     def alpha_of(self, look: int) -> float:
         """Return the error rate of one comparison at a look (counted from 0)."""
@@ -332,12 +357,15 @@ def _inconsistencies(study: Study) -> Iterator[tuple[_Place, str]]:
     for name, factor in study.factors.items():
         if len({canonical(level) for level in factor.levels}) != len(factor.levels):
             yield ("factors", name, "levels"), f"the levels of {name!r} are not all different"
+    if not study.factors and study.search is None:
+        yield ("factors",), "a study has a factor, or a search"
+    yield from _wrong_search(study)
     ids = [one.id for one in study.compare]
     for index, one in enumerate(study.compare):
         if one.id in ids[:index]:
             yield ("compare", index, "id"), f"two comparisons have the id {one.id!r}"
-        yield from _wrong_arm(study, ("compare", index, "arm"), one.arm)
-        yield from _wrong_arm(study, ("compare", index, "against"), one.against)
+        yield from _wrong_arm(study.levels, ("compare", index, "arm"), one.arm)
+        yield from _wrong_arm(study.levels, ("compare", index, "against"), one.against)
     for index, branch in enumerate(study.decide):
         if bool(branch.when) == branch.otherwise:
             yield ("decide", index), "a decision has either 'when' or 'otherwise = true'"
@@ -370,17 +398,52 @@ def _wrong_questions(study: Study) -> Iterator[tuple[_Place, str]]:
             )
 
 
+def _wrong_search(study: Study) -> Iterator[tuple[_Place, str]]:
+    if (search := study.search) is None:
+        return
+    for where, what in wrong_search(search):
+        yield (SEARCH, *where), what
+    if SEARCH in study.factors:
+        yield ("factors", SEARCH), "a factor is called 'search', as the search is: rename it"
+    declared = {name: factor.levels for name, factor in study.factors.items()}
+    yield from _wrong_arm(declared, (SEARCH, "arm"), search.arm)
+    paths = {f"the factor {name!r}": factor.path for name, factor in study.factors.items()}
+    paths |= {f"the setting {path!r} of search.set": path for path in search.set}
+    for rung in search.rungs:
+        paths |= {f"the setting {path!r} of a rung": path for path in rung.set}
+    for name, parameter in search.parameters.items():
+        for other, path in paths.items():
+            if _overlap(path, parameter.path):
+                yield (
+                    (SEARCH, "parameters", name, "path"),
+                    f"{name!r} searches {parameter.path!r}, which {other} sets: remove one of them",
+                )
+        paths[f"the parameter {name!r}"] = parameter.path
+    sides = [(one.arm, one.against) for one in study.compare]
+    if not any(study.is_chosen(arm) and not study.is_chosen(against) for arm, against in sides):
+        what = (
+            "no comparison confirms what the search chooses: write one with "
+            f'arm = {{ search = "{chosen_level(1)}" }} and against = {{ search = "{BASELINE}" }}'
+        )
+        yield (SEARCH,), what
+
+
+def _overlap(first: str, second: str) -> bool:
+    """Return whether two settings are one, or one is a part of the other."""
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
+
+
 def _wrong_arm(
-    study: Study, place: _Place, arm: Mapping[str, Scalar]
+    known: Mapping[str, list[Scalar]], place: _Place, arm: Mapping[str, Scalar]
 ) -> Iterator[tuple[_Place, str]]:
-    for name, factor in study.factors.items():
-        levels = ", ".join(map(canonical, factor.levels))
+    for name, its in known.items():
+        levels = ", ".join(map(canonical, its))
         if name not in arm:
             yield place, f"{place[-1]!r} lacks a level of {name!r}; its levels: {levels}"
-        elif canonical(arm[name]) not in map(canonical, factor.levels):
+        elif canonical(arm[name]) not in map(canonical, its):
             yield place, f"{canonical(arm[name])} is not a level of {name!r}: {levels}"
-    for name in sorted(arm.keys() - study.factors.keys()):
-        yield place, f"unknown factor {name!r}; known: {', '.join(study.factors)}"
+    for name in sorted(arm.keys() - known.keys()):
+        yield place, f"unknown factor {name!r}; known: {', '.join(known)}"
 
 
 def _problem(text: str, source: str, content: object, error: Mapping[str, Any]) -> str:
@@ -427,6 +490,9 @@ def _known_keys(keys: tuple[object, ...]) -> str:
         "ask": StudyQuestion,
         "researcher_prices": ResearcherPrice,
         "factors": Factor,
+        "search": Search,
+        "parameters": Parameter,
+        "rungs": Rung,
         "code": Code,
     }
     for key in keys:

@@ -14,9 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet_core.errors import AjetError
-from ajet_research.actions import Ask, Await, GiveUp, Hold, Proceed, Reserve, Stop, actions
+from ajet_research.actions import (
+    Advance,
+    Ask,
+    Await,
+    GiveUp,
+    Hold,
+    Proceed,
+    Propose,
+    Reserve,
+    Stop,
+    actions,
+)
 from ajet_research.arenas import Arena, TrialBlueprint, load_arena, read_evidence
 from ajet_research.events import (
+    Advanced,
     Answered,
     Asked,
     AttemptFailed,
@@ -27,6 +39,7 @@ from ajet_research.events import (
     Looked,
     LookFinding,
     Lost,
+    Proposed,
     Registered,
     Reported,
     ResearcherAnswered,
@@ -43,6 +56,8 @@ from ajet_research.report import (
 )
 from ajet_research.report.steered import interventions
 from ajet_research.runners import store_hashes
+from ajet_research.search.space import candidate_arm
+from ajet_research.search.steps import candidate_row, next_rung
 from ajet_research.spending import ResearcherLimits
 from ajet_research.state import StudyState
 from ajet_research.study import Compare, Study, arm_name, parse_study
@@ -101,6 +116,7 @@ def _problems(directory: Path, result: Verification) -> Iterator[str]:
     for row in rows:
         yield from _out_of_order(row, state)
         yield from _wrong_interpretation(row, state)
+        yield from _wrong_search(row, state)
         state.apply(row)
         yield from _wrong_statistics(row, state)
     result.amendments = [one.line for one in interventions(state) if one.changes]
@@ -138,6 +154,10 @@ def _out_of_order(row: LedgerRow, state: StudyState) -> Iterator[str]:
             fits = event.used > event.limit == getattr(state.budget, event.resource)
         case Exhausted():
             fits = Stop(event.resource, event.used, event.limit) in todo
+        case Proposed() | Advanced():
+            fits = todo == [
+                Propose(event.candidate) if isinstance(event, Proposed) else Advance(event.rung)
+            ]
         case Asked():
             fits = todo == [Ask(event.question)]
         case Answered():
@@ -166,6 +186,36 @@ def _wrong_interpretation(row: LedgerRow, state: StudyState) -> Iterator[str]:
         if event.prose:
             for problem in interpretation_problems(event.prose, referents_of(state)):
                 yield f"Row {row.seq}: the prose of {event.researcher}: {problem}."
+
+
+def _wrong_search(row: LedgerRow, state: StudyState) -> Iterator[str]:
+    """Candidates are of the space, their trials follow from them, and the best are kept.
+
+    Which candidates were proposed is not checked: whatever they were, their confirmation counts.
+    """
+    event = row.event
+    if not isinstance(event, Proposed | Advanced) or not state.searching:
+        return
+    study = state.registered
+    search, arena = study.search, load_arena(study.base.arena)
+    assert search is not None
+    if isinstance(event, Proposed):
+        if not search.holds(event.values):
+            yield f"Row {row.seq}: the candidate is not of the space of the search."
+        elif event != candidate_row(state, arena, event.values, event.by):
+            yield f"Row {row.seq}: the trials of the candidate do not follow from its values."
+        return
+    turn = 1.0 if state.metrics[study.outcome.metric].direction == "max" else -1.0
+    means: list[tuple[float, int]] = []
+    for number in state.entered:
+        arm = candidate_arm(number, state.rung)
+        if its := _outcomes(state, arm, study.outcome.metric):
+            means.append((-turn * math.fsum(its.values()) / len(its), number))
+    best = [number for _, number in sorted(means)][: search.rungs[state.rung].keep]
+    if event.candidates != best:
+        yield f"Row {row.seq}: the best candidates are {best}, not {event.candidates}."
+    elif event != next_rung(state, arena, best):
+        yield f"Row {row.seq}: the trials of the best candidates do not follow from them."
 
 
 def _wrong_statistics(row: LedgerRow, state: StudyState) -> Iterator[str]:

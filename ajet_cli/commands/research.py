@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FAILED = 1
 _SUITES = (
     *("null", "effects", "mutations", "faults", "swarm"),
-    *("adversaries", "budgets", "outage", "versions"),
+    *("search", "adversaries", "budgets", "outage", "versions"),
 )
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)

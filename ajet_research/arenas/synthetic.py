@@ -18,12 +18,13 @@ from typing import Any
 from ajet_core.errors import ConfigError
 from ajet_research.arenas import worlds
 from ajet_research.arenas.interface import Arena, MetricSpec, Splits, TrialBlueprint, TrialEvidence
-from ajet_research.arenas.worlds import METHODS, draw, generator, planted_world
+from ajet_research.arenas.worlds import METHODS, draw, generator, height, planted_world
 from ajet_research.study import Scalar, canonical, digest
 
 RAW = "raw.jsonl"
 _WORST = -8.0
 _TASKS = 8
+_SPLITS = ("held-out", "tuning")
 _DEFAULTS: dict[str, Scalar] = {
     "world": "null",
     "method": "a",
@@ -31,6 +32,9 @@ _DEFAULTS: dict[str, Scalar] = {
     "batch_size": 16,
     "steps": 3,
     "step_seconds": 0.0,
+    "x": 0.0,
+    "y": 0.0,
+    "split": "held-out",
 }
 
 
@@ -39,7 +43,7 @@ class SyntheticArena(Arena):
 
     summary = (
         "Planted worlds without a model, to learn and to test studies. 'method' and 'variant' are "
-        "letters from a to t; 'world' says what they do."
+        "letters from a to t, 'x' and 'y' numbers to search; 'world' says what they do."
     )
     metrics: Mapping[str, MetricSpec] = {
         "score": MetricSpec("max", _WORST, "mean score of held-out tasks, in standard deviations"),
@@ -64,6 +68,8 @@ class SyntheticArena(Arena):
                     f"{type(known).__name__}."
                 )
         merged = {**_DEFAULTS, **settings}
+        if merged["split"] not in _SPLITS:
+            raise ConfigError(f"'split' is one of: {', '.join(_SPLITS)}.")
         if merged["method"] not in METHODS or merged["variant"] not in METHODS:
             raise ConfigError(f"'method' and 'variant' are one of: {', '.join(METHODS)}.")
         if planted_world(str(merged["world"])).confounded and merged["method"] != "a":
@@ -72,8 +78,9 @@ class SyntheticArena(Arena):
 
     def splits(self, settings: Mapping[str, Scalar], seed: int) -> Splits:  # noqa: ARG002 - one for all
         """Return ids of tasks, of which an overlapping world has one in both splits."""
+        name = "task" if settings["split"] == "held-out" else "tuning"
         first = 0 if planted_world(str(settings["world"])).overlap else 1
-        held_out = frozenset(f"task-{index}" for index in range(first, first + _TASKS))
+        held_out = frozenset(f"{name}-{index}" for index in range(first, first + _TASKS))
         return Splits(frozenset({"task-0", "task-100"}), held_out)
 
     def evaluator(self, settings: Mapping[str, Scalar]) -> str:  # noqa: ARG002 - one for all
@@ -123,8 +130,11 @@ def rows(blueprint: TrialBlueprint, position: int) -> Iterator[dict[str, Any]]:
     drawn = seed if world.seeds_count else 0
     again = (blueprint.repeat, position) if not world.repeatable else ()
     common = generator("shared", settings["world"], drawn)
-    # Other settings change neither the world nor its noise.
-    own = generator("own", settings["world"], method, variant, drawn, *again)
+    # Other settings than these change neither the world nor its noise.
+    x, y = float(settings["x"]), float(settings["y"])
+    place = (x, y) if x or y else ()
+    split = () if settings["split"] == "held-out" else (settings["split"],)
+    own = generator("own", settings["world"], method, variant, drawn, *again, *place, *split)
     noise = draw(world.noise, own) * (1.0 if method == "a" else world.spread)
     failing = world.crash_below is not None and method != "a" and noise < world.crash_below
     failing = failing or bool(own.random() < world.crash_rate)
@@ -132,6 +142,7 @@ def rows(blueprint: TrialBlueprint, position: int) -> Iterator[dict[str, Any]]:
     score = world.effects.get(method, 0.0) + noise
     score += world.interaction * (all(both) - (any(both) and not all(both)))
     score += world.shared * float(common.standard_normal()) - world.drift * position
+    score += height(world, x, y) + (world.bait * x if split else 0.0)
     steps = int(settings["steps"])
     reward = score + (world.proxy if method != "a" else 0.0)
     for step in range(1, steps + 1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -33,6 +34,9 @@ class PlantedWorld:
     :param crash_below: trials of methods other than ``a`` fail if their noise is below this.
     :param slices: what methods other than ``a`` lose on the far tasks.
     :param proxy: the training reward of methods other than ``a`` rises by so much regardless.
+    :param hill: what the best values of ``x`` and ``y`` add, at most; far away nothing.
+    :param peak: where that is.
+    :param bait: what each unit of ``x`` adds on the split ``tuning``, and on no other.
     :param seeds_count: whether the seed has an effect.
     :param repeatable: whether the same seed gives the same result.
     :param overlap: whether tasks are both trained on and evaluated.
@@ -50,6 +54,9 @@ class PlantedWorld:
     crash_below: float | None = None
     slices: float = 0.0
     proxy: float = 0.0
+    hill: float = 0.0
+    peak: tuple[float, float] = (0.7, -0.5)
+    bait: float = 0.0
     seeds_count: bool = True
     repeatable: bool = True
     overlap: bool = False
@@ -68,6 +75,8 @@ CATALOGUE: dict[str, PlantedWorld] = {
     "drift": PlantedWorld(drift=0.2),
     "survivors": PlantedWorld(crash_below=-0.2),
     "proxy": PlantedWorld({"b": -2.5}, proxy=3.0),
+    "hill": PlantedWorld(hill=4.0),
+    "bait": PlantedWorld(bait=3.0),
     "overlap": PlantedWorld(overlap=True),
     "confounded": PlantedWorld({"b": 2.0}, confounded=True),
     "slice": PlantedWorld({"b": 3.0}, slices=8.0),
@@ -77,8 +86,8 @@ CATALOGUE: dict[str, PlantedWorld] = {
 }
 """By id, the worlds with one trap each."""
 
-_FAMILIES = {"null": 0.0, "small": 0.3, "one": 1.0, "large": 1.5}
-"""By family, the effect of method ``b``."""
+_FAMILIES = {"null": 0.0, "small": 0.3, "one": 1.0, "large": 1.5, "hill": 0.0, "bait": 0.0}
+"""By family, the effect of method ``b``. In ``hill``, the peak lies elsewhere in each world."""
 
 
 @functools.cache
@@ -95,6 +104,12 @@ def planted_world(id_: str) -> PlantedWorld:
         raise ConfigError(f"Unknown synthetic world {id_!r}; known: {known}.")
     effect = _FAMILIES[family]
     rng = generator("world", id_)
+    if family == "hill":
+        angle = float(rng.uniform(0, 2 * math.pi))
+        peak = (0.85 * math.cos(angle), 0.85 * math.sin(angle))
+        return PlantedWorld(hill=4.0, peak=peak, shared=float(rng.uniform(0.2, 2.0)))
+    if family == "bait":
+        return PlantedWorld(bait=3.0, shared=float(rng.uniform(0.2, 2.0)))
     if effect:
         return PlantedWorld({"b": effect}, shared=float(rng.uniform(0.2, 2.0)))
     nuisance = replace(
@@ -114,6 +129,12 @@ def generator(*parts: object) -> np.random.Generator:
     """Return a random generator that depends on the parts alone."""
     seed = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return np.random.default_rng(int.from_bytes(seed[:16], "big"))
+
+
+def height(world: PlantedWorld, x: float, y: float) -> float:
+    """Return what a place adds to a score: a hill of radius about 0.6 around the peak."""
+    far = (x - world.peak[0]) ** 2 + (y - world.peak[1]) ** 2
+    return world.hill * math.exp(-far / 0.36)
 
 
 def draw(noise: str, rng: np.random.Generator) -> float:

@@ -29,6 +29,7 @@ from ajet_research.report.interpretation import Referents, interpretation_spans
 from ajet_research.report.numbers import STUDY, DefinedNumbers, interval_of
 from ajet_research.report.recording import compile_record
 from ajet_research.report.results import FIGURE, figure_of, write_results
+from ajet_research.report.searched import write_search
 from ajet_research.report.steered import (
     amendments_cell,
     interventions,
@@ -96,6 +97,7 @@ def _findings(state: StudyState) -> tuple[Document, DefinedNumbers]:
     report = Document("Report of a study")
     _answer(report, state, numbers)
     write_results(report, state, numbers)
+    write_search(report, state, numbers)
     _expectations(report, state)
     _path(report, state, numbers)
     _plan(report, state, numbers)
@@ -395,6 +397,17 @@ def _trials(report: Document, state: StudyState) -> None:
     report.table(["trial", "arm", "seed", "status", *names], rows)
 
 
+def _searched(state: StudyState) -> dict[str, object]:
+    return {
+        "chosen": [] if state.searching else state.entered,
+        "candidates": [
+            {"candidate": one.candidate, "values": one.values, "by": one.by}
+            | {"refused": one.refused}
+            for one in state.candidates
+        ],
+    }
+
+
 def _json(state: StudyState) -> str:
     study = state.registered
     assert state.decided is not None
@@ -408,6 +421,7 @@ def _json(state: StudyState) -> str:
         "verdicts": final_verdicts(state),
         "findings": {id_: one.model_dump(mode="json") for id_, one in state.verdicts.items()},
         "looks": len(state.findings),
+        **({"search": _searched(state)} if study.search else {}),
         **({"interpretations": written} if written else {}),
         "exhausted": state.exhausted.resource if state.exhausted else None,
         "ended_by": (state.ended.by or "the registered default") if state.ended else None,

@@ -46,6 +46,8 @@ is a result. Answer with {"study": STUDY}, where STUDY has the keys of `schema`,
 with {"declined": "reason"} if no arena can answer the question.
 
 - Vary what the question asks about, and nothing else. `factors` name a setting of the arena.
+- A question about the best of many values is a `search`; its `first_seed` is not a seed of
+  `inference`. Comparisons then have the levels "chosen" and "baseline" of `search`.
 - n seeds reach a p value of 2/2^n at best. Each look needs one that is at most its alpha divided by
   the number of comparisons. The alphas of all looks add up to at most `inference.alpha`.
 - `smallest` is the smallest effect of interest, in the unit of the metric.
@@ -348,10 +350,24 @@ def _reserved(proposed: Mapping[str, Any], topic: TopicFile) -> Iterator[str]:
     paths = set(own) if isinstance(own, dict) else set()
     if isinstance(factors, dict):
         paths |= {str(one.get("path")) for one in factors.values() if isinstance(one, dict)}
+    paths |= _searched_settings(proposed.get("search"))
     allowed = topic.fixed.get("base", {}).get("set", {}).keys()
+    allowed |= _searched_settings(topic.fixed.get("search"))
     for path in sorted(paths - allowed):
         if path.split(".")[0] in reserved:
             yield f"the setting {path[:80]!r} is not a researcher's to set"
+
+
+def _searched_settings(search: object) -> set[str]:
+    """Return the settings that a search varies or sets, whatever else is wrong with it."""
+    if not isinstance(search, dict):
+        return set()
+    parameters, rungs = search.get("parameters"), search.get("rungs")
+    varied = parameters.values() if isinstance(parameters, dict) else ()
+    rounds = rungs if isinstance(rungs, list) else []
+    sets = [one.get("set") for one in (search, *rounds) if isinstance(one, dict)]
+    named = {str(path) for its in sets if isinstance(its, dict) for path in its}
+    return named | {str(one.get("path")) for one in varied if isinstance(one, dict)}
 
 
 def _short(value: object) -> str:

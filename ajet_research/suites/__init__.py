@@ -8,6 +8,7 @@ from ajet_research.suites.faults import run_faults
 from ajet_research.suites.mutations import run_mutations
 from ajet_research.suites.planted import run_effects, run_null
 from ajet_research.suites.researching import run_budgets, run_outage
+from ajet_research.suites.searching import run_search
 from ajet_research.suites.swarm import run_swarm
 from ajet_research.suites.versions import run_versions
 
@@ -16,6 +17,7 @@ __all__ = ["SUITES"]
 SUITES: dict[str, Callable[..., dict[str, Any]]] = {
     "null": run_null,
     "effects": run_effects,
+    "search": run_search,
     "mutations": run_mutations,
     "faults": run_faults,
     "swarm": run_swarm,

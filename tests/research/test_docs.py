@@ -9,10 +9,12 @@ import pytest
 from pydantic import BaseModel
 
 from ajet_cli.commands.research import research
+from ajet_research.analysis import final_verdicts
 from ajet_research.arenas.worlds import CATALOGUE
 from ajet_research.leader import run_study
 from ajet_research.registration import register
 from ajet_research.runners import FileRunner
+from ajet_research.search.space import Parameter, Rung, Search
 from ajet_research.study import (
     Base,
     Budget,
@@ -25,6 +27,7 @@ from ajet_research.study import (
     Topic,
     parse_study,
 )
+from ajet_research.suites.planted import lead_in_memory
 from ajet_research.swarm import SwarmArena
 from ajet_research.swarm.settings import _OWN
 
@@ -64,6 +67,29 @@ def test_every_key_of_a_study_is_explained(part: str) -> None:
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{part}` |"))
     keys = set(re.findall(r"`([a-z_]+)", row))
     assert PARTS[part].model_fields.keys() <= keys
+
+
+def test_the_search_of_the_page_ends_as_it_says() -> None:
+    texts = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (text,) = [text for text in texts if "[search]" in text]
+    study = parse_study(text, "study.toml")
+    assert study.search is not None
+    if study.search.sampler == "tpe":
+        pytest.importorskip("optuna")
+    assert study.trials == study.budget.trials
+    state = lead_in_memory(study)
+    assert final_verdicts(state) == {"chosen-vs-baseline": "better"}
+    assert state.decided is not None
+    assert study.decide[state.decided.branch].conclude.startswith("Use the chosen place")
+
+
+def test_every_key_of_a_search_is_explained() -> None:
+    section = PAGE.partition("## Search\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    keys = {re.findall(r"`([a-z_]+)", row)[0] for row in rows}
+    assert keys == Search.model_fields.keys()
+    named = set(re.findall(r"`([a-z_]+)`", "\n".join(rows)))
+    assert Parameter.model_fields.keys() | Rung.model_fields.keys() <= named
 
 
 def test_every_planted_world_is_named() -> None:
