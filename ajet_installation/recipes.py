@@ -8,6 +8,7 @@ environments are reproducible.
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +17,6 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ajet_core.errors import ConfigError
-from ajet_core.files import read_toml
 
 Device = Literal["cpu", "gpu"]
 RECIPES = Path(__file__).parent / "recipes"
@@ -126,7 +126,7 @@ def read_recipe(path: Path) -> Recipe:
     :raises ConfigError: the file cannot be read, or is not a valid recipe.
     """
     try:
-        table = read_toml(path)
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
         return Recipe.model_validate({**table, "name": path.stem, "directory": path.parent})
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a valid recipe of an environment: {error}") from error
