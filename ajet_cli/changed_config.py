@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ajet_cli.hints import with_hints
 from ajet_core.errors import ConfigError
 from ajet_core.protocol import RunConfig
 
@@ -40,7 +39,7 @@ def changed_config(
     try:
         return RunConfig.model_validate(plain)
     except ValidationError as error:
-        problem = with_hints(error, RunConfig).errors(include_url=False, include_input=False)[0]
+        problem = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, problem["loc"]))
         raise ConfigError(f"--set: {where or 'the run'}: {problem['msg']}", param=where) from error
 

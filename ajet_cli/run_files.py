@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ajet_cli.hints import with_hints
 from ajet_core.errors import ConfigError
 from ajet_core.protocol import RunConfig
 
@@ -22,8 +21,7 @@ def read_run(path: Path) -> RunConfig:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
         return RunConfig.model_validate(values)
-    except ValidationError as plain:
-        error = with_hints(plain, RunConfig)
+    except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, problem["loc"]))
         raise ConfigError(

@@ -6,13 +6,12 @@ machine have no access. For a remote client, the user sets the token (``AJET_TOK
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ajet_core.files import read_json, write_whole
+from ajet_core.files import read_json
 
 STATE = "state"
 """Folder of a run directory that replaces ``$XDG_STATE_HOME`` for a `LocalServer`."""
@@ -37,21 +36,6 @@ def state_dir(root: Path | None = None) -> Path:
         home = os.environ.get("XDG_STATE_HOME")
         root = Path(home) if home else Path.home() / ".local/state"
     return root / "agentjet" / "servers"
-
-
-def publish_local(port: int, tokens: ServerTokens) -> Path:
-    """Write the token file of the server that listens on `port` of this machine, mode 0600."""
-    directory = state_dir()
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    target = directory / f"{port}.json"
-    content = {"control": tokens.control, "client": tokens.client}
-    write_whole(target, json.dumps(content).encode(), mode=0o600)
-    return target
-
-
-def withdraw_local(port: int) -> None:
-    """Remove the token file of `port`, if there is one."""
-    (state_dir() / f"{port}.json").unlink(missing_ok=True)
 
 
 def find_local(url: str, directory: Path | None = None) -> ServerTokens | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pydantic_core
 
 from ajet_core.errors import UnreadableFileError
 
-__all__ = ["lock_file", "read_bytes", "read_json", "read_toml", "sync", "write_whole"]
+__all__ = ["lock_file", "read_bytes", "read_json", "sync", "write_whole"]
 
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
 """Limit for files that are read completely: larger than any configuration or weight index."""
@@ -68,19 +67,6 @@ def read_json(path: Path, limit: int = _MAX_TEXT_BYTES) -> dict[str, Any]:
             f"{path} does not contain a JSON object: restore it from a backup or create it again"
         )
     return value
-
-
-def read_toml(path: Path, limit: int = _MAX_TEXT_BYTES) -> dict[str, Any]:
-    """Read a TOML file.
-
-    :raises FileNotFoundError: there is no such file.
-    :raises UnreadableFileError: the file cannot be read or is not valid TOML.
-    """
-    content = read_bytes(path, limit)
-    try:
-        return tomllib.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UnreadableFileError(f"{path} is not valid TOML: {error}") from error
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:

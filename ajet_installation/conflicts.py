@@ -10,6 +10,7 @@ from itertools import combinations
 from packaging.specifiers import SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
 
+from ajet_core.plugin.discovery import PLUGIN_GROUP
 from ajet_core.plugin.targets import CORE_DISTRIBUTION
 from ajet_installation.recipes import Recipe, recipes
 from ajet_installation.requirements import compatible, fits, needs, requirements_of
@@ -94,7 +95,8 @@ def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None)
     tried = {
         name for name, version in (as_made or {}).items() if _version(name, packages) == version
     }
-    concerned = set().union(*(its for _, its in _reach(packages)))
+    concerned = _closure(_plugins(packages), packages)
+    concerned = concerned.union(*(its for _, its in _reach(packages)))
     wants: dict[NormalizedName, list[Want]] = {}
     for name in packages:
         for want in _wants_of(name, packages):
@@ -152,6 +154,14 @@ def _reach(packages: Packages) -> list[tuple[Recipe | None, set[NormalizedName]]
 
 def _closure(roots: Iterable[NormalizedName], packages: Packages) -> set[NormalizedName]:
     return set().union(*(needs(root, packages) for root in roots if root in packages))
+
+
+def _plugins(packages: Packages) -> list[NormalizedName]:
+    return [
+        name
+        for name, distribution in packages.items()
+        if distribution.entry_points.select(group=PLUGIN_GROUP)
+    ]
 
 
 def _wants_of(name: NormalizedName, packages: Packages) -> list[Want]:

@@ -34,7 +34,7 @@ from ajet_installation.interpreters import (
     is_installed_here,
     why_not_here,
 )
-from ajet_installation.mending import Mending
+from ajet_installation.mending import Mending, pip_line
 from ajet_installation.recipes import Device, Recipe, recipe_of_plugin, recipes
 from ajet_installation.requirements import by_name, unmet
 from ajet_installation.settings import Settings
@@ -164,8 +164,23 @@ def _where_it_runs(
     if (servers := _servers_setting(info, settings)) is not None:
         return "ok", servers, ""
     if not why:
-        return "ok", "runs here", ""
+        return "ok", *_runs_here(info, mending)
     return _without_backend(info, why, mending.device)
+
+
+def _runs_here(info: PluginInfo, mending: Mending) -> tuple[str, str]:
+    """Return the detail of a plugin that runs here, and what installs the tested versions."""
+    recipe = recipe_of_plugin(info.distribution)
+    versions = {str(name): one.version for name, one in mending.packages.items()}
+    tested = recipe.newer_than_tested(versions) if recipe is not None else {}
+    if not tested:
+        return "runs here", ""
+    newer = [
+        f"{name} {versions[canonicalize_name(name)]} (tested with {version})"
+        for name, version in tested.items()
+    ]
+    remedy = pip_line([f"{name}=={version}" for name, version in tested.items()])
+    return f"runs here; newer than tested: {', '.join(newer)}", remedy
 
 
 def _without_backend(info: PluginInfo, why: str, device: Device) -> tuple[State, str, str]:

@@ -39,6 +39,9 @@ class Mending:
     def of_conflict(self, conflict: Conflict) -> str:
         """Return a fix: a common version, compatible backends, or an environment for a backend."""
         pair = conflict.exclusive
+        if pair is not None and conflict.package == CORE_DISTRIBUTION:
+            # This agentjet stays, because its other plugins need it.
+            return _upgrade(conflict.unmet)
         if pair is not None:
             return self._of_pair(pair)
         # A distribution that moves out because of another conflict need not be considered here.
@@ -59,7 +62,7 @@ class Mending:
                 if moved.name in self.environments:
                     return uninstall
                 return f"{create_command(moved.name, self.device)} && {uninstall}"
-        return f"pip install --upgrade {' '.join(dict.fromkeys(want.name for want in pair))}"
+        return _upgrade(pair)
 
     def of_unmet(self, problems: Iterable[Unmet]) -> str:
         """Return one command for all unmet requirements of a distribution."""
@@ -71,6 +74,10 @@ class Mending:
                 return self.of_conflict(conflict)
             wanted.append(problem.wanted if conflict is None else conflict.pip_argument)
         return pip_line(wanted)
+
+
+def _upgrade(wants: Iterable[Want]) -> str:
+    return f"pip install --upgrade {' '.join(dict.fromkeys(want.name for want in wants))}"
 
 
 def cannot_share(chosen: Iterable[Recipe], device: Device) -> list[str]:

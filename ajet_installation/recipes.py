@@ -8,15 +8,19 @@ environments are reproducible.
 from __future__ import annotations
 
 import hashlib
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ajet_core.errors import ConfigError
-from ajet_core.files import read_toml
 
 Device = Literal["cpu", "gpu"]
 RECIPES = Path(__file__).parent / "recipes"
@@ -106,6 +110,28 @@ class Recipe(_Part):
         """Return the build for `device`."""
         return self.cpu if device == "cpu" else self.gpu
 
+    def newer_than_tested(self, installed: Mapping[str, str]) -> dict[str, str]:
+        """Return the versions with which this was tested, of packages that have newer ones.
+
+        Only the backend and what `needs` names are compared, up to the second number of a version.
+
+        :param installed: versions by normalised name; without the backend, nothing is compared.
+        """
+        usual = {canonicalize_name(name) for name in (self.name, *self.needs)}
+        names = usual | {canonicalize_name(other) for other in self.cpu.provides.values()}
+        backend = {self.name, self.cpu.provides.get(self.name, self.name)}
+        if self.cpu.constraints is None or not backend & installed.keys():
+            return {}
+        newer = {}
+        for line in (self.directory / self.cpu.constraints).read_text("utf-8").splitlines():
+            name, pinned, version = line.partition("==")
+            here = installed.get(canonicalize_name(name))
+            if pinned and here is not None and canonicalize_name(name) in names:
+                with suppress(InvalidVersion):
+                    if Version(here).release[:2] > Version(version).release[:2]:
+                        newer[name] = version
+        return newer
+
     def extra_name(self, device: Device) -> str:
         """Return the extra of agentjet that installs the backend with the server on `device`."""
         return self.build(device).provides.get(self.name, self.name)
@@ -126,7 +152,7 @@ def read_recipe(path: Path) -> Recipe:
     :raises ConfigError: the file cannot be read, or is not a valid recipe.
     """
     try:
-        table = read_toml(path)
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
         return Recipe.model_validate({**table, "name": path.stem, "directory": path.parent})
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a valid recipe of an environment: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
 from ajet_core.alike import did_you_mean
 from ajet_core.errors import ConfigError, UnreadableFileError
-from ajet_core.files import read_toml
+from ajet_core.files import read_bytes
 
 DEFAULT_FILE = Path("ajet.toml")
 ENV_PREFIX = "AJET_"
@@ -163,11 +164,13 @@ def _variable(path: tuple[str, ...]) -> str:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        values = read_toml(file)
+        values = tomllib.loads(read_bytes(file).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}", param="config") from error
     except UnreadableFileError as error:
         raise ConfigError(error.message, param="config") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}", param="config") from error
     if "config" in values:
         raise ConfigError(
             f"{file}: config: a settings file cannot name another settings file", param="config"

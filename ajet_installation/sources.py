@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import ajet_core
 from ajet_core.errors import ConfigError
-from ajet_core.files import read_toml
 from ajet_installation.recipes import Recipe
 
 
@@ -61,6 +61,7 @@ def source_of(wanted: Recipe, tree: Path | None, find_links: Path | None) -> Sou
 
 def _is_tree(directory: Path) -> bool:
     try:
-        return bool(read_toml(directory / "pyproject.toml")["project"]["name"] == "agentjet")
+        project = tomllib.loads((directory / "pyproject.toml").read_text(encoding="utf-8"))
+        return bool(project["project"]["name"] == "agentjet")
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -23,7 +23,6 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ajet_core import credentials
 from ajet_core.credentials import ServerTokens
 from ajet_core.errors import ConfigError
 from ajet_core.files import write_whole
@@ -43,7 +42,7 @@ from ajet_server.processes.mailbox import Mailboxes, TakeLink
 from ajet_server.processes.passing import PassingProtocol
 from ajet_server.processes.places import SERVER
 from ajet_server.processes.supervisor import ProcessPlace, supervise
-from ajet_server.security.guard import TokenGuard, make_tokens
+from ajet_server.security.guard import TokenGuard, make_tokens, publish_local, withdraw_local
 from ajet_server.service import SwarmService
 
 T = TypeVar("T")
@@ -240,7 +239,7 @@ async def _serve(
         else:
             await _serve_place(app, server, listener, place, interrupt, desk.connect)
     finally:
-        credentials.withdraw_local(port)
+        withdraw_local(port)
         note.unlink(missing_ok=True)
         # Gateway processes record pending calls with the next server process.
         await desk.close()
@@ -485,7 +484,7 @@ class _Server(uvicorn.Server):
 
 def _publish_tokens(port: int, tokens: ServerTokens) -> None:
     try:
-        credentials.publish_local(port, tokens)
+        publish_local(port, tokens)
     except OSError as error:
         # Clients that are given their token do not need the file, so keep serving without it.
         _log.warning("local clients cannot find the tokens automatically: %s", error)

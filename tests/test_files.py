@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import UnreadableFileError
-from ajet_core.files import read_json, read_toml, write_whole
+from ajet_core.files import read_json, write_whole
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
@@ -70,14 +70,6 @@ def test_what_is_no_json_object_is_an_error_that_names_the_file(
     path.write_bytes(content)
     with pytest.raises(UnreadableFileError, match=r"state\.json"):
         read_json(path)
-
-
-@pytest.mark.parametrize("content", [b"a = ", b"a = '\xff'", b"a = " + b"[" * 100_000])
-def test_what_is_no_toml_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "ajet.toml"
-    path.write_bytes(content)
-    with pytest.raises(UnreadableFileError, match=r"ajet\.toml"):
-        read_toml(path)
 
 
 def test_a_file_that_is_too_large_or_none_is_not_read(tmp_path: Path) -> None:

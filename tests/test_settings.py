@@ -193,8 +193,9 @@ def test_bad_toml_names_file_and_place() -> None:
     assert "line 1" in refusal().message
 
 
-def test_a_file_that_is_not_text_is_refused() -> None:
-    Path("ajet.toml").write_bytes(b"\xff\xfe")
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a = " + b"[" * 100_000])
+def test_a_file_that_is_not_text_or_nests_without_end_is_refused(content: bytes) -> None:
+    Path("ajet.toml").write_bytes(content)
     assert "ajet.toml is not valid TOML" in refusal().message
 
 

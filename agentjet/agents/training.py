@@ -278,7 +278,14 @@ def _run(start: Callable[[], Coroutine[Any, Any, Report]]) -> Report:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(start())
+        pass
+    else:
+        return _run_in_thread(start)
+    # Not in the handler: each traceback of the run would begin with its RuntimeError.
+    return asyncio.run(start())
+
+
+def _run_in_thread(start: Callable[[], Coroutine[Any, Any, Report]]) -> Report:
     if "ipykernel" not in sys.modules:
         raise TypeError("an event loop is already running: use `await train_async(...)`")
     # While a cell runs, its notebook does nothing else, so its loop may be blocked.

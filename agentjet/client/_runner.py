@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal
@@ -153,7 +154,7 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
     on_result: OnResult[EpisodeT, OutcomeT] | None
     outcomes: list[EpisodeResult[EpisodeT, OutcomeT]] = field(default_factory=list)
     failures: list[EpisodeFailure] = field(default_factory=list)
-    _logged: set[object] = field(default_factory=set)
+    _alike: Counter[object] = field(default_factory=Counter)
 
     def is_last(self, job: Job) -> bool:
         """Return whether a job is given up if its current attempt fails."""
@@ -176,16 +177,14 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
         """
         text = traceback_text(error, episode)
         reason = failure_reason(error, episode)
-        # One bug fails all episodes.
-        place = _raised_at(error)
-        shown = f"as another did: {reason.partition(chr(10))[0]}" if place in self._logged else text
-        self._logged.add(place)
+        level, shown = self._shown(error, text, reason, final=not outage and self.is_last(job))
         if outage:
-            _log.warning("task %r failed during an outage of the server:\n%s", job.task.id, shown)
+            _log.log(level, "task %r failed during an outage of the server%s", job.task.id, shown)
             return True
         job.attempts += 1
-        _log.warning(
-            "task %r, episode %s, attempt %d of %d failed:\n%s",
+        _log.log(
+            level,
+            "task %r, episode %s, attempt %d of %d failed%s",
             job.task.id,
             episode.episode_id if episode is not None else "(not claimed)",
             job.attempts,
@@ -205,6 +204,22 @@ class Ledger(Generic[EpisodeT, OutcomeT]):
         if self.on_result is not None:
             self.on_result(failure)
         return False
+
+    def _shown(
+        self, error: BaseException, text: str, reason: str, *, final: bool
+    ) -> tuple[int, str]:
+        """Return the level and the text with which a failure is logged.
+
+        One bug fails all episodes, so its traceback is logged once. Of its repetitions that are
+        retried, those that make it 10, 100 and so on are warnings.
+        """
+        place = _raised_at(error)
+        self._alike[place] += 1
+        count = self._alike[place]
+        if count == 1:
+            return logging.WARNING, f":\n{text}"
+        level = logging.WARNING if final or str(count).strip("0") == "1" else logging.INFO
+        return level, f" (failure {count} of this kind): {reason.partition(chr(10))[0]}"
 
     def report(self, elapsed: float) -> RunnerReport[EpisodeT, OutcomeT]:
         """Return all recorded results."""

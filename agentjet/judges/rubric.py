@@ -133,5 +133,7 @@ def in_thread(function: Any, *args: Any) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return function(*args)
-    return asyncio.to_thread(function, *args)
+        pass
+    else:
+        return asyncio.to_thread(function, *args)
+    return function(*args)

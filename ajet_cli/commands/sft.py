@@ -78,7 +78,13 @@ _NOTHING_TRAINED = {"lock", "episodes.json"}
     default=float("-inf"),
     help="Of a run: the lowest reward of an episode to train on.",
 )
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--epochs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How often each example is trained.",
+)
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
@@ -93,7 +99,13 @@ _NOTHING_TRAINED = {"lock", "episodes.json"}
     metavar="PATH=VALUE",
     help="A setting, such as algorithm.learning_rate=1e-6; may be repeated.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**53 - 1),
+    default=0,
+    show_default=True,
+    help="Of the order of the examples in each epoch, and of the trainer.",
+)
 @click.option(
     "--save-every",
     type=click.IntRange(1),

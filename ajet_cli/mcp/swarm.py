@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ajet_cli.commands.env import device_here
-from ajet_cli.hints import with_hints
 from ajet_cli.mcp.answers import ToolAnswer, page_of, problems
 from ajet_cli.mcp.inspecting import AsyncInspectingClient
 from ajet_cli.mcp.registry import AssistantTool
@@ -347,8 +346,7 @@ class SwarmTools:
         try:
             checked = RunConfig.model_validate(config)
         except ValidationError as error:
-            problem = problems(with_hints(error, RunConfig))
-            raise RequestError(f"config: {problem}", param="config") from None
+            raise RequestError(f"config: {problems(error)}", param="config") from None
         return _now(await self._client.sync_train_config(checked))
 
     async def swarm_start(self, seconds: WaitSeconds = _START_WAIT) -> ToolAnswer[RunNow]:

@@ -16,9 +16,10 @@ from ajet_cli.report.evaluations import MeasuredEvaluation, logged, measured
 from ajet_cli.report.past_findings import FindingReplay, PastFinding, logged_findings
 from ajet_cli.report.samples import ShownEpisode, StepSample, shown_episodes, step_sample
 from ajet_cli.report.survey import EpisodeSurvey
-from ajet_core.errors import AjetError, RequestError
+from ajet_core.errors import AjetError, RequestError, StoreError
 from ajet_core.interfaces import LoggedRun, RunRecord, SampleStore, StepRecord
 from ajet_core.protocol import Evaluation, EvaluationConfig, FailureConfig, ModelConfig, RunConfig
+from ajet_installation.settings import CostSettings
 from ajet_loggers.tracking import flat_config
 from ajet_server.averages import mean
 from ajet_server.observe.provenance import Provenance, read_provenance
@@ -26,6 +27,8 @@ from ajet_server.page.history import StepTable
 from ajet_server.page.models import StepCurves, StepsQuery
 from ajet_server.page.token_texts import TokenTexts
 from ajet_server.security.secrets import without_secrets
+from ajet_server.spending.ledger import read_ledger
+from ajet_server.spending.totals import SpendingTotals
 from ajet_server.store.run_facts import RunFacts
 from ajet_server.store.store_reader import EpisodeChoice, StoreReader
 from ajet_sources.evaluating import interval
@@ -56,6 +59,7 @@ class RunReport:
     :ivar config: settings by dotted name without secrets; empty if they cannot be read.
     :ivar changed: names of those that differ from the defaults.
     :ivar limits: of findings about training.
+    :ivar spending: None if none is recorded.
     :ivar problems: what is missing or damaged.
     :ivar texts: whether what agents and the model wrote is shown, also where a server quotes it.
     """
@@ -77,6 +81,7 @@ class RunReport:
     best: Sequence[ShownEpisode] = field(default_factory=list)
     worst: Sequence[ShownEpisode] = field(default_factory=list)
     samples: Sequence[StepSample] = field(default_factory=list)
+    spending: SpendingTotals | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -90,7 +95,9 @@ class RunReport:
             self.problems.append(problem)
 
 
-async def read_report(store: SampleStore, run_dir: Path, name: str, episodes: int) -> RunReport:
+async def read_report(
+    store: SampleStore, run_dir: Path, name: str, episodes: int, prices: CostSettings
+) -> RunReport:
     """Read a run, also while its server writes to it.
 
     Steps are read into columns, and episodes one after the other. What is damaged is noted.
@@ -99,6 +106,7 @@ async def read_report(store: SampleStore, run_dir: Path, name: str, episodes: in
     :param name: of the run, for readers.
     :param episodes: how many of the best and of the worst episodes to read with their messages;
         with 0, no text of an agent or of the model is in the report.
+    :param prices: of what the run has spent.
     :raises RequestError: there is nothing to report: neither a store nor logged steps.
     """
     report = RunReport(name, texts=episodes > 0, provenance=read_provenance(run_dir))
@@ -115,6 +123,11 @@ async def read_report(store: SampleStore, run_dir: Path, name: str, episodes: in
             if not in_logs:
                 report.note(f"The records of the run could not be read to the end: {error.message}")
     report.other_findings = logged_findings(run_dir / "findings.jsonl", sentences=report.texts)
+    try:
+        if (entries := read_ledger(run_dir)) is not None:
+            report.spending = SpendingTotals(entries.seconds, entries.paid, prices)
+    except StoreError as error:
+        report.note(f"What the run has spent is not shown: {error.message}")
     if not report.provenance:
         report.note(
             "The run directory does not say with which versions and on which machine the run was "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import resources
 
 from ajet_cli.charts import PHASES
+from ajet_cli.report.costs import costs
 from ajet_cli.report.episode_parts import episodes, failures, hacking
 from ajet_cli.report.markup import (
     NAME_CHARS,
@@ -41,6 +42,7 @@ def run_page(report: RunReport) -> str:
         ("hacking", "Signs of reward hacking", hacking(report.samples)),
         ("failures", "Failures", failures(report)),
         ("best", "Best and worst episodes", episodes(report)),
+        ("spending", "Time and money", costs(report.spending)),
         ("configuration", "Configuration", _configuration(report)),
         ("versions", "Versions and hardware", versions(report)),
     ]

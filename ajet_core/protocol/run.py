@@ -9,8 +9,15 @@ import re
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
+from ajet_core.alike import with_hints
 from ajet_core.protocol.base import AS_JSON_INTEGER, Message, Name
 from ajet_core.protocol.spending import BudgetConfig
 
@@ -547,6 +554,14 @@ class RunConfig(Message):
     exact: Annotated[bool, Field(strict=True)] = False
     steps: PositiveInt | None = None
     checkpoint_every: PositiveInt = 10
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _names_are_hinted(cls, value: object, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise with_hints(error, cls) from None
 
     @property
     def importance(self) -> Literal["ratio", "truncated"]:

@@ -19,7 +19,6 @@ from ajet_core.timeline.credit import (
     balanced,
     call_advantages,
     group_advantages,
-    rewards_differ,
     token_weights,
 )
 from ajet_core.timeline.layouts import LAYOUTS, LINEAR_LAYOUTS, Layout, lay_out
@@ -55,6 +54,5 @@ __all__ = [
     "call_advantages",
     "group_advantages",
     "lay_out",
-    "rewards_differ",
     "token_weights",
 ]

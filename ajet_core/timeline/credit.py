@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -105,26 +105,6 @@ def group_advantages(
         for i, advantage in zip(indices, relative, strict=True):
             advantages[i] = advantage
     return advantages
-
-
-def rewards_differ(
-    outcomes: Iterable[tuple[float, Mapping[str, float], Mapping[str, float]]],
-) -> bool:
-    """Return whether rewards distinguish the episodes of a group.
-
-    Call rewards are compared as sorted lists, ignoring zeros, so the number of rewarded calls
-    matters: three calls with reward -0.1 each differ from five such calls.
-
-    :param outcomes: reward, call rewards and agent rewards of each episode.
-    """
-    first: dict[str, float] = {}
-    firsts: tuple[float, list[float]] | None = None
-    for reward, calls, agents in outcomes:
-        own = (reward, sorted(value for value in calls.values() if value))
-        firsts = own if firsts is None else firsts
-        if own != firsts or any(first.setdefault(n, value) != value for n, value in agents.items()):
-            return True
-    return False
 
 
 def token_weights(calls: Sequence[TrainCall], aggregation: Aggregation) -> list[float]:

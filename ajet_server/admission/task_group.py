@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import BatchConfig
-from ajet_core.timeline import rewards_differ
 from ajet_server.observe.failures import counts_against_task
 
 # A baseline needs at least two episodes to compare.
@@ -188,3 +187,23 @@ class TaskGroup:
         self.open.pop(episode.episode_id, None)
         self.silent.discard(episode.episode_id)
         self.overdue.discard(episode.episode_id)
+
+
+def rewards_differ(
+    outcomes: Iterable[tuple[float, Mapping[str, float], Mapping[str, float]]],
+) -> bool:
+    """Return whether rewards distinguish the episodes of a group.
+
+    Call rewards are compared as sorted lists, ignoring zeros, so the number of rewarded calls
+    matters: three calls with reward -0.1 each differ from five such calls.
+
+    :param outcomes: reward, call rewards and agent rewards of each episode.
+    """
+    first: dict[str, float] = {}
+    firsts: tuple[float, list[float]] | None = None
+    for reward, calls, agents in outcomes:
+        own = (reward, sorted(value for value in calls.values() if value))
+        firsts = own if firsts is None else firsts
+        if own != firsts or any(first.setdefault(n, value) != value for n, value in agents.items()):
+            return True
+    return False

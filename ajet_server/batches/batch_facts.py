@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ajet_core.interfaces import EpisodeRecord
-from ajet_core.timeline import Call, TrainCall, rewards_differ
+from ajet_core.timeline import Call, TrainCall
+from ajet_server.admission.task_group import rewards_differ
 from ajet_server.averages import correlation, mean
 from ajet_server.store.call_metadata import MALFORMED_CALLS
 

@@ -35,7 +35,8 @@ from ajet_server.run.run_loop import GoBack, RunLoop
 from ajet_server.run.run_parts import RunParts
 from ajet_server.run.run_setup import ResolvedRun, check_same_run, resolve_run, stored_config
 from ajet_server.run.run_workers import RunWorkers
-from ajet_server.spending.meter import IDLE, PAUSED, ROLLOUT
+from ajet_server.spending.meter import IDLE, ROLLOUT
+from ajet_server.spending.totals import PAUSED
 from ajet_server.store.checkpoints import CheckpointFolder
 from ajet_server.store.evaluation_counts import EvaluationCount
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal
 
-from ajet_core.credentials import ServerTokens
+from ajet_core.credentials import ServerTokens, state_dir
 from ajet_core.errors import AuthError, ConfigError, ForbiddenError
+from ajet_core.files import write_whole
 from ajet_core.protocol import TokenScope
 from ajet_installation.settings import ServerSettings
 from ajet_server.security.api_keys import EPISODE_KEY_PREFIX, bearer, hash_secret
@@ -57,6 +60,21 @@ def make_tokens(settings: ServerSettings) -> ServerTokens:
         control=control.get_secret_value() if control else "ajet-ct-" + secrets.token_urlsafe(32),
         client=client.get_secret_value() if client else "ajet-cl-" + secrets.token_urlsafe(32),
     )
+
+
+def publish_local(port: int, tokens: ServerTokens) -> Path:
+    """Write the token file of the server that listens on `port` of this machine, mode 0600."""
+    directory = state_dir()
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    target = directory / f"{port}.json"
+    content = {"control": tokens.control, "client": tokens.client}
+    write_whole(target, json.dumps(content).encode(), mode=0o600)
+    return target
+
+
+def withdraw_local(port: int) -> None:
+    """Remove the token file of `port`, if there is one."""
+    (state_dir() / f"{port}.json").unlink(missing_ok=True)
 
 
 class TokenGuard:

@@ -16,6 +16,9 @@ LEDGER = "spending.sqlite"
 NANO = 10**9
 """Amounts are whole numbers of this part of a dollar, so that their sums are exact."""
 
+WHOLE_PHASE = ""
+"""The kind of device under which the time of a phase itself is counted."""
+
 MOST_PAIRS = 256
 """Of a source and a model; both are free text of clients, and every status lists all pairs."""
 
@@ -61,8 +64,8 @@ class Paid:
 class Entries:
     """All that a ledger holds.
 
-    :param seconds: by phase and kind of device, times the number of devices; for the kind "" of
-        the phase itself.
+    :param seconds: by phase and kind of device, times the number of devices; for the kind
+        `WHOLE_PHASE` of the phase itself.
     :param paid: by source and model; the model of plain amounts is "".
     :param chosen: the budget that an operator chose in place of a configured one: both.
     """
@@ -70,6 +73,35 @@ class Entries:
     seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     paid: dict[tuple[str, str], Paid] = field(default_factory=dict)
     chosen: tuple[BudgetConfig, BudgetConfig] | None = None
+
+
+def read_ledger(run_dir: Path) -> Entries | None:
+    """Read what a run has spent, also while its server writes it; None if nothing is recorded.
+
+    :raises StoreError: the record cannot be read.
+    """
+    path = run_dir / LEDGER
+    if not path.is_file():
+        return None
+    log = path.with_name(f"{path.name}-wal")
+    idle = not (log.is_file() and log.stat().st_size)
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    with _readable(path):
+        try:
+            return _read_beside(uri, path)
+        except sqlite3.OperationalError:
+            # Even a reader creates a file beside the database, unless nothing changes it.
+            if not idle:
+                raise
+            return _read_beside(f"{uri}&immutable=1", path)
+
+
+def _read_beside(uri: str, path: Path) -> Entries:
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5.0)
+    with contextlib.closing(connection):
+        _check_version(connection.execute("PRAGMA user_version").fetchone()[0], path)
+        connection.execute("BEGIN")
+        return _read(connection)
 
 
 class SpendingLedger:
@@ -90,7 +122,7 @@ class SpendingLedger:
 
         :raises StoreError: it cannot be used.
         """
-        with self._lock, self._readable():
+        with self._lock, _readable(self._path):
             # The file says what was paid for which episode, so only its owner may read it.
             self._path.touch(mode=0o600)
             connection = sqlite3.connect(
@@ -105,11 +137,8 @@ class SpendingLedger:
                     for statement in _SCHEMA.split(";"):
                         connection.execute(statement)
                     connection.execute(f"PRAGMA user_version = {_VERSION}")
-            elif version != _VERSION:
-                raise StoreError(
-                    f"{self._path} was written by another version of agentjet: continue the run "
-                    "with that version, or use another run_dir"
-                )
+            else:
+                _check_version(version, self._path)
             entries = _read(connection)
             self._pairs = set(entries.paid)
             return entries
@@ -201,15 +230,24 @@ class SpendingLedger:
             except sqlite3.Error as error:
                 raise StoreUnavailableError(f"cannot write {self._path}: {error}") from error
 
-    @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError, TypeError, ValueError) as error:
-            raise StoreError(
-                f"cannot use {self._path}, the record of what the run has spent ({error}): restore "
-                "it from a backup, or move it away to count from zero"
-            ) from error
+
+def _check_version(version: int, path: Path) -> None:
+    if version != _VERSION:
+        raise StoreError(
+            f"{path} was written by another version of agentjet: continue the run with that "
+            "version, or use another run_dir"
+        )
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"cannot use {path}, the record of what the run has spent ({error}): restore it from a "
+            "backup, or move it away to count from zero"
+        ) from error
 
 
 @contextlib.contextmanager

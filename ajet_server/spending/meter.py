@@ -10,26 +10,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ajet_core.errors import StoreError
-from ajet_core.protocol import (
-    BudgetConfig,
-    PaidUse,
-    Spending,
-    SpendingReport,
-)
+from ajet_core.protocol import BudgetConfig, Spending, SpendingReport
 from ajet_installation.settings import CostSettings
 from ajet_server.spending.devices import devices_of_machine
-from ajet_server.spending.ledger import NANO, Paid, SpendingLedger
+from ajet_server.spending.ledger import NANO, WHOLE_PHASE, Paid, SpendingLedger
 from ajet_server.spending.time_left import WINDOW, time_left
+from ajet_server.spending.totals import PAUSED, SpendingTotals
 
 _log = logging.getLogger("ajet.server")
 
-PAUSED = "paused"
 ROLLOUT = "rollout"
 IDLE = "idle"
-# The kind of device under which the time of a phase itself is counted.
-_PHASE = ""
-_HOUR = 3600.0
-_MILLION = 1_000_000
 # Models that a finding names.
 _SHOWN = 3
 # Phases that do not count towards the duration of a step.
@@ -103,7 +94,7 @@ class SpendingMeter:
         phase, self._phase = self._phase, self._phase_now()
         if phase is None or not passed:
             return
-        for kind, number in {_PHASE: 1, **self._devices}.items():
+        for kind, number in {WHOLE_PHASE: 1, **self._devices}.items():
             key = (phase, kind)
             self._spent[key] = self._spent.get(key, 0.0) + passed * number
 
@@ -170,7 +161,11 @@ class SpendingMeter:
 
     def _seconds(self) -> dict[str, float]:
         """Return the time of each phase."""
-        return {phase: value for (phase, kind), value in self._spent.items() if kind == _PHASE}
+        return self._totals.seconds()
+
+    @property
+    def _totals(self) -> SpendingTotals:
+        return SpendingTotals(self._spent, self._paid, self._costs)
 
     def budget(self, configured: BudgetConfig) -> BudgetConfig:
         """Return the budget in force: the configured one, or what was chosen in its place."""
@@ -191,9 +186,9 @@ class SpendingMeter:
         self.mark()
         budget = self.budget(configured)
         over = []
-        if budget.usd is not None and (usd := self._usd()) >= budget.usd:
+        if budget.usd is not None and (usd := self._totals.usd()) >= budget.usd:
             over.append(f"it has cost {usd:.2f} of {budget.usd:g} USD (budget.usd)")
-        if budget.hours is not None and (hours := self._active_hours()) >= budget.hours:
+        if budget.hours is not None and (hours := self._totals.active_hours()) >= budget.hours:
             over.append(f"it has taken {hours:.3g} of {budget.hours:g} hours (budget.hours)")
         if not over:
             return ""
@@ -206,31 +201,19 @@ class SpendingMeter:
         """
         # This counts the time until now, once for all that follows.
         this_step = self.step_seconds()
-        hours: dict[str, float] = {}
-        for (phase, kind), value in sorted(self._spent.items()):
-            if kind != _PHASE:
-                hours[phase] = hours.get(phase, 0.0) + value / _HOUR
         left = None
         if steps_left is not None:
             left = time_left(list(self._steps), steps_left, this_step)
         priced = all(kind in self._costs.device_hour for kind in self._devices)
+        totals = self._totals
         return Spending(
-            seconds=dict(sorted(self._seconds().items())),
+            seconds=dict(sorted(totals.seconds().items())),
             devices=self._devices,
-            device_hours=hours,
-            device_usd=self._device_usd() if priced else None,
-            paid=[
-                PaidUse(
-                    source=source,
-                    model=model,
-                    usd=self._paid_usd(model, paid),
-                    input_tokens=paid.input_tokens,
-                    output_tokens=paid.output_tokens,
-                )
-                for (source, model), paid in sorted(self._paid.items())
-            ],
-            usd=self._usd(),
-            active_hours=self._active_hours(),
+            device_hours=totals.device_hours(),
+            device_usd=totals.device_usd() if priced else None,
+            paid=totals.uses(),
+            usd=totals.usd(),
+            active_hours=totals.active_hours(),
             budget=self.budget(configured),
             time_left=left,
         )
@@ -253,28 +236,3 @@ class SpendingMeter:
         shown = [f"the model {model!r} (setting costs.models)" for model in models[:_SHOWN]]
         more = [f"{len(models) - _SHOWN} more models"] if len(models) > _SHOWN else []
         return kinds + shown + more
-
-    def _active_hours(self) -> float:
-        phases = self._seconds()
-        return math.fsum(value for phase, value in phases.items() if phase != PAUSED) / _HOUR
-
-    def _device_usd(self) -> float:
-        prices = self._costs.device_hour
-        return math.fsum(
-            value / _HOUR * prices[kind]
-            for (_, kind), value in self._spent.items()
-            if kind in prices
-        )
-
-    def _usd(self) -> float:
-        paid = (self._paid_usd(model, paid) for (_, model), paid in self._paid.items())
-        return math.fsum([self._device_usd(), *(usd for usd in paid if usd is not None)])
-
-    def _paid_usd(self, model: str, paid: Paid) -> float | None:
-        """Return the cost of reports; None if their model has no price."""
-        if not model:
-            return paid.nano_usd / NANO
-        price = self._costs.models.get(model)
-        if price is None:
-            return None
-        return (paid.input_tokens * price.input + paid.output_tokens * price.output) / _MILLION

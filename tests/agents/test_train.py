@@ -248,6 +248,19 @@ def test_functions_run_in_threads_and_agents_as_they_are(own_swarm: ScriptedSwar
     assert len(report.outcomes) == 4
 
 
+def test_the_traceback_of_a_failure_begins_with_the_agent(own_swarm: ScriptedSwarm) -> None:
+    async def failing(task: Any) -> float:
+        raise ValueError("always")
+
+    client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
+    report = train(
+        trainable(failing, reward=one), ["a"], client=client, progress=False
+    )
+    assert all("RuntimeError" not in one.traceback for one in report.failures)
+    assert all("ValueError: always" in one.traceback for one in report.failures)
+    assert report.failures
+
+
 async def test_what_cannot_be_trained_is_refused(own_swarm: ScriptedSwarm) -> None:
     client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
     solve = trainable(plain.play, reward=one)

@@ -17,8 +17,6 @@ WITHOUT_HELP = {
     "generate --max-tokens",
     "generate --seed",
     "research bench --suite",
-    "sft --epochs",
-    "sft --seed",
 }
 """Options that lack it. `docs/good-first-issues.md` has an entry for each command."""
 

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from agentjet.client._wire import DEFAULT_URL, resolve_endpoint
-from ajet_core.credentials import ServerTokens, publish_local
+from ajet_core.credentials import ServerTokens
 from ajet_core.errors import AuthError
+from ajet_server.security.guard import publish_local
 from tests.support.clients import MakeFace, Script, error, server_status
 
 from .test_events import event, stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -377,12 +378,28 @@ def test_the_traceback_of_a_failure_at_the_same_place_is_logged_once(
             raise LookupError("in c")
         raise ValueError(f"in {task.id}")
 
+    caplog.set_level("INFO", "ajet.client")
     report = drive(kind, url, ["a", "b", "c"], agent, retries=1)
     texts = [r.getMessage() for r in caplog.records if r.name == "ajet.client"]
     assert len(texts) == 6
     assert sum("Traceback" in text for text in texts) == 2
     assert all("Error: in " in text for text in texts)
     assert all("Traceback" in failure.traceback for failure in report.failures)
+
+
+def test_of_alike_failures_that_are_retried_few_are_warnings(
+    kind: str, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def agent(task: Task, episode: Episode) -> float:
+        raise ValueError("always")
+
+    drive(kind, url, ["a"], agent, retries=11, concurrency=1)
+    warnings = [r.getMessage() for r in caplog.records if r.name == "ajet.client"]
+    assert [re.findall(r"attempt (\d+) of 12|failure (\d+) of", text) for text in warnings] == [
+        [("1", "")],
+        [("10", ""), ("", "10")],
+        [("12", ""), ("", "12")],
+    ]
 
 
 def test_a_second_run_does_what_the_first_one_left(kind: str, url: str, stub: SwarmStub) -> None:

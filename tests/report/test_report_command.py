@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ajet_cli.main import cli
-from ajet_core.protocol import ComponentChoice, ModelConfig, RunConfig
+from ajet_core.protocol import ComponentChoice, ModelConfig, RunConfig, SpendingReport
 from ajet_server.observe.provenance import FILE_NAME
+from ajet_server.spending.ledger import LEDGER, SpendingLedger
 from tests.inspect.recorded import HOSTILE, Recording, said
 from tests.report.learning import STEPS, change, learning_recording
 from tests.report.pages import ParsedPage
@@ -212,6 +214,52 @@ def test_versions_and_hardware_are_those_of_the_server(learnt: Path, tmp_path: P
     ):
         assert words in text, words
     assert "Missing or damaged" not in text
+
+
+def spend(run_dir: Path) -> SpendingLedger:
+    """An open record with two phases, three payments and two devices."""
+    ledger = SpendingLedger(run_dir)
+    ledger.open()
+    hour = 3600.0
+    ledger.put_seconds(
+        {("rollout", ""): hour, ("train", ""): 2 * hour, ("train", "h100"): 4 * hour}
+    )
+    tokens = {"model": "gpt-5-mini", "input_tokens": 2_000_000, "output_tokens": 1_000_000}
+    for number, report in enumerate(({"usd": 0.25}, tokens, {**tokens, "model": "other"})):
+        report_id = f"report-{number:010d}"
+        ledger.add(SpendingReport(report_id=report_id, source="judge", **report), "client", 0.0)
+    return ledger
+
+
+def test_what_was_spent_is_in_tables_also_while_the_server_writes(
+    learnt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Time and money" not in reported(tmp_path / "none.html", learnt).texts
+    monkeypatch.setenv(
+        "AJET_COSTS",
+        '{"device_hour": {"h100": 2.5}, "models": {"gpt-5-mini": {"input": 0.25, "output": 2.0}}}',
+    )
+    with contextlib.closing(spend(learnt)):
+        text = reported(tmp_path / "out.html", learnt).text
+    for row in (
+        "train 2 h 0 min 4",
+        "rollout 1 h 0 min 0",
+        "total 3 h 0 min 4",
+        "h100 4 10.00",
+        "judge 0.25",
+        "judge gpt-5-mini 2,000,000 1,000,000 2.50",
+        "judge other 2,000,000 1,000,000 no price",
+        "total of what has a price 4 4,000,000 2,000,000 12.75",
+    ):
+        assert row in text, row
+    assert reported(tmp_path / "closed.html", learnt).text == text
+
+
+def test_a_damaged_record_of_spending_is_named(learnt: Path, tmp_path: Path) -> None:
+    (learnt / LEDGER).write_bytes(b"no database" * 100)
+    text = reported(tmp_path / "out.html", learnt).text
+    assert "What the run has spent is not shown" in text
+    assert "for 30 steps" in text
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ async def test_a_chat_body_that_is_none_is_a_400(server: Running, body: bytes) -
     [
         ({"trainer": {"colour": 1}}, "invalid_config", "colour", "colour"),
         ({"steps": 0}, "invalid_request_error", "steps", "greater than or equal to 1"),
-        ({"optimizer": "adam"}, "invalid_request_error", "optimizer", "Extra inputs"),
+        ({"bathc": {}}, "invalid_request_error", "bathc", "did you mean 'batch'?"),
         (
             {"algorithm": {"importance_cap": 3.0}},
             "invalid_request_error",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, MessageText, PlacedMessage, TrainCall, group_advantages
+from ajet_server.admission.task_group import rewards_differ
 from ajet_server.batches.batch_facts import TAG_FACTS, batch_facts, tag_facts
 from ajet_server.store.call_metadata import MALFORMED_CALLS
 from ajet_testing.suites.samples import make_call, make_episode
@@ -189,3 +190,17 @@ def test_the_figures_are_finite_and_the_bias_is_a_share(rewards: list[float], to
     assert all(map(math.isfinite, found.values()))
     # Of equally long answers advantages cancel out.
     assert -1e-9 <= found["advantage_bias"] <= 1e-9
+
+
+def test_rewards_differ_where_one_episode_is_better() -> None:
+    same = (1.0, {"a": 2.0, "b": 0.0}, {"planner": 3.0})
+    assert not rewards_differ([same, same])
+    assert not rewards_differ([same, (1.0, {"c": 2.0}, {})])
+    assert rewards_differ([same, (0.0, {"c": 2.0}, {})])
+    assert rewards_differ([same, (1.0, {"c": 1.0}, {})])
+    assert rewards_differ([same, (1.0, {"c": 2.0}, {"planner": 0.0})])
+    # Another agent's rewards are compared with that agent's alone.
+    assert not rewards_differ([same, (1.0, {"c": 2.0}, {"worker": 0.0})])
+    # As many of a reward, or more of it.
+    assert rewards_differ([same, (1.0, {"c": 2.0, "d": 2.0}, {})])
+    assert rewards_differ([same, (1.0, {}, {})])

@@ -14,7 +14,6 @@ from ajet_core.timeline import (
     balanced,
     call_advantages,
     group_advantages,
-    rewards_differ,
     token_weights,
 )
 from ajet_testing.suites.samples import make_call
@@ -227,20 +226,6 @@ def test_an_agent_that_only_one_episode_rewards_has_nothing_to_compare_with() ->
     ]
     made = [calls("planner", name="x"), calls("planner", name="y")]
     assert call_advantages(episodes, made, "group_mean") == [[0.0], [0.5]]
-
-
-def test_rewards_differ_where_one_episode_is_better() -> None:
-    same = (1.0, {"a": 2.0, "b": 0.0}, {"planner": 3.0})
-    assert not rewards_differ([same, same])
-    assert not rewards_differ([same, (1.0, {"c": 2.0}, {})])
-    assert rewards_differ([same, (0.0, {"c": 2.0}, {})])
-    assert rewards_differ([same, (1.0, {"c": 1.0}, {})])
-    assert rewards_differ([same, (1.0, {"c": 2.0}, {"planner": 0.0})])
-    # Another agent's rewards are compared with that agent's alone.
-    assert not rewards_differ([same, (1.0, {"c": 2.0}, {"worker": 0.0})])
-    # As many of a reward, or more of it.
-    assert rewards_differ([same, (1.0, {"c": 2.0, "d": 2.0}, {})])
-    assert rewards_differ([same, (1.0, {}, {})])
 
 
 def train_calls() -> list[TrainCall]:

@@ -78,6 +78,7 @@ def _names(runs: Sequence[Path]) -> list[str]:
 def _read(cli: CliState, run: Path, name: str, episodes: int) -> RunReport:
     if not run.exists():
         raise RequestError(f"{run} does not exist, so there is no run to report")
-    store = store_of_run(run, cli.settings().store, cli.plugins)
+    settings = cli.settings()
+    store = store_of_run(run, settings.store, cli.plugins)
     run_dir = run if run.is_dir() else run.parent
-    return asyncio.run(read_report(store, run_dir, name, episodes))
+    return asyncio.run(read_report(store, run_dir, name, episodes, settings.costs))

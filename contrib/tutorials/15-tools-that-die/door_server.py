@@ -6,7 +6,7 @@ import os
 from mcp.server import MCPServer
 
 GOLD = {"blue": "left", "green": "right", "red": "middle", "black": "left"}
-server = MCPServer("doors")
+server = MCPServer("doors", log_level="ERROR")
 calls = itertools.count(1)
 
 

@@ -112,7 +112,8 @@ config = RunConfig.model_validate(
         "algorithm": TINY_GRPO,
         # All episodes that wait for the server fail together, which could be most of the last 32.
         # By default, a run pauses when more than 80 % of them fail.
-        "failures": {"max_rate": 1.0},
+        # A tiny model is soon sure of some answers: its entropy may fall before it knows all doors.
+        "failures": {"max_rate": 1.0, "max_entropy_growth": None},
     }
 )
 client = server.async_client()

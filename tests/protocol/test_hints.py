@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ajet_cli.hints import with_hints
-from ajet_core.protocol import RunConfig
+from agentjet import RunConfig
+from ajet_core.protocol import ModelConfig
 
 
 def refused(**sections: Any) -> ValidationError:
     with pytest.raises(ValidationError) as error:
         RunConfig.model_validate({"model": {"path": "/m"}, **sections})
-    return with_hints(error.value, RunConfig)
+    return error.value
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,10 @@ def test_braces_of_a_value_are_shown_as_they_are() -> None:
     text = str(refused(algorithm={"{x}": 1, "schedule": "{y}"}))
     assert "algorithm.{x}" in text
     assert "{y}" in text
+
+
+def test_the_constructor_and_json_name_it_too() -> None:
+    with pytest.raises(ValidationError, match="did you mean 'batch'"):
+        RunConfig(model=ModelConfig(path="/m"), bathc={"tasks": 2})  # type: ignore[call-arg]
+    with pytest.raises(ValidationError, match=r"did you mean 'batch\.tasks'"):
+        RunConfig.model_validate_json('{"model": {"path": "/m"}, "tasks": 2}')
