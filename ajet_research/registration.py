@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet_core.errors import ConfigError
-from ajet_research.arenas import Arena, TrialBlueprint, load_arena
+from ajet_research.arenas import Arena, CodeFiles, TrialBlueprint, load_arena
 from ajet_research.inference import MOST_SEEDS, least_p, least_seeds
 from ajet_research.report.prose import refusals
 from ajet_research.study import Scalar, Study, arm_name, canonical, outcomes_of_tree
@@ -28,6 +28,7 @@ class Registration:
     :param arms: the arm of each trial.
     :param warnings: what the author should know, such as a low power.
     :param directory: relative paths of the study start here.
+    :param files: by path, the code of arms.
     """
 
     study: Study
@@ -35,13 +36,21 @@ class Registration:
     arms: dict[str, str]
     warnings: tuple[str, ...]
     directory: Path
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
-def register(study: Study, directory: Path, *, code: str | None = None) -> Registration:
+def register(
+    study: Study,
+    directory: Path,
+    *,
+    code: str | None = None,
+    files: Mapping[str, str] | None = None,
+) -> Registration:
     """Check a study, and resolve all its trials.
 
     :param directory: relative paths of the study start here.
     :param code: tree hash of the user's code; by default it is read from its repository.
+    :param files: by path, the code of arms; by default it is read from its files.
     :raises ConfigError: the study is refused; each line of the message is one reason.
     """
     arena = load_arena(study.base.arena)
@@ -52,9 +61,10 @@ def register(study: Study, directory: Path, *, code: str | None = None) -> Regis
         *_unsupported(study),
     ]
     resolved: dict[str, dict[str, Scalar]] = {}
+    programs = CodeFiles(directory, files)
     for arm in study.arms:
         try:
-            resolved[arm_name(arm)] = arena.resolve(study.settings(arm))
+            resolved[arm_name(arm)] = arena.resolve(programs.filled(arena, study.settings(arm)))
         except ConfigError as error:
             refusals.append(f"The arm {arm_name(arm)}: {error.message}")
     if len(resolved) == len(study.arms):
@@ -72,7 +82,7 @@ def register(study: Study, directory: Path, *, code: str | None = None) -> Regis
     blueprints, arms = _trials(study, resolved, evaluators, code)
     if over := list(_over_budget(study, len(blueprints))):
         raise ConfigError("The study is refused:\n" + "\n".join(f"- {one}" for one in over))
-    return Registration(study, blueprints, arms, tuple(_weak(study)), directory)
+    return Registration(study, blueprints, arms, tuple(_weak(study)), directory, programs.texts)
 
 
 def _unknown_metrics(study: Study, arena: Arena) -> Iterator[str]:
