@@ -52,7 +52,7 @@ class CodeFiles:
     def _read(self, path: str) -> str:
         if self._registered is not None:
             if path not in self._registered:
-                raise ConfigError(f"The code {path} is not registered.")
+                raise ConfigError(f"There is no code {path} among the given files.")
             return self._registered[path]
         file = self._directory / path
         if not _PATH.fullmatch(path) or not file.resolve().is_relative_to(self._directory):
