@@ -16,7 +16,7 @@ from tests.mutants.planting import put
 _TESTS = "tests/research/"
 SUITES = {
     "state": ("test_ledger.py", "test_steering.py", "test_leader.py"),
-    "actions": ("test_leader.py", "test_steering.py"),
+    "actions": ("test_actions.py", "test_leader.py", "test_steering.py"),
     "inference": ("test_inference.py",),
     "verifying": ("test_verifying.py", "test_steering.py", "test_interpretation.py"),
 }
@@ -314,6 +314,9 @@ EDITS = {
         "verifying",
         "if [first.arms.get(one.id) for one in first.blueprints] != list(again.arms.values()):",
         "if False:",
+    ),
+    "code_of_arms_is_not_compared": Edit(
+        "verifying", "if first.files != again.files:", "if False:"
     ),
     "metrics_are_not_compared": Edit(
         "verifying",
