@@ -18,7 +18,12 @@ SUITES = {
     "state": ("test_ledger.py", "test_steering.py", "test_leader.py"),
     "actions": ("test_actions.py", "test_leader.py", "test_steering.py"),
     "inference": ("test_inference.py",),
-    "verifying": ("test_verifying.py", "test_steering.py", "test_interpretation.py"),
+    "verifying": (
+        "test_verifying_rows.py",
+        "test_verifying.py",
+        "test_steering.py",
+        "test_interpretation.py",
+    ),
 }
 
 
