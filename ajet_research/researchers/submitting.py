@@ -1,4 +1,4 @@
-"""Answers that a researcher brings by itself, such as a coding assistant: nobody asks for them."""
+"""Answers that a researcher brings without a request, such as a coding assistant."""
 
 from __future__ import annotations
 
