@@ -49,6 +49,7 @@ class Registered(LedgerEvent):
     :param arms: by trial, its arm.
     :param versions: of agentjet, Python and numpy.
     :param directory: where the path of the user's code starts; "" without code.
+    :param files: by path, the code of arms.
     :param earlier: all studies beside it: whoever asks until an answer pleases leaves a trace.
     """
 
@@ -61,6 +62,7 @@ class Registered(LedgerEvent):
     versions: dict[str, str]
     warnings: list[str]
     directory: str
+    files: dict[str, str] = Field({}, exclude_if=lambda its: not its)
     earlier: list[EarlierStudy] = Field([], exclude_if=lambda its: not its)
 
 

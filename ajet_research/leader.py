@@ -11,7 +11,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -35,7 +35,7 @@ from ajet_research.actions import (
     actions,
 )
 from ajet_research.analysis import analyse, decision, final_verdicts, kept
-from ajet_research.arenas import Arena, load_arena
+from ajet_research.arenas import Arena, changed_code, load_arena
 from ajet_research.events import (
     Answered,
     AnyEvent,
@@ -344,6 +344,7 @@ def registered_event(
         },
         warnings=list(registration.warnings),
         directory=str(registration.directory.resolve()) if study.code else "",
+        files=dict(registration.files),
         earlier=list(earlier),
     )
 
@@ -357,6 +358,7 @@ def run_study(
     on_event: Callable[[AnyEvent], None] | None = None,
     runner: Callable[[Path, Arena], TrialRunner] = LocalRunner,
     base: Path | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> StudyState:
     """Start a study, resume it, or return the state of a finished one.
 
@@ -364,6 +366,7 @@ def run_study(
     :param directory: all of the study's state; it is created if it does not exist.
     :param runner: makes what runs the trials, from their directory and the arena.
     :param base: where relative paths of the study start; by default, where `source` is.
+    :param files: by path, the code of arms; by default it is read from its files.
     :raises ConfigError: the study is invalid or refused, or it or its code is not the one that is
         registered.
     :raises BusyError: another leader has the directory.
@@ -376,7 +379,8 @@ def run_study(
     registration = None
     if registered.study is None:
         text = study_text(source)
-        registration = register(parse_study(text, str(source)), base or source.resolve().parent)
+        study = parse_study(text, str(source))
+        registration = register(study, base or source.resolve().parent, files=files)
         check_machine(registration)
     elif source.is_file():
         _check_same(parse_study(study_text(source), str(source)), registered, source)
@@ -384,7 +388,10 @@ def run_study(
         return registered
     if registered.study is not None:
         own = base is None and source.resolve().parent == directory.resolve()
-        _check_code(rows, None if own else base or source.resolve().parent)
+        its_base = None if own else base or source.resolve().parent
+        _check_code(rows, its_base)
+        if files is None and its_base is not None:
+            _check_arms(rows, its_base)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with held(directory), closing(StudyLedger(path)) as ledger:
@@ -435,6 +442,17 @@ def _check_code(rows: Sequence[LedgerRow], base: Path | None) -> None:
         raise ConfigError(
             f"The code in {study.code.path} is not the one that is registered. Check out the "
             f"version with the tree {registered}, or run the study in another directory with --dir."
+        )
+
+
+def _check_arms(rows: Sequence[LedgerRow], base: Path) -> None:
+    """Refuse to continue if the code of an arm is not the registered one."""
+    first = rows[0].event
+    assert isinstance(first, Registered)
+    if changed := changed_code(base, first.files):
+        raise ConfigError(
+            f"The code of arms in {base} is not the one that is registered: {', '.join(changed)}. "
+            "Restore it, or run the study in another directory with --dir."
         )
 
 

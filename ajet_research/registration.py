@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet_core.errors import ConfigError
-from ajet_research.arenas import Arena, TrialBlueprint, load_arena
+from ajet_research.arenas import Arena, CodeFiles, TrialBlueprint, load_arena
 from ajet_research.inference import MOST_SEEDS, least_p, least_seeds
 from ajet_research.planning import planned_trials
 from ajet_research.report.prose import refusals
@@ -31,6 +31,7 @@ class Registration:
     :param arms: the arm of each trial.
     :param warnings: what the author should know, such as a low power.
     :param directory: relative paths of the study start here.
+    :param files: by path, the code of arms.
     """
 
     study: Study
@@ -38,13 +39,21 @@ class Registration:
     arms: dict[str, str]
     warnings: tuple[str, ...]
     directory: Path
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
-def register(study: Study, directory: Path, *, code: str | None = None) -> Registration:
+def register(
+    study: Study,
+    directory: Path,
+    *,
+    code: str | None = None,
+    files: Mapping[str, str] | None = None,
+) -> Registration:
     """Check a study, and resolve all its trials.
 
     :param directory: relative paths of the study start here.
     :param code: tree hash of the user's code; by default it is read from its repository.
+    :param files: by path, the code of arms; by default it is read from its files.
     :raises ConfigError: the study is refused; each line of the message is one reason.
     """
     arena = load_arena(study.base.arena)
@@ -56,12 +65,18 @@ def register(study: Study, directory: Path, *, code: str | None = None) -> Regis
     ]
     resolved: dict[str, dict[str, Scalar]] = {}
     known = [arm for arm in study.arms if not study.is_chosen(arm)]
+    programs = CodeFiles(directory, files)
     for arm in known:
         try:
-            resolved[arm_name(arm)] = arena.resolve(study.settings(arm))
+            resolved[arm_name(arm)] = arena.resolve(programs.filled(arena, study.settings(arm)))
         except ConfigError as error:
             refusals.append(f"The arm {arm_name(arm)}: {error.message}")
-    if len(resolved) == len(known):
+    if study.search is not None and programs.texts:
+        refusals.append(
+            "A study that searches has no code in its arms: compare the arms with code by a factor, "
+            "in a study of their own."
+        )
+    elif len(resolved) == len(known):
         refusals += _same_arms(resolved)
         refusals += _confounds(study, arena, resolved)
         refusals += _leaks(study, arena, resolved)
@@ -76,7 +91,7 @@ def register(study: Study, directory: Path, *, code: str | None = None) -> Regis
     blueprints, arms = planned_trials(study, arena, resolved, code)
     if over := list(_over_budget(study)):
         raise ConfigError("The study is refused:\n" + "\n".join(f"- {one}" for one in over))
-    return Registration(study, blueprints, arms, tuple(_weak(study)), directory)
+    return Registration(study, blueprints, arms, tuple(_weak(study)), directory, programs.texts)
 
 
 def _unknown_metrics(study: Study, arena: Arena) -> Iterator[str]:

@@ -77,6 +77,12 @@ def replicate_study(
     # Relative paths mean what they meant in the first study.
     base = Path(first.directory) if first.directory else None
     again = run_study(
-        source, target, parallel=parallel, on_event=on_event, runner=runner, base=base
+        source,
+        target,
+        parallel=parallel,
+        on_event=on_event,
+        runner=runner,
+        base=base,
+        files=first.files,
     )
     return Replication(final_verdicts(state), final_verdicts(again))

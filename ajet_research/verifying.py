@@ -432,7 +432,9 @@ def _other_study(directory: Path, study: Study, first: Registered) -> Iterator[s
         yield f"{directory} lacks its study file."
     # The user's code may have moved on: its hash is the one in the blueprints.
     code = first.blueprints[0].code if first.blueprints else ""
-    again = register(study, directory, code=code)
+    again = register(study, directory, code=code, files=first.files)
+    if first.files != again.files:
+        yield "The registered code of arms is not the one that their levels name."
     if bool(code) != (study.code is not None):
         yield "The trials have code that the study does not have, or lack it."
     if first.blueprints != list(again.blueprints.values()):

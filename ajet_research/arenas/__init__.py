@@ -14,16 +14,21 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from ajet_core.errors import ConfigError, PluginLoadError
+from ajet_research.arenas.code import CODE, MOST_CODE, CodeFiles, changed_code
 from ajet_research.arenas.interface import Arena, MetricSpec, Splits, TrialBlueprint, TrialEvidence
 
 __all__ = [
+    "CODE",
     "GROUP",
+    "MOST_CODE",
     "Arena",
+    "CodeFiles",
     "MetricSpec",
     "Splits",
     "TrialBlueprint",
     "TrialEvidence",
     "arena_names",
+    "changed_code",
     "load_arena",
     "read_evidence",
 ]

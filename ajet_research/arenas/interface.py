@@ -91,11 +91,15 @@ class Arena(ABC):
     :cvar summary: what the arena is, and which values its settings may have, for researchers.
     :cvar reserved: beginnings of settings that a researcher may not set, because they name
         programs, files or hosts.
+    :cvar programs: settings that may be ``code:`` and the path of a file. `resolve` gets the text
+        of the file instead of its path. A trial runs it in a sandbox alone, and `check_machine`
+        refuses it where there is none.
     """
 
     metrics: Mapping[str, MetricSpec]
     summary: ClassVar[str] = ""
     reserved: ClassVar[tuple[str, ...]] = ()
+    programs: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def resolve(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:

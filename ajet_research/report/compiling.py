@@ -62,6 +62,7 @@ def compile_report(rows: Iterable[LedgerRow]) -> CompiledReport:
     study = state.registered
     report, numbers = _findings(state)
     _earlier(report, before[0].event)
+    _code(report, before[0].event)
     _interpretations(report, state, numbers)
     _trials(report, state)
     report.heading("Numbers")
@@ -126,6 +127,25 @@ def _earlier(report: Document, first: AnyEvent) -> None:
         texts = (one.name, question, one.digest[:12], one.phase, said)
         rows.append(TableRow([(Exact(text),) for text in texts], f"earlier-{index}"))
     report.table(["directory", "question", "digest", "phase", "verdicts"], rows)
+
+
+def _code(report: Document, first: AnyEvent) -> None:
+    """Show the code of arms as it was registered."""
+    assert isinstance(first, Registered)
+    if not first.files:
+        return
+    report.heading("Code of arms")
+    report.paragraph(
+        Text(
+            "It ran in a sandbox, without the tasks, their answers and what scores them. Its text "
+            "is in the first row of the ledger."
+        )
+    )
+    rows = []
+    for index, (path, text) in enumerate(first.files.items(), 1):
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        rows.append(TableRow([(Exact(path),), (Exact(digest),)], f"code-{index}"))
+    report.table(["file", "digest"], rows)
 
 
 def _interpretations(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:

@@ -11,10 +11,16 @@ from ajet_research.researchers.interface import (
     ResearcherAnswer,
     ResearcherFailedError,
 )
-from ajet_research.researchers.interpreting import interpret_study
+from ajet_research.researchers.interpreting import interpret_study, request_about
 from ajet_research.researchers.model import ModelResearcher, ModelTerms
 from ajet_research.researchers.program import ProgramResearcher, ProgramRules
-from ajet_research.researchers.proposing import ProposedStudy, propose_study
+from ajet_research.researchers.proposing import (
+    ProposedStudy,
+    proposal_request,
+    propose_study,
+    read_topic,
+)
+from ajet_research.researchers.submitting import Submission, submit_proposal, submit_prose
 
 __all__ = [
     "TRANSCRIPTS",
@@ -27,6 +33,12 @@ __all__ = [
     "Researcher",
     "ResearcherAnswer",
     "ResearcherFailedError",
+    "Submission",
     "interpret_study",
+    "proposal_request",
     "propose_study",
+    "read_topic",
+    "request_about",
+    "submit_proposal",
+    "submit_prose",
 ]

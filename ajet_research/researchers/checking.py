@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ajet_core.errors import AjetError, ConfigError
@@ -24,17 +24,18 @@ _MEMORY = 2**31
 _MAIN = "from ajet_research.researchers.checking import main; main()"
 _MOST_PROBLEMS = 20
 
-StudyCheck = Callable[[str, Path], list[str]]
-"""Takes the text of a study, and where its paths start. Returns its problems."""
+StudyCheck = Callable[[str, Path, Mapping[str, str]], list[str]]
+"""Takes the text of a study, where its paths start, and the code of its arms, by path. Returns its
+problems."""
 
 
-def check_here(text: str, directory: Path) -> list[str]:
+def check_here(text: str, directory: Path, files: Mapping[str, str]) -> list[str]:
     """Return the problems of a proposed study; an empty list if it can be registered and run."""
     try:
         study = parse_study(text, SOURCE)
         if problems := list(_claims(study)):
             return problems
-        registration = register(study, directory)
+        registration = register(study, directory, files=files)
         arena = load_arena(study.base.arena)
         for id_, arm in registration.arms.items():
             if registration.blueprints[id_].seed == study.seeds.start:
@@ -67,20 +68,22 @@ def _claims(study: Study) -> Iterator[str]:
             )
 
 
-def check_apart(text: str, directory: Path) -> list[str]:
+def check_apart(
+    text: str, directory: Path, files: Mapping[str, str], *, seconds: float = _SECONDS
+) -> list[str]:
     """Return the problems of a proposed study, checked within limits."""
     try:
         done = subprocess.run(  # noqa: S603 - this program
             [sys.executable, "-c", _MAIN],
-            input=json.dumps({"text": text, "directory": str(directory)}),
+            input=json.dumps({"text": text, "directory": str(directory), "files": dict(files)}),
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=seconds,
             check=False,
         )
         problems = json.loads(done.stdout)["problems"]
     except subprocess.TimeoutExpired:
-        return [f"checking the study took longer than {_SECONDS} s: it is too large"]
+        return [f"checking the study took longer than {seconds:g} s: it is too large"]
     except (OSError, ValueError, KeyError):
         return ["checking the study failed: it is too large"]
     return [str(one) for one in problems]
@@ -93,5 +96,5 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
     asked = json.load(sys.stdin)
-    problems = check_here(asked["text"], Path(asked["directory"]))
+    problems = check_here(asked["text"], Path(asked["directory"]), asked["files"])
     sys.stdout.write(json.dumps({"problems": problems}))

@@ -12,7 +12,7 @@ from ajet_core.errors import ConfigError, StoreError
 from ajet_research.analysis import final_verdicts
 from ajet_research.events import Interpreted
 from ajet_research.leader import MachineClock, StudyClock, StudyLeader
-from ajet_research.ledger import LEDGER, StudyLedger
+from ajet_research.ledger import LEDGER, StudyLedger, read_ledger
 from ajet_research.report import (
     MOST_CHARACTERS,
     Referents,
@@ -129,6 +129,36 @@ def interpret_study(
         raise StoreError(f"Cannot write in {directory}: {error.strerror}") from error
     its = state.spending
     return Interpretation(prose, problem, its.requests, its.tokens, its.money)
+
+
+def prose_problems(directory: Path, prose: str) -> list[str]:
+    """Return why prose about a study may not be printed, and change nothing.
+
+    :raises ConfigError: there is no study with a report.
+    """
+    if not prose.strip():
+        return ["the prose is empty"]
+    return interpretation_problems(normalized(prose), referents_of(_reported(directory)))
+
+
+def request_about(directory: Path) -> Request:
+    """Return what a researcher of a study with a report is asked.
+
+    :raises ConfigError: there is none.
+    """
+    state = _reported(directory)
+    return interpretation_request(state, referents_of(state))
+
+
+def _reported(directory: Path) -> StudyState:
+    if not (directory / LEDGER).exists():
+        raise ConfigError(f"There is no study in {directory}.")
+    state = fold(read_ledger(directory / LEDGER))
+    if state.reported is None:
+        raise ConfigError(
+            f"The study in {directory} has no report yet: ajet research run {directory}"
+        )
+    return state
 
 
 def accepted_prose(answer: str, referents: Referents) -> str:

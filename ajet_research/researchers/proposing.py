@@ -14,7 +14,7 @@ from pydantic import ValidationError as InvalidModelError
 
 from ajet_core.errors import AjetError, ConfigError, StoreError, UnreadableFileError
 from ajet_core.files import read_bytes, write_whole
-from ajet_research.arenas import arena_names, load_arena
+from ajet_research.arenas import CODE, MOST_CODE, CodeFiles, arena_names, load_arena
 from ajet_research.events import ResearcherAnswered, ResearcherAsked
 from ajet_research.leader import MachineClock, StudyClock
 from ajet_research.ledger import StudyLedger
@@ -39,6 +39,9 @@ CEILINGS: dict[str, float] = {
 _OF_RESEARCHERS = ("researcher_tokens", "researcher_money", "researcher_prices")
 _MOST_QUESTION = 2000
 _MOST = {"compare": 20, "decide": 40, "factors": 8}
+_MOST_FILES = 8
+# No name that a tool would run by itself where a person calls it, such as those of tests.
+_FILE = re.compile(r"arms/(?!conftest)[a-z][a-z0-9-]{0,39}\.py")
 _INSTRUCTIONS = """\
 You design a registered study. A program runs it: it trains or runs each arm with several seeds,
 computes verdicts from paired seeds, and writes the report. You see no results, and nothing you say
@@ -55,6 +58,8 @@ with {"declined": "reason"} if no arena can answer the question.
 - Values in `fixed` are set; leave them out. Leave out `topic` and `schema` too.
 - The decisions cover every case: end with "otherwise": true. Conclusions say what to do. They have
   no numbers, number words or words that compare, such as better, worse, equal or improves.
+- Where an arena has a setting for programs, a level is "code:arms/NAME.py", and `files` of STUDY
+  has its text by path. Names have small letters, digits and hyphens.
 - `problems` lists why your previous answer was refused, with lines of `previous`, which is your
   answer as a file. Remove all of them.
 """
@@ -188,7 +193,7 @@ def propose_study(
     directory = output.with_name(f"{output.name}.proposal")
     request = proposal_request(topic)
 
-    def accept(text: str) -> tuple[str, Study]:
+    def accept(text: str) -> ReadProposal:
         return accepted_study(text, topic, output.resolve().parent, check, researcher.name)
 
     try:
@@ -198,7 +203,7 @@ def propose_study(
             for row in ledger.rows:
                 if isinstance(row.event, ResearcherAsked | ResearcherAnswered):
                     spending.apply(row.event)
-            toml, study = ResearcherDialogue(
+            accepted = ResearcherDialogue(
                 researcher=researcher,
                 purpose="proposal",
                 ledger=ledger,
@@ -210,10 +215,14 @@ def propose_study(
                 clock=clock or MachineClock(),
                 on_problem=on_problem,
             ).accepted(request, accept)
-            write_whole(output, toml.encode(), mode=0o644)
+            for name, text in accepted.files.items():
+                (output.parent / name).parent.mkdir(exist_ok=True)
+                write_whole(output.parent / name, text.encode(), mode=0o644)
+            write_whole(output, accepted.toml.encode(), mode=0o644)
     except OSError as error:
         raise StoreError(f"Cannot write {output}: {error.strerror}") from error
-    return ProposedStudy(output, study, spending.requests, spending.tokens, spending.money)
+    its = spending
+    return ProposedStudy(output, accepted.study, its.requests, its.tokens, its.money)
 
 
 def tighter(first: ResearcherLimits | None, second: ResearcherLimits) -> ResearcherLimits:
@@ -266,10 +275,23 @@ def _arenas(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ReadProposal:
+    """An accepted answer.
+
+    :param toml: the text of the study file.
+    :param files: by path, the code that the researcher wrote for its arms.
+    """
+
+    toml: str
+    study: Study
+    files: Mapping[str, str]
+
+
 def accepted_study(
     answer: str, topic: TopicFile, directory: Path, check: StudyCheck, researcher: str = ""
-) -> tuple[str, Study]:
-    """Return the study of an answer, as the text of its file and decoded.
+) -> ReadProposal:
+    """Return the study of an answer.
 
     :param directory: relative paths of the study start here.
     :raises RefusedError: it is not accepted.
@@ -279,16 +301,58 @@ def accepted_study(
         proposed = _without_nulls(read_answer(answer, "study"), 0)
         if not isinstance(proposed, dict):
             raise ValueError("'study' is not an object")
-        problems = list(_completed(proposed, topic, researcher))
+        files = proposed.pop("files", {})
+        problems = [*_wrong_files(files, directory), *_completed(proposed, topic, researcher)]
         # In the order in which others are written.
         names = [field.alias or name for name, field in Study.model_fields.items()]
         ordered = dict.fromkeys(name for name in (*names, *proposed) if name in proposed)
         toml = study_toml({name: proposed[name] for name in ordered})
     except ValueError as error:
         raise RefusedError(str(error)) from None
-    if problems := problems or check(toml, directory):
+    try:
+        known = {**_fixed_files(topic.fixed, CodeFiles(directory)), **files} if not problems else {}
+    except ConfigError as error:
+        raise RefusedError(error.message) from None
+    if problems := problems or check(toml, directory, known):
         raise RefusedError(*problems, read_as=toml)
-    return toml, parse_study(toml, SOURCE)
+    return ReadProposal(toml, parse_study(toml, SOURCE), files)
+
+
+def _wrong_files(files: object, directory: Path) -> Iterator[str]:
+    if not isinstance(files, dict) or not all(isinstance(one, str) for one in files.values()):
+        yield "'files' is not an object of texts"
+        return
+    if len(files) > _MOST_FILES:
+        yield f"the study has {len(files)} files; a proposal has at most {_MOST_FILES}"
+    for name, text in files.items():
+        if not _FILE.fullmatch(name):
+            yield f"the file {name[:80]!r} needs a name such as arms/first.py"
+        elif len(text.encode(errors="replace")) > MOST_CODE:
+            yield f"the file {name} has more than {MOST_CODE} bytes"
+        elif _holds_other(directory / name, text):
+            yield f"the file {name} exists, with another content; use another name"
+
+
+def _holds_other(path: Path, text: str) -> bool:
+    try:
+        return read_bytes(path, limit=MOST_CODE) != text.encode(errors="replace")
+    except FileNotFoundError:
+        return False
+    except UnreadableFileError:
+        return True
+
+
+def _fixed_files(value: object, files: CodeFiles) -> Mapping[str, str]:
+    """Return the code that the topic itself names: a researcher may name no other file.
+
+    :raises ConfigError: it cannot be read.
+    """
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            _fixed_files(one, files)
+    elif isinstance(value, str) and value.startswith(CODE):
+        files.text(value.removeprefix(CODE))
+    return files.texts
 
 
 def _without_nulls(value: Any, depth: int) -> Any:

@@ -16,7 +16,7 @@ from ajet_core.errors import ConfigError
 from ajet_core.interfaces import World, WorldAnswer, WorldPrompt
 from ajet_research.arenas.interface import Arena, MetricSpec, Splits, TrialBlueprint, TrialEvidence
 from ajet_research.study import Scalar, digest
-from ajet_research.swarm.records import RunRecords, read_run
+from ajet_research.swarm.records import RunRecords, agent_failure, read_run
 from ajet_research.swarm.settings import REWARDS, SwarmSettings, parsed, resolved
 from ajet_worlds import load_world
 from ajet_worlds.isolation import IsolatedWorld
@@ -33,10 +33,15 @@ class SwarmArena(Arena):
         "Trains a tiny model by reinforcement learning to play a world, and then plays held-out "
         "tasks. The fastest 'world' is 'bandit'; an unknown one is refused with the known ones. "
         f"'reward' is one of: {', '.join(REWARDS)}. "
+        "'agent' is 'world', or 'code:' and the path of a program in Python. It runs in a sandbox "
+        "for each prompt: JSON with 'messages', 'tools' and 'max_tokens' on its standard input, "
+        "the answer on its standard output. OPENAI_BASE_URL, OPENAI_API_KEY and AJET_MODEL are "
+        "the model, which it has to call. It has the standard library alone. "
         "Other settings are those of a run; a value that is neither a text, a number nor a truth "
         "value is the text 'json:' with its JSON. A setting whose default is 'json:null' is unset."
     )
     reserved = ("engine", "trainer", "merger", "weight_channel")
+    programs = ("agent",)
     metrics: Mapping[str, MetricSpec] = {
         "success": MetricSpec(
             "max", 0.0, "mean success on held-out tasks with the weights of the last step"
@@ -87,10 +92,10 @@ class SwarmArena(Arena):
         for name in expected.keys() - {"model"}:
             if records.config.get(name) != expected[name]:
                 raise ConfigError(f"The run in {directory} has another {name} than its trial.")
-        return _evidence(its, blueprint.seed, records)
+        return _evidence(its, blueprint.seed, records, agent_failure(directory))
 
 
-def _evidence(its: SwarmSettings, seed: int, records: RunRecords) -> TrialEvidence:
+def _evidence(its: SwarmSettings, seed: int, records: RunRecords, agent: str) -> TrialEvidence:
     measured = [
         (one.kind, one.version, one.reward, sorted(one.components.items()))
         for one in records.episodes
@@ -99,6 +104,8 @@ def _evidence(its: SwarmSettings, seed: int, records: RunRecords) -> TrialEviden
     scores = records.held_out(its.train_steps)
     wanted = load_world(its.world).task_ids("eval", seed, its.eval_tasks)
     if missing := sum(task not in scores for task in wanted):
+        if agent:
+            return TrialEvidence(failed=f"the agent: {agent}", fingerprint=fingerprint)
         if records.paused:
             return TrialEvidence(
                 failed=f"the run paused: {records.paused}", fingerprint=fingerprint

@@ -18,6 +18,7 @@ from pydantic import ValidationError as InvalidModelError
 from ajet_core.errors import ConfigError
 from ajet_core.interfaces import World
 from ajet_core.protocol import RunConfig
+from ajet_research.arenas.code import CODE
 from ajet_research.study import Scalar, canonical
 from ajet_worlds import load_world
 from ajet_worlds.recipe import run_config
@@ -26,6 +27,7 @@ JSON = "json:"
 OF_THE_TRIAL = ("model", "seed", "steps")
 """Parts of the configuration that follow from the trial, so that no study sets them."""
 REWARDS = ("world", "negated", "constant")
+WORLD_AGENT = "world"
 _KINDS: dict[type, str] = {str: "text", int: "whole number"}
 _OWN: dict[str, tuple[type, str]] = {
     "world": (str, "the world that is learned"),
@@ -33,6 +35,7 @@ _OWN: dict[str, tuple[type, str]] = {
     "eval_tasks": (int, "held-out tasks that are played with the last weights"),
     "warmup_steps": (int, "supervised steps on the novice's games before training"),
     "reward": (str, "what is trained on: the world's reward, its negative, or a constant"),
+    "agent": (str, "what plays: 'world', or 'code:' and the path of a program"),
 }
 
 
@@ -42,6 +45,7 @@ class SwarmSettings:
 
     :param reward: ``world``; ``negated``: the least possible reward for the largest one, and so on;
         ``constant``: the least one for all.
+    :param agent: `WORLD_AGENT`, or ``code:`` and the text of a program.
     :param config: as JSON, without `OF_THE_TRIAL`.
     """
 
@@ -50,6 +54,7 @@ class SwarmSettings:
     eval_tasks: int
     warmup_steps: int
     reward: str
+    agent: str
     config: Mapping[str, Any]
 
     @property
@@ -84,10 +89,13 @@ def resolved(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
         "eval_tasks": 64,
         "warmup_steps": recipe.warmup_steps,
         "reward": REWARDS[0],
+        "agent": WORLD_AGENT,
         **own,
     }
     if filled["reward"] not in REWARDS:
         raise ConfigError(f"'reward' is one of: {', '.join(REWARDS)}.")
+    if filled["agent"] != WORLD_AGENT and not str(filled["agent"]).startswith(CODE):
+        raise ConfigError(f"'agent' is {WORLD_AGENT!r}, or {CODE!r} and the path of a program.")
     for name, least in (("train_steps", 1), ("eval_tasks", 1), ("warmup_steps", 0)):
         if int(filled[name]) < least:
             raise ConfigError(f"{name!r} is {filled[name]}; it is at least {least}.")
@@ -107,6 +115,7 @@ def parsed(settings: Mapping[str, Scalar]) -> SwarmSettings:
         eval_tasks=int(settings["eval_tasks"]),
         warmup_steps=int(settings["warmup_steps"]),
         reward=str(settings["reward"]),
+        agent=str(settings["agent"]),
         config=config,
     )
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from agentjet.client import AsyncSwarmClient, Episode, EpisodeOutcome, Task
 from agentjet.client import RunnerReport as Report
 from ajet_core.errors import AjetError, BatchStarvedError, ConfigError
+from ajet_core.files import write_whole
 from ajet_core.interfaces import World
 from ajet_core.protocol import ServerState
-from ajet_research.swarm.records import HELD_OUT, read_run
+from ajet_research.swarm.boxed import BoxedAgent, open_agent
+from ajet_research.swarm.records import AGENT_FAILED, HELD_OUT, agent_failure, read_run
 from ajet_research.swarm.server import TrialServer
-from ajet_research.swarm.settings import SwarmSettings
+from ajet_research.swarm.settings import WORLD_AGENT, SwarmSettings
 from ajet_worlds import load_world
 from ajet_worlds.agent import WorldAgent, episode_outcome
 from ajet_worlds.tiny_model import create_tiny_model
@@ -41,7 +43,7 @@ def run_trial(its: SwarmSettings, seed: int, directory: Path) -> None:
         create_tiny_model(model, worlds=[world], seed=seed, warmup_steps=its.warmup_steps)
     with TrialServer(directory) as server:
         if not server.start(its.run_config(model, seed)):
-            asyncio.run(_unless_stopped(_learn(its, seed, world, server), server))
+            asyncio.run(_unless_stopped(_learn(its, seed, world, server, directory), server))
 
 
 def _has_ended(its: SwarmSettings, seed: int, world: World, directory: Path) -> bool:
@@ -51,22 +53,48 @@ def _has_ended(its: SwarmSettings, seed: int, world: World, directory: Path) -> 
     except ConfigError:
         return False
     wanted = world.task_ids("eval", seed, its.eval_tasks)
-    return bool(records.paused) or records.held_out(its.train_steps).keys() >= set(wanted)
+    if records.paused or agent_failure(directory):
+        return True
+    return records.held_out(its.train_steps).keys() >= set(wanted)
 
 
-async def _learn(its: SwarmSettings, seed: int, world: World, server: TrialServer) -> None:
+async def _learn(
+    its: SwarmSettings, seed: int, world: World, server: TrialServer, directory: Path
+) -> None:
+    async with AsyncSwarmClient(server.url, server.client_token) as client:
+        if its.agent == WORLD_AGENT:
+            async with WorldAgent(world) as agent:
+                await _played(its, seed, world, client, agent)
+            return
+        async with open_agent(its.agent, world, client, directory) as boxed:
+            try:
+                await _played(its, seed, world, client, boxed)
+            except AjetError:
+                # What the code of an arm does is an outcome, and not a fault of the machine.
+                if not boxed.failed:
+                    raise
+            finally:
+                # Its run may pause for it, before the client gives up.
+                if boxed.failed:
+                    write_whole(directory / AGENT_FAILED, boxed.failed.encode())
+
+
+async def _played(
+    its: SwarmSettings,
+    seed: int,
+    world: World,
+    client: AsyncSwarmClient,
+    agent: WorldAgent | BoxedAgent,
+) -> None:
+    """Train, and then play the held-out tasks."""
     tasks = world.task_ids("eval", seed, its.eval_tasks)
     held_out = [Task(task, tag=HELD_OUT) for task in tasks]
-    async with (
-        AsyncSwarmClient(server.url, server.client_token) as client,
-        WorldAgent(world) as agent,
-    ):
-        await _train(its, seed, world, client, TrainedAgent(agent, world, its.reward))
-        _check(
-            await client.run_episodes_until_all_complete(
-                held_out, agent.success, kind="eval", resume=True
-            )
+    await _train(its, seed, world, client, TrainedAgent(agent, world, its.reward))
+    _check(
+        await client.run_episodes_until_all_complete(
+            held_out, agent.success, kind="eval", resume=True
         )
+    )
 
 
 async def _train(
@@ -99,7 +127,7 @@ async def _train(
 class TrainedAgent:
     """Plays a world, and reports the reward that the arm trains on, with the success beside it."""
 
-    agent: WorldAgent
+    agent: WorldAgent | BoxedAgent
     world: World
     reward: str
 
@@ -108,6 +136,9 @@ class TrainedAgent:
         outcome = await self.world.play(task.id, self.agent.chat(episode))
         reported = episode_outcome(outcome)
         if self.reward == "world":
+            if isinstance(self.agent, BoxedAgent):
+                # The calls of a program are not known by id.
+                return EpisodeOutcome(reward=reported.reward, components=reported.components)
             return reported
         low, high = self.world.reward_range
         reward = low if self.reward == "constant" else low + high - outcome.reward

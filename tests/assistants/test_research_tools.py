@@ -32,6 +32,7 @@ READ_ONLY = {
     "research_wait",
     "research_report",
     "research_verify",
+    "research_request",
 }
 QUESTION = """
 [[ask]]

@@ -134,3 +134,9 @@ def test_a_guardrail_holds_if_the_loss_is_shown_to_be_below_its_margin(
 def test_pairs_are_the_seeds_of_both_arms_in_order() -> None:
     pairs = paired({3: 1.0, 1: 5.0, 7: 2.0}, {1: 4.0, 3: 3.0, 9: 0.0}, sign=-1.0)
     assert list(pairs.items()) == [(1, -1.0), (3, 2.0)]
+
+
+def test_an_alpha_a_rounding_error_below_a_rank_reaches_it() -> None:
+    differences = [1.0, 2.0, 4.0, 8.0]
+    exact, below = estimate(differences, 0.25), estimate(differences, math.nextafter(0.25, 0))
+    assert (below.low, below.high) == (exact.low, exact.high) == (1.5, 6.0)

@@ -7,24 +7,30 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ajet_core.errors import DamagedRecordError, StoreError, StoreFullError, VersionError
+from ajet_research.arenas import load_arena
 from ajet_research.events import (
     AnyEvent,
     AttemptFailed,
     Decided,
     Exhausted,
+    Finished,
     LeaderStarted,
     Looked,
     Lost,
+    Paused,
     Reported,
     Reserved,
+    Resumed,
 )
 from ajet_research.leader import registered_event
-from ajet_research.ledger import GENESIS, LEDGER, StudyLedger, read_ledger
+from ajet_research.ledger import GENESIS, LEDGER, LedgerRow, StudyLedger, read_ledger
 from ajet_research.registration import register
 from ajet_research.state import fold
 from ajet_research.study import canonical
@@ -168,6 +174,15 @@ def test_a_ledger_that_another_process_writes_is_an_error(path: Path) -> None:
 FIRST = next(iter(register(study(), Path()).blueprints))
 RESERVED = Reserved(trial=FIRST, attempt=1, seconds=30.0)
 LOST = AttemptFailed(trial=FIRST, attempt=1, cause="", seconds=1.0)
+ACT: dict[str, Any] = {"by": "me", "at": datetime(2026, 1, 1, tzinfo=UTC), "why": ""}
+MEASURED: dict[str, Any] = {
+    "attempt": 1,
+    "limit": False,
+    "fingerprint": "",
+    "store": {},
+    "seconds": 1.0,
+}
+METRICS = dict.fromkeys(load_arena("synthetic").metrics, 0.0)
 DECIDED = Decided(branch=1, verdicts={"b-vs-a": "undecided"})
 
 
@@ -188,8 +203,13 @@ DECIDED = Decided(branch=1, verdicts={"b-vs-a": "undecided"})
         [DECIDED, Reported(files={}), LeaderStarted(host="here", pid=1)],
         [Exhausted(resource="trials", used=1, limit=1)] * 2,
         [registered_event(register(study(), Path()))],
+        [Looked(look=look, findings={}) for look in range(3)],
+        [Paused(request="1", **ACT), Resumed(request="2", **ACT), Paused(request="1", **ACT)],
+        [RESERVED, Finished(trial=FIRST, metrics={}, failed="", **MEASURED)],
+        [RESERVED, Finished(trial=FIRST, metrics={"score": 1.0}, failed="", **MEASURED)],
+        [RESERVED, Finished(trial=FIRST, metrics=METRICS, failed="it diverged", **MEASURED)],
     ],
-    ids=range(14),
+    ids=range(19),
 )
 def test_a_row_that_cannot_follow_is_refused(path: Path, events: list[AnyEvent]) -> None:
     ledger = StudyLedger(path)
@@ -199,6 +219,23 @@ def test_a_row_that_cannot_follow_is_refused(path: Path, events: list[AnyEvent])
     fold(ledger.rows[:-1])
     with pytest.raises(DamagedRecordError, match=rf"Row {len(ledger.rows)} .*cannot follow"):
         fold(ledger.rows)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"digest": "0" * 64},
+        {"arms": {}},
+        {"blueprints": []},
+        {"metrics": {}},
+        {"study": {}},
+    ],
+    ids=str,
+)
+def test_a_first_row_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
+    event = registered_event(register(study(), Path())).model_copy(update=change)
+    with pytest.raises(DamagedRecordError, match=r"Row 1 .*cannot follow"):
+        fold([LedgerRow(1, TIME, 0.0, event, "")])
 
 
 def test_a_reservation_is_settled_with_what_the_attempt_took(path: Path) -> None:

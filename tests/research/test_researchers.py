@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import shutil
 import tomllib
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ from ajet_research.status import study_status
 from ajet_research.study import parse_study
 from ajet_research.suites.mutations import _signed, finished_study
 from ajet_research.suites.researching import VirtualClock
+from ajet_research.swarm import SwarmArena
 from ajet_research.verifying import verify_study
 from tests.research.studies import TEXT, written
 from tests.support.tiers import examples
@@ -126,6 +128,67 @@ def test_refusals_of_registration_reach_the_researcher_line_by_line(tmp_path: Pa
     (problem,) = second["problems"]
     assert problem.startswith("study.toml, line 17: outcome lacks 'smallest'; known keys: metric,")
     assert second["previous"].splitlines()[16] == "[outcome]"
+
+
+def with_code(files: Any, *levels: str) -> dict[str, Any]:
+    """A proposal whose arms are code."""
+    return example(
+        base={"arena": "swarm", "set": {"train_steps": 1}},
+        factors={"program": {"path": "agent", "levels": list(levels)}},
+        outcome={"metric": "success", "smallest": 0.1},
+        compare=[
+            {"id": "b-vs-a", "arm": {"program": levels[0]}, "against": {"program": levels[1]}}
+        ],
+        files=files,
+    )
+
+
+def test_a_researcher_writes_the_code_of_arms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SwarmArena, "check_machine", lambda *_: None)
+    proposal = with_code({"arms/first.py": "print(1)\n"}, "code:arms/first.py", "world")
+    done = proposed(tmp_path, proposal)
+    assert (tmp_path / "arms/first.py").read_text() == "print(1)\n"
+    assert register(done.study, tmp_path).files == {"arms/first.py": "print(1)\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "level", "problem"),
+    [
+        ([], "code:arms/a.py", "'files' is not an object of texts"),
+        ({"arms/a.py": 1}, "code:arms/a.py", "'files' is not an object of texts"),
+        ({"arms/../a.py": ""}, "code:arms/a.py", "needs a name such as arms/first.py"),
+        ({"conftest.py": ""}, "code:conftest.py", "needs a name such as arms/first.py"),
+        ({"arms/conftest.py": ""}, "code:arms/conftest.py", "needs a name such as"),
+        ({"arms/test_a.py": ""}, "code:arms/test_a.py", "needs a name such as"),
+        ({"arms/a.py": "#" * 40_000}, "code:arms/a.py", "has more than 32768 bytes"),
+        ({"arms/mine.py": "print(2)"}, "code:arms/mine.py", "exists, with another content"),
+        ({f"arms/a{n}.py": "" for n in range(9)}, "code:arms/a1.py", "at most 8"),
+        ({}, "code:arms/mine.py", "There is no code arms/mine.py among the given files"),
+    ],
+    ids=range(10),
+)
+def test_files_that_a_researcher_may_not_write_or_name_are_refused(
+    files: Any, level: str, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "arms").mkdir()
+    (tmp_path / "arms/mine.py").write_text("secret = 1")
+    with pytest.raises(ResearcherFailedError, match=re.escape(problem)):
+        proposed(tmp_path, with_code(files, level, "world"), tries=1)
+    assert [path.name for path in (tmp_path / "arms").iterdir()] == ["mine.py"]
+    assert (tmp_path / "arms/mine.py").read_text() == "secret = 1"
+
+
+def test_code_that_a_topic_names_is_that_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SwarmArena, "check_machine", lambda *_: None)
+    (tmp_path / "arms").mkdir()
+    (tmp_path / "arms/mine.py").write_text("print(1)")
+    head = '+++\n[factors.program]\npath = "agent"\nlevels = ["code:arms/mine.py", "world"]\n+++\n'
+    done = proposed(tmp_path, with_code({}, "code:arms/mine.py", "world"), head=head)
+    assert register(done.study, tmp_path).files == {"arms/mine.py": "print(1)"}
 
 
 @pytest.mark.parametrize(

@@ -639,3 +639,13 @@ SPACE: dict[str, Any] = {
     },
 }
 ROWS = led(searching(search__candidates=6, search__rungs=[{"seeds": 2, "keep": 1}])).ledger.rows
+
+
+def test_a_search_has_no_code_in_its_arms(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print(1)\n")
+    base = 'arena = "swarm"\nset = { agent = "code:a.py" }'
+    text = TEXT.replace(
+        'arena = "synthetic"\nset = { world = "hill", steps = 1 }', base
+    )
+    with pytest.raises(ConfigError, match="A study that searches has no code in its arms"):
+        register(parse_study(text), tmp_path)

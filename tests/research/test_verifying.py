@@ -132,7 +132,7 @@ def replaced(kind: str, name: str, value: object) -> Callable[[Path, random.Rand
 
     def change(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
         body = next(one for one in bodies if one["kind"] == kind)
-        if body[name] == value:
+        if body.get(name, {}) == value:
             raise ValueError(value)
         body[name] = value
 

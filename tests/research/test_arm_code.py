@@ -1,0 +1,388 @@
+"""Arms that are code: it is registered by its bytes, and runs in a sandbox alone."""
+
+from __future__ import annotations
+
+import abc
+import errno
+import hashlib
+import json
+import shutil
+import socket
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agentjet.client import AsyncSwarmClient
+from ajet_core.errors import ConfigError, SandboxError, StoreError
+from ajet_core.interfaces import BoxExit, WorldAnswer, WorldCall, WorldPrompt
+from ajet_research.arenas import MOST_CODE, CodeFiles, read_evidence
+from ajet_research.events import Registered
+from ajet_research.leader import run_study
+from ajet_research.ledger import LEDGER, read_ledger
+from ajet_research.registration import register
+from ajet_research.replicating import replicate_study
+from ajet_research.runners import FileRunner
+from ajet_research.study import Scalar
+from ajet_research.swarm import SwarmArena, boxed
+from ajet_research.swarm.records import AGENT_FAILED
+from ajet_research.swarm.server import LOG, TrialServer
+from ajet_research.swarm.settings import parsed
+from ajet_research.verifying import verify_study
+from ajet_research.worker import STORE
+from ajet_worlds import load_world
+from ajet_worlds.tiny_model import create_tiny_model
+from tests.research.studies import study
+from tests.research.test_swarm import SCRIPTED, replies, scripted, trial
+
+__all__ = ["scripted"]
+
+HONEST = """\
+import json, os, sys, urllib.request
+asked = json.load(sys.stdin)
+body = {
+    "model": os.environ["AJET_MODEL"],
+    "messages": asked["messages"],
+    "max_tokens": asked["max_tokens"],
+}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    data=json.dumps(body).encode(),
+    headers={
+        "authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
+        "content-type": "application/json",
+    },
+)
+with urllib.request.urlopen(request) as answer:
+    print(json.load(answer)["choices"][0]["message"]["content"])
+"""
+OTHER = "# The same, under another name.\n" + HONEST
+HOSTILE = (Path(__file__).parent / "hostile_agent.py").read_text()
+RIGHT = replies(right=True)
+SHADOWED = Path(abc.__file__).with_name("this.py")
+"""A module that the interpreter does not need: it stands for an installed world."""
+needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+
+
+def code_study(first: str = "arms/a.py", second: str = "arms/b.py", **base: Scalar) -> Any:
+    """A study whose arms are the code of two files."""
+    levels = [f"code:{first}", f"code:{second}"]
+    return study(
+        base={
+            "arena": "swarm",
+            "set": {**SCRIPTED, "engine.settings": RIGHT, **base},
+        },
+        factors={"program": {"path": "agent", "levels": levels}},
+        outcome={"metric": "success", "smallest": 0.2},
+        inference={"looks": [{"seeds": 2, "alpha": 0.5}], "alpha": 0.5, "repeats": 0},
+        compare=[
+            {"id": "b-vs-a", "arm": {"program": levels[1]}, "against": {"program": levels[0]}}
+        ],
+        budget={"trials": 4, "trial_seconds": 600, "compute_hours": 1},
+    )
+
+
+def arms(directory: Path, first: str = HONEST, second: str = OTHER) -> Path:
+    """Write the code of two arms, and return their directory."""
+    (directory / "arms").mkdir(parents=True, exist_ok=True)
+    (directory / "arms/a.py").write_text(first, encoding="utf-8")
+    (directory / "arms/b.py").write_text(second, encoding="utf-8")
+    return directory
+
+
+class Full(FileRunner):
+    """A machine on which nothing can run."""
+
+    def poll(self, *_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "full")
+
+
+def first_row(directory: Path) -> Registered:
+    event = next(iter(read_ledger(directory / LEDGER))).event
+    assert isinstance(event, Registered)
+    return event
+
+
+# --- Registration ---------------------------------------------------------------------------------
+
+
+def test_a_trial_has_the_bytes_of_its_arm(tmp_path: Path) -> None:
+    registration = register(code_study(), arms(tmp_path))
+    assert registration.files == {"arms/a.py": HONEST, "arms/b.py": OTHER}
+    agents = {one.settings["agent"] for one in registration.blueprints.values()}
+    assert agents == {f"code:{HONEST}", f"code:{OTHER}"}
+    before = list(registration.blueprints)
+    arms(tmp_path, second=OTHER + "\n")
+    after = register(code_study(), tmp_path).blueprints
+    assert len(set(before) & set(after)) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("arms/c.py", "There is no code arms/c.py in "),
+        ("../a.py", "needs a path below the study file"),
+        ("/etc/passwd", "needs a path below the study file"),
+        ("arms/.hidden", "needs a path below the study file"),
+        ("arms/link.py", "needs a path below the study file"),
+        ("arms/large.py", f"cannot be read as text of at most {MOST_CODE} bytes"),
+        ("arms/binary.py", f"cannot be read as text of at most {MOST_CODE} bytes"),
+        ("arms", f"cannot be read as text of at most {MOST_CODE} bytes"),
+    ],
+)
+def test_code_that_cannot_be_registered_is_refused(path: str, problem: str, tmp_path: Path) -> None:
+    place = arms(tmp_path / "study")
+    (tmp_path / "a.py").write_text(HONEST)
+    (place / "arms/link.py").symlink_to(tmp_path / "a.py")
+    (place / "arms/large.py").write_text("#" * (MOST_CODE + 1))
+    (place / "arms/binary.py").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=problem):
+        register(code_study(second=path), place)
+
+
+def test_two_files_with_the_same_bytes_are_one_arm(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="have the same settings once they are resolved"):
+        register(code_study(), arms(tmp_path, second=HONEST))
+
+
+def test_only_settings_for_programs_are_files(tmp_path: Path) -> None:
+    its: dict[str, Scalar] = {"agent": "world", "world": "code:arms/a.py"}
+    assert CodeFiles(tmp_path).filled(SwarmArena(), its) == its
+    with pytest.raises(ConfigError, match="'agent' is 'world', or 'code:' and the path"):
+        SwarmArena().resolve({"agent": "arms/a.py"})
+
+
+def test_without_a_sandbox_code_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    source = arms(tmp_path) / "study.json"
+    source.write_text(code_study().model_dump_json(by_alias=True))
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    refusal = (
+        "The arm program=.* cannot run here: code of an arm runs in a sandbox alone, and there"
+    )
+    with pytest.raises(ConfigError, match=f"{refusal} is none: .*bwrap.* Install bubblewrap"):
+        run_study(source, tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+async def test_a_sandbox_in_which_python_cannot_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        isolated = True
+
+        async def run(self, program: Any, **_: float) -> BoxExit:
+            program.stderr.write_text("no such file")
+            return BoxExit(status=127, timed_out=False, seconds=0.0)
+
+    monkeypatch.setattr(boxed, "load_sandbox", lambda *_: Broken())
+    with pytest.raises(SandboxError, match="Python cannot run in the sandbox: no such file"):
+        await boxed.check_sandbox(tmp_path)
+    monkeypatch.setattr(Broken, "isolated", False)
+    with pytest.raises(SandboxError, match="does not isolate"):
+        boxed._sandbox()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("2\n", WorldAnswer("2")),
+        ('"2"', WorldAnswer('"2"')),
+        ('{"text": "2"}', WorldAnswer("2")),
+        (
+            '{"calls": [{"name": "go", "arguments": {"to": 1}}]}',
+            WorldAnswer("", (WorldCall("go", '{"to": 1}', "call-0"),)),
+        ),
+        ('{"calls": 5}', WorldAnswer('{"calls": 5}')),
+        ('{"calls": [{"name": "go"}]}', WorldAnswer('{"calls": [{"name": "go"}]}')),
+        ('{"reward": 1}', WorldAnswer('{"reward": 1}')),
+        ("[" * 100_000, WorldAnswer("[" * 100_000)),
+    ],
+    ids=range(8),
+)
+def test_what_a_program_prints_is_its_answer(text: str, answer: WorldAnswer) -> None:
+    assert boxed._answer(text) == answer
+
+
+def test_answers_below_the_interpreter_are_covered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "python"
+    (prefix / "lib/world").mkdir(parents=True)
+    (prefix / "lib/single.py").touch()
+    monkeypatch.setattr(sys, "base_prefix", str(prefix))
+    answers = [prefix / "lib/world", prefix / "lib/single.py", tmp_path / "elsewhere"]
+    mounts = boxed._interpreter(tmp_path, answers)
+    assert list(mounts) == [str(prefix), str(answers[0]), str(answers[1])]
+    assert not any(path.name == "world" for path in mounts.values())
+    assert mounts[str(answers[0])].is_dir()
+    assert mounts[str(answers[1])].read_bytes() == b""
+
+
+def test_the_files_of_a_world_are_its_package() -> None:
+    import ajet_worlds
+
+    files = list(boxed._files_of(load_world("bandit")))
+    assert Path(ajet_worlds.__file__).parent.resolve() in files
+
+
+# --- With real sandboxes --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def neighbour() -> Iterator[int]:
+    """A port of the host's loopback that somebody serves."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        yield listening.getsockname()[1]
+
+
+def forbidden(tmp_path: Path, port: int) -> str:
+    """What `HOSTILE` is to try."""
+    import ajet_worlds.bandit
+
+    return "FORBIDDEN = " + repr(
+        {
+            "readable": [
+                *map(str, (ajet_worlds.bandit.__file__, SHADOWED, tmp_path / "secret")),
+                "/root/.ssh/id_rsa",
+                "/proc/1/environ",
+            ],
+            "port": port,
+            "written": str(tmp_path / "written"),
+            "daemon": f"left-behind-{tmp_path.name}",
+        }
+    )
+
+
+@needs_bubblewrap
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+async def test_code_reaches_its_model_and_nothing_else(
+    tmp_path: Path, scripted: None, neighbour: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    (tmp_path / "secret").write_text("of the study")
+    (tmp_path / LEDGER).touch()
+    store = tmp_path / "trials/t/store"
+    store.mkdir(parents=True)
+    its = parsed(
+        SwarmArena().resolve({**SCRIPTED, "engine.settings": replies(right=True)}),
+    )
+    world = load_world("bandit")
+    create_tiny_model(store / "model", worlds=[world], seed=1, warmup_steps=0)
+    # As if the world were installed beside the interpreter's own library.
+    answers = [*boxed._files_of(world), SHADOWED.resolve()]
+    monkeypatch.setattr(boxed, "_files_of", lambda _: answers)
+    (task,) = world.task_ids("train", 1, 1)
+    prompt = WorldPrompt([{"role": "user", "content": "lamp 0"}], max_tokens=4)
+    code = "code:" + forbidden(tmp_path, neighbour) + "\n" + HOSTILE
+    with TrialServer(store) as server:
+        assert server.start(its.run_config(store / "model", 1)) == ""
+        async with AsyncSwarmClient(server.url, server.client_token) as client:
+            episode = await client.begin_episode(task)
+            async with boxed.open_agent(code, world, client, store) as agent:
+                answer = await agent.answer(prompt, episode)
+                assert json.loads(answer.text) == {"worked": []}
+            status = await client.episode_status(episode)
+            assert (status.state, status.calls) == ("open", 1)
+            async with boxed.open_agent("code:print(2)", world, client, store) as agent:
+                second = await client.begin_episode(task)
+                with pytest.raises(boxed.AgentFailedError, match="made no model call"):
+                    await agent.answer(prompt, second)
+                assert "made no model call" in agent.failed
+            broken = "code:" + HONEST + "\nraise SystemExit(1)"
+            async with boxed.open_agent(broken, world, client, store) as agent:
+                assert await agent.answer(prompt, second) == WorldAnswer("")
+    assert not (tmp_path / "written").exists()
+    assert not any(
+        f"left-behind-{tmp_path.name}" in " ".join(one.info["cmdline"] or ())
+        for one in psutil.process_iter(["cmdline"])
+    )
+
+
+@needs_bubblewrap
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(1200)
+def test_a_study_of_an_honest_and_a_hostile_arm_ends_in_a_report(
+    tmp_path: Path, scripted: None, neighbour: int
+) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    hostile = forbidden(tmp_path, neighbour) + "\n" + HOSTILE
+    source = arms(tmp_path / "own", second=hostile) / "study.json"
+    its = code_study(train_steps=1, eval_tasks=2, **{"batch.tasks": 1})
+    source.write_text(its.model_dump_json(by_alias=True))
+    where = tmp_path / "study"
+    state = run_study(source, where)
+    assert state.reported is not None
+    outcomes = {one.arm: one.outcome for one in state.trials.values()}
+    success = {arm: one and one.metrics.get("success") for arm, one in outcomes.items()}
+    assert success == {'program="code:arms/a.py"': 1.0, 'program="code:arms/b.py"': 0.0}
+    assert verify_study(where).problems == []
+    report = (where / "report/report.md").read_text()
+    assert "## Code of arms" in report
+    assert hashlib.sha256(hostile.encode()).hexdigest() in report
+    for path in where.glob(f"trials/*/{STORE}/server/samples.sqlite3"):
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as store:
+            assert store.execute("SELECT count(*) FROM episodes").fetchone() == (4,)
+    # A replication has the registered code, whatever became of its files.
+    shutil.rmtree(source.parent)
+    with pytest.raises(StoreError, match="cannot run"):
+        replicate_study(where, tmp_path / "again", runner=Full)
+    assert first_row(tmp_path / "again").files == first_row(where).files
+
+
+@needs_bubblewrap
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_code_without_a_model_call_is_an_outcome(tmp_path: Path, scripted: None) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    its = trial(agent="code:print(2)")
+    SwarmArena().run(its, tmp_path)
+    reason = (tmp_path / AGENT_FAILED).read_text()
+    assert "made no model call that was answered" in reason
+    evidence = read_evidence(SwarmArena(), its, tmp_path)
+    assert (evidence.metrics, evidence.failed) == ({}, f"the agent: {reason}")
+    # Nothing of it starts again.
+    (tmp_path / LOG).unlink()
+    SwarmArena().run(its, tmp_path)
+    assert not (tmp_path / LOG).exists()
+
+
+# --- Resuming, without trials -----------------------------------------------------
+
+
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A study that is registered, and whose first trial has not started."""
+    monkeypatch.setattr(SwarmArena, "check_machine", lambda *_: None)
+
+    source = arms(tmp_path / "own") / "study.json"
+    source.write_text(code_study().model_dump_json(by_alias=True))
+    where = tmp_path / "study"
+    with pytest.raises(StoreError, match="cannot run"):
+        run_study(source, where, runner=Full)
+    return source, where
+
+
+def test_changed_bytes_are_refused_by_name_when_a_study_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, where = begun(tmp_path, monkeypatch)
+    code = source.parent / "arms/b.py"
+    for change in (lambda: code.write_text(OTHER + " "), code.unlink):
+        change()
+        with pytest.raises(ConfigError, match=r"not the one that is registered: arms/b\.py\. Res"):
+            run_study(source, where)
+    assert first_row(where).files == {"arms/a.py": HONEST, "arms/b.py": OTHER}
+    # The directory needs no file of code: the ledger has it.
+    assert verify_study(where).problems == []
