@@ -30,7 +30,7 @@ from ajet_research.leader import StudyLeader, registered_event, run_study
 from ajet_research.ledger import LEDGER, StudyLedger
 from ajet_research.registration import register
 from ajet_research.report import compile_report, unlinked_numerals
-from ajet_research.runners import FileRunner, InlineRunner, Settled
+from ajet_research.runners import FileRunner, InlineRunner, Settled, TrialRunner
 from ajet_research.state import StudyState, fold
 from ajet_research.steering import held
 from ajet_research.study import Study
@@ -63,7 +63,7 @@ class KilledError(Exception):
 
 
 @dataclass
-class Runner:
+class Runner(TrialRunner):
     """Runs trials inline, some of which fail, and dies or has an error at chosen calls."""
 
     lost: Callable[[TrialBlueprint, int], bool] = lambda blueprint, attempt: False
