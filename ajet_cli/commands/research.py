@@ -37,7 +37,7 @@ _parallel = click.option(
 _on = click.option(
     "--on",
     metavar="PLACES",
-    help="File that says where trials run, or 'local'.  [default: as before, or local]",
+    help="File that says where trials run, or 'local'.  [default: local]",
 )
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -89,7 +89,7 @@ def run(
     from ajet_research.places import runner_in
 
     source, where = source_and_directory(study, directory)
-    runner = runner_in(on, where)
+    runner = runner_in(on)
     if detach:
         from ajet_cli.studies.leading import begin_study
 

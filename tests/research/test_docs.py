@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from ajet_cli.commands.research import research
 from ajet_research.arenas.worlds import CATALOGUE
 from ajet_research.leader import run_study
+from ajet_research.places.settings import PlaceSettings, SlurmSettings, SshSettings
 from ajet_research.registration import register
 from ajet_research.runners import FileRunner
 from ajet_research.study import (
@@ -57,6 +58,12 @@ def test_the_study_gives_the_report_of_the_page(tmp_path: Path) -> None:
     assert len(sections) == 4
     for section in sections:
         assert section.removeprefix("## ") in report
+
+
+@pytest.mark.parametrize("kind", [PlaceSettings, SlurmSettings, SshSettings])
+def test_every_key_of_a_place_is_explained(kind: type[BaseModel]) -> None:
+    section = PAGE.partition("## Trials on other machines")[2].partition("\n## ")[0]
+    assert [key for key in kind.model_fields if f"`{key}`" not in section] == []
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ import pytest
 from ajet_core.errors import ConfigError, UnreadableFileError
 from ajet_core.files import lock_file
 from ajet_research.arenas import TrialBlueprint
-from ajet_research.arenas.synthetic import RAW, SyntheticArena
+from ajet_research.arenas.synthetic import SyntheticArena
 from ajet_research.events import AttemptFailed, Finished
 from ajet_research.leader import REPORT, TRIALS, MachineClock, run_study
 from ajet_research.ledger import LEDGER, read_ledger
-from ajet_research.places import LOCAL, PLACES, PlacedRunner, read_places, runner_in
+from ajet_research.places import LOCAL, PlacedRunner, read_places, runner_in
 from ajet_research.places.running import job_path
 from ajet_research.runners import FileRunner, LocalRunner, Settled, write_blueprint
 from ajet_research.steering import new_request, steer
@@ -48,6 +48,7 @@ from tests.research.test_trials import blueprint
 
 pytestmark = pytest.mark.processes
 
+PLACES = "places.toml"
 CLUSTER = Path(__file__).parent / "cluster"
 PATIENCE = 30.0
 """Seconds; longer than a busy machine takes to start a worker."""
@@ -81,7 +82,7 @@ class Fake:
         path = self.root / PLACES
         path.write_text(places)
         self.directory.mkdir(exist_ok=True)
-        runner = runner_in(str(path), self.directory)(self.directory / TRIALS, SyntheticArena())
+        runner = runner_in(str(path))(self.directory / TRIALS, SyntheticArena())
         assert isinstance(runner, PlacedRunner)
         return runner
 
@@ -101,7 +102,7 @@ def programs(path: Path, module: str, names: tuple[str, ...], monkeypatch: Any) 
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     pytest.importorskip("submitit")
     root, directory = tmp_path / "slurm", tmp_path / "1" / "study"
     names = ("sbatch", "sacct", "squeue", "scancel", "srun")
@@ -111,7 +112,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     directory.parent.mkdir()
     fake = Fake(root, directory)
     fake.lose({})
-    return fake
+    yield fake
+    subprocess.run(["scancel", *(str(job["id"]) for job in fake.jobs())], check=True)
 
 
 @pytest.fixture
@@ -174,10 +176,9 @@ def test_lost_jobs_and_killed_leaders_change_no_byte_of_the_report(
     (slurm.root / PLACES).write_text(SLURM)
     command = [sys.executable, "-m", "ajet_cli.main", "research", "run", str(source)]
     command += ["--dir", str(slurm.directory), "--parallel", "4"]
-    # The first leader dies while four jobs are out, the second in the middle, and the third learns
-    # from the directory where trials run.
-    for jobs, places in ((3, ["--on", str(slurm.root / PLACES)]), (9, [])):
-        leader = subprocess.Popen([*command, *places], stderr=subprocess.PIPE)
+    command += ["--on", str(slurm.root / PLACES)]
+    for jobs in (3, 9):
+        leader = subprocess.Popen(command, stderr=subprocess.PIPE)
         while len(slurm.jobs()) < jobs:
             assert leader.poll() is None, leader.communicate()[1]
             MachineClock().pause(0.02)
@@ -279,7 +280,7 @@ def test_a_stopped_study_ends_without_the_jobs_that_wait(tmp_path: Path, slurm: 
             asked.append(new_request("stopped", by="someone", why="enough"))
             steer(slurm.directory, asked[0], patience=0.0)
 
-    runner = runner_in(str(slurm.root / PLACES), slurm.directory)
+    runner = runner_in(str(slurm.root / PLACES))
     state = run_study(written(tmp_path), slurm.directory, runner=runner, parallel=3, on_event=stop)
     assert state.reported is not None
     assert {job["state"] for job in slurm.jobs()} == {"CANCELLED"}
@@ -351,7 +352,7 @@ def test_a_worker_that_hangs_is_killed_on_its_host(ssh: Fake) -> None:
     runner = ssh.runner(SHORT + '[ssh]\nhosts = ["a"]\n')
     its = blueprint(world="endless", method="b")
     assert runner.poll(its, 1) is None
-    until((ssh.trial(its) / STORE / RAW).exists)
+    until((ssh.trial(its) / STORE).exists)
     pid = json.loads(begun_path(ssh.trial(its), 1).read_text())["pid"]
     os.kill(pid, signal.SIGSTOP)
     runner._watched.clear()
@@ -394,15 +395,15 @@ def started(trial: Path, its: TrialBlueprint) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "ajet_research.worker", str(trial), "1", "5"])
 
 
-def lost(attempt: int = 1) -> bytes:
-    its = AttemptResult(attempt=attempt, status="failed", cause="lost", seconds=0.0)
+def lost() -> bytes:
+    its = AttemptResult(attempt=1, status="failed", cause="lost", seconds=0.0)
     return its.model_dump_json().encode()
 
 
 def test_a_worker_ends_with_its_trial_once_its_leader_has_given_up(tmp_path: Path) -> None:
     trial = tmp_path / "trial"
     worker = started(trial, blueprint(world="endless", method="b"))
-    until((trial / STORE / RAW).exists)
+    until((trial / STORE).exists)
     assert create_once(result_path(trial, 1), lost())
     assert worker.wait() == GIVEN_UP
     assert result_path(trial, 1).read_bytes() == lost()
@@ -411,17 +412,18 @@ def test_a_worker_ends_with_its_trial_once_its_leader_has_given_up(tmp_path: Pat
 
 
 def test_an_attempt_begins_once_and_has_one_result(tmp_path: Path) -> None:
-    write_blueprint(tmp_path, blueprint())
-    begun_path(tmp_path, 1).touch()
-    assert main(tmp_path, 1) == HELD
-    assert create_once(result_path(tmp_path, 2), lost(2))
-    assert not create_once(result_path(tmp_path, 2), b"another")
-    assert result_path(tmp_path, 2).read_bytes() == lost(2)
-    assert main(tmp_path, 2) == 0
-    assert not begun_path(tmp_path, 2).exists()
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *("blueprint.json", "begun-1", "result-2.json", LOCK)
-    }
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    for trial in (begun, ended):
+        trial.mkdir()
+        write_blueprint(trial, blueprint())
+    begun_path(begun, 1).touch()
+    assert main(begun, 1) == HELD
+    assert create_once(result_path(ended, 1), lost())
+    assert not create_once(result_path(ended, 1), b"another")
+    assert main(ended, 1) == 0
+    assert result_path(ended, 1).read_bytes() == lost()
+    names = {path.name for path in ended.iterdir()}
+    assert names == {"blueprint.json", "result-1.json", LOCK}
 
 
 @pytest.mark.parametrize(
@@ -451,12 +453,16 @@ def test_an_unknown_option_of_slurm_is_refused_with_the_known_ones(slurm: Fake) 
         slurm.runner(SLURM + "[slurm.options]\nnodez = 2\n")
 
 
-def test_a_study_keeps_where_its_trials_run(tmp_path: Path, ssh: Fake) -> None:
+def test_a_study_that_ran_in_a_place_asks_for_it_again(ssh: Fake) -> None:
     trials = ssh.directory / TRIALS
-    assert isinstance(runner_in(None, ssh.directory)(trials, SyntheticArena()), LocalRunner)
+    assert isinstance(runner_in(None)(trials, SyntheticArena()), LocalRunner)
     ssh.runner('[ssh]\nhosts = ["a"]\n')
-    assert isinstance(runner_in(None, ssh.directory)(trials, SyntheticArena()), PlacedRunner)
-    runner_in(LOCAL, ssh.directory)(trials, SyntheticArena())
-    assert isinstance(runner_in(None, ssh.directory)(trials, SyntheticArena()), LocalRunner)
+    with pytest.raises(ConfigError, match="places.toml.*To continue there, add --on and that file"):
+        runner_in(None)(trials, SyntheticArena())
+    assert isinstance(runner_in(LOCAL)(trials, SyntheticArena()), LocalRunner)
+    assert isinstance(runner_in(None)(trials, SyntheticArena()), LocalRunner)
+
+
+def test_a_missing_file_of_places_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no file"):
-        runner_in(str(tmp_path / "missing.toml"), ssh.directory)
+        runner_in(str(tmp_path / "missing.toml"))

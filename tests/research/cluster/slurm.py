@@ -63,6 +63,10 @@ def save(job: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
+def state_of(id_: str) -> str:
+    return str(json.loads((ROOT / f"job-{id_}.json").read_text())["state"])
+
+
 def change(id_: int, state: str, *, unless: tuple[str, ...] = ()) -> bool:
     with locked():
         job = json.loads((ROOT / f"job-{id_}.json").read_text())
@@ -103,7 +107,7 @@ def node(id_: str, script: str, text: str) -> None:
     job = json.loads((ROOT / f"job-{id_}.json").read_text())
     fault = job["fault"]
     if fault == "pending":
-        while not (ROOT / "open").exists():
+        while not (ROOT / "open").exists() and state_of(id_) == "PENDING":
             time.sleep(0.02)
     if fault in ("node_fail", "never"):
         change(number, "NODE_FAIL" if fault == "node_fail" else "VANISHED", unless=("CANCELLED",))
