@@ -6,7 +6,7 @@ became of it. It outlives its leader. The trial does not outlive it.
 With a patience in seconds, it runs on another machine than its leader, with which it shares the
 directory of the trial and nothing else. Two rules hold there, whatever is lost or late. An attempt
 begins once: the first of its workers creates its file ``begun``. It has one result: the worker or
-the leader creates it, whoever is first. A leader that gives up an attempt writes its result, and a
+the leader creates it, but not both. A leader that gives up an attempt writes its result, and a
 worker that still runs ends once it sees one.
 """
 

@@ -207,16 +207,22 @@ def verify(directory: Path, as_json: bool) -> None:
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--dir", "target", type=_DIRECTORY, help="Of the new study. [default: DIRECTORY-new]")
 @_parallel
+@_on
 @_as_json
-def replicate(directory: Path, target: Path | None, parallel: int, as_json: bool) -> None:
+def replicate(
+    directory: Path, target: Path | None, parallel: int, on: str | None, as_json: bool
+) -> None:
     """Run the study in DIRECTORY again with fresh seeds.
 
     Ends with 1 if a verdict comes out differently.
     """
+    from ajet_research.places import runner_in
     from ajet_research.replicating import replicate_study
 
     where = target or directory.with_name(f"{directory.resolve().name}-new")
-    result = replicate_study(directory, where, parallel=parallel, on_event=_progress(as_json))
+    result = replicate_study(
+        directory, where, parallel=parallel, on_event=_progress(as_json), runner=runner_in(on)
+    )
     if as_json:
         click.echo(json.dumps({**asdict(result), "repeated": result.repeated}))
     else:

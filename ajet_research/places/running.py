@@ -99,7 +99,7 @@ class PlacedRunner(TrialRunner):
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._jobs: dict[tuple[str, int], str] = {}
         self._submitted: set[tuple[str, int]] = set()
-        self._failing: float | None = None
+        self._failing: tuple[float, float] | None = None
 
     def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
         """Submit the attempt, or see that it runs; return what became of it.
@@ -226,8 +226,12 @@ class PlacedRunner(TrialRunner):
     def _fail(self, error: OSError) -> None:
         """Bear an error of the place, unless it has lasted, or a queue never took a job."""
         now = self._monotonic()
-        self._failing = now if self._failing is None else self._failing
-        if now - self._failing >= self._patience or (self._place.queues and not self._submitted):
+        first, last = self._failing or (now, now)
+        if now - last > self._patience:
+            # It has recovered since, and nothing was submitted meanwhile.
+            first = now
+        self._failing = first, now
+        if now - first >= self._patience or (self._place.queues and not self._submitted):
             raise error
 
     def _note(self, trial: Path, attempt: int) -> JobNote | None:

@@ -27,6 +27,8 @@ _ENDED = frozenset(
 _ROOM_MINUTES = 5
 """More than the trial may take: Slurm signals a job 90 s before its time is over, and what a trial
 does until its limit is an outcome, which Slurm must not cut off."""
+_POLLS = 5
+"""Looks at an attempt between two questions to the cluster."""
 _COMMAND_SECONDS = 60.0
 
 
@@ -34,7 +36,7 @@ class SlurmPlace(TrialPlace):
     """A cluster.
 
     :param folder: of the jobs' scripts and logs, on the shared file system.
-    :param poll_seconds: between two questions to the accounting or to the queue.
+    :param poll_seconds: between two looks at an attempt; the cluster is asked less often.
     :raises ConfigError: submitit or Slurm is not installed, or an option is unknown.
     """
 
@@ -53,7 +55,7 @@ class SlurmPlace(TrialPlace):
             raise ConfigError(
                 f"Trials on Slurm need {error.name}: pip install 'agentjet[slurm]>=0.1'"
             ) from error
-        self._poll_seconds = poll_seconds
+        self._ask_seconds = _POLLS * poll_seconds
         try:
             self._executor: SlurmExecutor = SlurmExecutor(folder)
         except RuntimeError as error:
@@ -67,8 +69,8 @@ class SlurmPlace(TrialPlace):
             self._executor.update_parameters(**chosen, **its.options)
         except ValueError as error:
             raise ConfigError(f"[slurm] options: {' '.join(str(error).split())}") from error
-        self._watcher = SlurmInfoWatcher(delay_s=math.ceil(poll_seconds))
-        self._queue: dict[str, str] | None = None
+        self._read_accounting = SlurmInfoWatcher().read_info
+        self._states: dict[str, JobState] = {}
         self._asked = -math.inf
 
     def free(self, taken: Sequence[str]) -> bool:  # noqa: ARG002 - the cluster has its own limits
@@ -98,16 +100,33 @@ class SlurmPlace(TrialPlace):
             raise OSError(f"sbatch failed: {said[:500]}") from error
 
     def state(self, job: str) -> JobState:
-        """Ask the accounting, and the queue if the accounting is off or late."""
-        # It asks about all jobs at once, and no more often than it was told.
-        state = self._watcher.get_state(job)
-        if state != "UNKNOWN":
-            return _read(state)
-        if time.monotonic() - self._asked >= self._poll_seconds:
-            self._queue, self._asked = _queue(), time.monotonic()
-        if self._queue is None:
-            return "unknown"
-        return _read(self._queue[job]) if job in self._queue else "gone"
+        """Return what the queue says, and the accounting of what is not in the queue."""
+        self._states.setdefault(job, "unknown")
+        if time.monotonic() - self._asked >= self._ask_seconds:
+            self._ask()
+            self._asked = time.monotonic()
+        return self._states[job]
+
+    def _ask(self) -> None:
+        """Ask about all jobs that have not ended: a busy cluster is asked as seldom as that."""
+        left = [job for job, state in self._states.items() if not isinstance(state, tuple)]
+        queue = _queue()
+        for job in left:
+            known = queue is not None and job in queue
+            self._states[job] = _read(queue[job]) if queue and known else "unknown"
+        missing = [job for job in left if self._states[job] == "unknown"]
+        accounting = self._accounting(missing) if missing else {}
+        for job in missing:
+            if state := accounting.get(job, {}).get("State"):
+                self._states[job] = _read(state)
+            elif queue is not None:
+                self._states[job] = "gone"
+
+    def _accounting(self, jobs: list[str]) -> dict[str, dict[str, str]]:
+        """Return what the accounting has; nothing if it is off."""
+        fields = ["--format=JobID,State", "--parsable2"]
+        ended = _run(["sacct", *fields, f"--jobs={','.join(jobs)}"])
+        return {} if ended is None or ended.returncode else self._read_accounting(ended.stdout)
 
     def withdraw(self, name: str, job: str) -> None:
         """Cancel a job that is pending."""

@@ -24,7 +24,7 @@ from ajet_core.errors import ConfigError, UnreadableFileError
 from ajet_core.files import lock_file
 from ajet_research.arenas import TrialBlueprint
 from ajet_research.arenas.synthetic import SyntheticArena
-from ajet_research.events import AttemptFailed, Finished
+from ajet_research.events import AnyRequest, AttemptFailed, Finished
 from ajet_research.leader import REPORT, TRIALS, MachineClock, run_study
 from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.places import LOCAL, PlacedRunner, read_places, runner_in
@@ -273,7 +273,7 @@ def test_a_job_in_the_queue_is_withdrawn_for_a_pause_and_submitted_after_it(slur
 def test_a_stopped_study_ends_without_the_jobs_that_wait(tmp_path: Path, slurm: Fake) -> None:
     slurm.lose(dict.fromkeys(range(1, 30), "pending"))
     (slurm.root / PLACES).write_text(SLURM)
-    asked = []
+    asked: list[AnyRequest] = []
 
     def stop(event: object) -> None:
         if len(slurm.jobs()) == 2 and not asked:
@@ -317,6 +317,23 @@ def test_a_cluster_that_refuses_a_job_for_a_while_gets_it_again(slurm: Fake) -> 
     for its in (blueprint(), blueprint(method="b")):
         assert settled(runner, its).evidence is not None
     assert [job["state"] for job in slurm.jobs()][1] == "REFUSED"
+
+
+def test_a_cluster_that_does_not_answer_loses_nothing(slurm: Fake) -> None:
+    slurm.lose({1: "pending"})
+    runner, its = slurm.runner(SLURM), blueprint()
+    submitted(runner, its, slurm, "PENDING")
+    (slurm.root / "down").touch()
+    runner._watched.clear()
+    assert runner.poll(its, 1) is None
+    impatient(runner)
+    assert runner.poll(its, 1) is None
+    assert not result_path(slurm.trial(its), 1).exists()
+    (slurm.root / "open").touch()
+    result = settled(runner, its)
+    (slurm.root / "down").unlink()
+    assert result.evidence is not None
+    assert len(slurm.jobs()) == 1
 
 
 def test_trials_on_hosts_survive_broken_connections(ssh: Fake) -> None:
@@ -457,7 +474,7 @@ def test_a_study_that_ran_in_a_place_asks_for_it_again(ssh: Fake) -> None:
     trials = ssh.directory / TRIALS
     assert isinstance(runner_in(None)(trials, SyntheticArena()), LocalRunner)
     ssh.runner('[ssh]\nhosts = ["a"]\n')
-    with pytest.raises(ConfigError, match="places.toml.*To continue there, add --on and that file"):
+    with pytest.raises(ConfigError, match=r"places.toml.*continue there, add --on and"):
         runner_in(None)(trials, SyntheticArena())
     assert isinstance(runner_in(LOCAL)(trials, SyntheticArena()), LocalRunner)
     assert isinstance(runner_in(None)(trials, SyntheticArena()), LocalRunner)

@@ -1,7 +1,8 @@
 """Slurm's commands for tests: ``python slurm.py COMMAND ARGUMENT...``.
 
 Jobs are processes of this machine. The directory in ``FAKE_SLURM`` has one file for each job, and
-``faults.json``: by the number of the job, from 1, how it gets lost.
+``faults.json``: by the number of the job, from 1, how it gets lost. No command that asks the
+cluster works while the directory has ``down``.
 
 =============  ===================================================================================
 fault          what happens
@@ -160,13 +161,16 @@ def kill(session: int) -> None:
 
 
 def sacct(*arguments: str) -> None:
-    wanted = {arguments[i + 1] for i, word in enumerate(arguments) if word == "-j"}
-    say("JobID|State|NodeList")
+    (line,) = [word for word in arguments if word.startswith("--jobs=")]
+    wanted = line.removeprefix("--jobs=").split(",")
+    assert "--format=JobID,State" in arguments
+    assert "--parsable2" in arguments
+    say("JobID|State")
     for job in jobs().values():
         if str(job["id"]) in wanted and job["fault"] not in _UNACCOUNTED:
             state = "CANCELLED by 1000" if job["state"] == "CANCELLED" else job["state"]
-            say(f"{job['id']}|{state}|node1")
-            say(f"{job['id']}.batch|{state}|node1")
+            say(f"{job['id']}|{state}")
+            say(f"{job['id']}.batch|{state}")
 
 
 def squeue(*arguments: str) -> None:
@@ -197,4 +201,6 @@ def srun(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
+    if (ROOT / "down").exists() and sys.argv[1] not in ("node", "srun"):
+        sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     globals()[sys.argv[1]](*sys.argv[2:])
