@@ -228,6 +228,10 @@ class StudyLeader:
         """See that an attempt runs; return whether it has settled."""
         its = self.state.trials[trial]
         try:
+            if (self.state.held or self.state.over) and self.runner.withdraw(
+                its.blueprint, its.attempts, final=self.state.over
+            ):
+                return False
             settled = self.runner.poll(its.blueprint, its.attempts)
         except OSError as error:
             kind = StoreFullError if error.errno in FULL_DISK else StoreError

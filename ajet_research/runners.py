@@ -31,7 +31,8 @@ from ajet_research.worker import (
 
 _ROOM = 1024 * 1024
 """With fewer free bytes, the disk counts as full."""
-_FULL = "the disk is full"
+NO_ROOM = "the disk is full"
+"""Why an attempt failed that does not count."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a disk, or of its quota, without room."""
 
@@ -53,7 +54,10 @@ class Settled:
 
 
 class TrialRunner(Protocol):
-    """Runs attempts. Each method may be called any number of times, also by another leader."""
+    """Runs attempts. Each method may be called any number of times, also by another leader.
+
+    Runners are subclasses, so that they need not have queues.
+    """
 
     def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
         """See that an attempt runs; return what became of it once it has ended.
@@ -61,8 +65,18 @@ class TrialRunner(Protocol):
         :raises OSError: the machine does not let it run. It does not count: call again later.
         """
 
+    def withdraw(self, blueprint: TrialBlueprint, attempt: int, *, final: bool) -> bool:  # noqa: ARG002 - see above
+        """Keep an attempt that has not begun from beginning; return whether it is not to be polled.
 
-class LocalRunner:
+        Called while nothing may start.
+
+        :param final: whether it will not begin later either. If it had not begun, `poll` then
+            returns that it is lost; if not, `poll` lets it run once it may.
+        """
+        return False
+
+
+class LocalRunner(TrialRunner):
     """Processes of this machine, which outlive their leader.
 
     :param directory: of the trials.
@@ -79,12 +93,10 @@ class LocalRunner:
         :raises OSError: it cannot be started, or it ended because the disk is full.
         """
         settled = self._look_at(blueprint, attempt)
-        if settled is None or settled.cause != _FULL:
+        if settled is None or settled.cause != NO_ROOM:
             return settled
-        # A full disk says nothing about a trial. Without these files, the attempt starts again.
         trial = self._directory / blueprint.id
-        begun_path(trial, attempt).unlink(missing_ok=True)
-        result_path(trial, attempt).unlink(missing_ok=True)
+        forget_attempt(trial, attempt)
         if self._workers.pop((blueprint.id, attempt), None) is not None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(trial))
         # It ended under another leader, and there may be room by now.
@@ -98,7 +110,7 @@ class LocalRunner:
             return settled_attempt(self._arena, blueprint, trial, attempt)
         if worker is not None and status is None:
             return None
-        if (trial / LOCK).exists() and _is_held(trial / LOCK):
+        if is_held(trial):
             return None
         if result_path(trial, attempt).exists():
             # It was written between the two looks.
@@ -121,7 +133,7 @@ class LocalRunner:
         )
 
 
-class FileRunner:
+class FileRunner(TrialRunner):
     """Trials in this process, with the files of `LocalRunner`: for suites.
 
     :param directory: of the trials.
@@ -143,7 +155,7 @@ class FileRunner:
         return settled_attempt(self._arena, blueprint, trial, attempt)
 
 
-class InlineRunner:
+class InlineRunner(TrialRunner):
     """Trials of the arena ``synthetic`` in this process, without files: for suites."""
 
     def __init__(self) -> None:
@@ -175,7 +187,7 @@ def settled_attempt(arena: Arena, blueprint: TrialBlueprint, trial: Path, attemp
         return Settled(blueprint.seconds, cause="the result of the worker cannot be read")
     if result.status == "failed":
         full = any(f"[Errno {code}]" in result.cause for code in FULL_DISK) or _is_full(trial)
-        return Settled(result.seconds, cause=_FULL if full else result.cause)
+        return Settled(result.seconds, cause=NO_ROOM if full else result.cause)
     try:
         evidence = read_evidence(arena, blueprint, trial / STORE)
     except AjetError as error:
@@ -204,7 +216,7 @@ def store_hashes(store: Path) -> dict[str, str]:
 def _cause(status: int | None, trial: Path) -> str:
     """Return why a worker has left no result."""
     if _is_full(trial):
-        return _FULL
+        return NO_ROOM
     return "the worker was lost" if status in (None, 0) else f"the worker ended with {status}"
 
 
@@ -212,11 +224,19 @@ def _is_full(directory: Path) -> bool:
     return shutil.disk_usage(directory).free < _ROOM
 
 
-def _is_held(lock: Path) -> bool:
-    """Return whether a process has a lock. It is taken for a moment."""
+def is_held(trial: Path) -> bool:
+    """Return whether a process has a trial. Its lock is taken for a moment."""
+    if not (trial / LOCK).exists():
+        return False
     try:
-        descriptor = lock_file(lock)
+        descriptor = lock_file(trial / LOCK)
     except BlockingIOError:
         return True
     os.close(descriptor)
     return False
+
+
+def forget_attempt(trial: Path, attempt: int) -> None:
+    """Let an attempt start again that failed for room: a full disk says nothing about a trial."""
+    begun_path(trial, attempt).unlink(missing_ok=True)
+    result_path(trial, attempt).unlink(missing_ok=True)

@@ -96,7 +96,7 @@ COMBINATIONS = (
         ("trainer:torch", "engine:torch", "command:demo"),
     ),
     Combination(
-        ("server", "postgres", "mcp", "judges", "otel", "research", "monitor"),
+        ("server", "postgres", "mcp", "judges", "otel", "research", "slurm", "monitor"),
         ROOT / "constraints" / "dev.txt",
         ("store:sqlite", "store:postgres"),
         first=(),

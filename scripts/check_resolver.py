@@ -89,7 +89,7 @@ def lines(extras: Sequence[str]) -> tuple[str, ...]:
 CLIENT = (
     line(),
     *map(line, ADAPTERS),
-    *map(line, ("export", "mcp", "judges", "otel", "research", "monitor")),
+    *map(line, ("export", "mcp", "judges", "otel", "research", "slurm", "monitor")),
     *map(line, ("inspect", "openenv", "gymnasium", "textarena")),
 )
 COMMANDS: Mapping[str, tuple[str, ...]] = {

@@ -34,6 +34,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _parallel = click.option(
     "--parallel", type=click.IntRange(1, 256), default=1, show_default=True, help="Trials at once."
 )
+_on = click.option(
+    "--on",
+    metavar="PLACES",
+    help="File that says where trials run, or 'local'.  [default: local]",
+)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -62,26 +67,38 @@ research.add_command(interpret)
 @click.argument("study", type=click.Path(path_type=Path))
 @click.option("--dir", "directory", type=_DIRECTORY, help="Its directory.  [default: STUDY.study]")
 @_parallel
+@_on
 @_as_json
 @click.option("--detach", is_flag=True, help="Lead it in a process of its own, and return.")
-def run(study: Path, directory: Path | None, parallel: int, as_json: bool, *, detach: bool) -> None:
+def run(
+    study: Path,
+    directory: Path | None,
+    parallel: int,
+    on: str | None,
+    as_json: bool,
+    *,
+    detach: bool,
+) -> None:
     """Start STUDY, resume it, or show that it is finished: always the same command.
 
     STUDY is a TOML file, a Markdown file with the study in its head between lines '+++', or the
-    directory of a study that was started.
+    directory of a study that was started. Trials run on this machine, or where the file PLACES
+    says: on a Slurm cluster, or on hosts that are reached with ssh.
     """
     from ajet_research.leader import run_study
+    from ajet_research.places import runner_in
 
     source, where = source_and_directory(study, directory)
+    runner = runner_in(on)
     if detach:
         from ajet_cli.studies.leading import begin_study
 
-        begin_study(source, where, parallel)
+        begin_study(source, where, parallel, on)
         _show_status(where, as_json)
         return
     if not as_json:
         _show_what_it_waits_for(where)
-    run_study(source, where, parallel=parallel, on_event=_progress(as_json))
+    run_study(source, where, parallel=parallel, on_event=_progress(as_json), runner=runner)
     _show_status(where, as_json)
 
 
@@ -190,16 +207,22 @@ def verify(directory: Path, as_json: bool) -> None:
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--dir", "target", type=_DIRECTORY, help="Of the new study. [default: DIRECTORY-new]")
 @_parallel
+@_on
 @_as_json
-def replicate(directory: Path, target: Path | None, parallel: int, as_json: bool) -> None:
+def replicate(
+    directory: Path, target: Path | None, parallel: int, on: str | None, as_json: bool
+) -> None:
     """Run the study in DIRECTORY again with fresh seeds.
 
     Ends with 1 if a verdict comes out differently.
     """
+    from ajet_research.places import runner_in
     from ajet_research.replicating import replicate_study
 
     where = target or directory.with_name(f"{directory.resolve().name}-new")
-    result = replicate_study(directory, where, parallel=parallel, on_event=_progress(as_json))
+    result = replicate_study(
+        directory, where, parallel=parallel, on_event=_progress(as_json), runner=runner_in(on)
+    )
     if as_json:
         click.echo(json.dumps({**asdict(result), "repeated": result.repeated}))
     else:

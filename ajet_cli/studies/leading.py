@@ -10,6 +10,7 @@ from pathlib import Path
 from ajet_core.errors import AjetError, ConfigError, StateError
 from ajet_research.checking import check_study
 from ajet_research.ledger import LEDGER
+from ajet_research.places import LOCAL
 from ajet_research.status import StudyStatus, study_status
 from ajet_research.steering import leader_of
 
@@ -21,9 +22,10 @@ _LEADERS: list[subprocess.Popen[bytes]] = []
 """Those of this process: one that has ended stays a zombie until it is looked at."""
 
 
-def begin_study(source: Path, directory: Path, parallel: int) -> StudyStatus:
+def begin_study(source: Path, directory: Path, parallel: int, on: str | None = None) -> StudyStatus:
     """Have a study led by a process of its own, unless it is led already or finished.
 
+    :param on: where its trials run, see `runner_in`.
     :raises ConfigError: the study is invalid or refused, or its leader ended with an error.
     :raises StateError: the leader has not begun in time.
     """
@@ -34,7 +36,7 @@ def begin_study(source: Path, directory: Path, parallel: int) -> StudyStatus:
         if its.leader or its.phase == "finished":
             return its
     _LEADERS[:] = [one for one in _LEADERS if one.poll() is None]
-    leader = _started_leader(source, directory, parallel)
+    leader = _started_leader(source, directory, parallel, on)
     _LEADERS.append(leader)
     until = time.monotonic() + _START_SECONDS
     while time.monotonic() < until:
@@ -93,14 +95,17 @@ def _is_news(now: StudyStatus, taken: int) -> bool:
     return not working or now.looks > taken
 
 
-def _started_leader(source: Path, where: Path, parallel: int) -> subprocess.Popen[bytes]:
+def _started_leader(
+    source: Path, where: Path, parallel: int, on: str | None
+) -> subprocess.Popen[bytes]:
     source, where = source.resolve(), where.resolve()
+    places = [] if on is None else ["--on", on if on == LOCAL else str(Path(on).resolve())]
     where.mkdir(parents=True, exist_ok=True)
     with (where / LEADER_LOG).open("ab") as log:
         return subprocess.Popen(  # noqa: S603 - this program
             [
                 *(sys.executable, "-P", "-m", "ajet_cli.main", "research", "run"),
-                *(str(source), "--dir", str(where), "--parallel", str(parallel)),
+                *(str(source), "--dir", str(where), "--parallel", str(parallel), *places),
             ],
             cwd=where,
             stdin=subprocess.DEVNULL,

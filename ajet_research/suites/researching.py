@@ -30,7 +30,7 @@ from ajet_research.researchers import (
     propose_study,
 )
 from ajet_research.researchers.checking import check_here
-from ajet_research.runners import InlineRunner, Settled
+from ajet_research.runners import InlineRunner, Settled, TrialRunner
 from ajet_research.spending import ResearcherLimits
 from ajet_research.study import ResearcherPrice
 from ajet_research.suites.endpoint import PRICE, EndpointReply, RecordingEndpoint, Script
@@ -156,7 +156,7 @@ def run_budgets(*, seed: int, size: int = 1) -> dict[str, Any]:
     }
 
 
-class _FailingRunner:
+class _FailingRunner(TrialRunner):
     """Every attempt takes all of its time, and every second one is lost with its machine.
 
     :ivar attempts: by trial, those that were started.

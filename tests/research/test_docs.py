@@ -12,6 +12,7 @@ from ajet_cli.commands.research import research
 from ajet_research.analysis import final_verdicts
 from ajet_research.arenas.worlds import CATALOGUE
 from ajet_research.leader import run_study
+from ajet_research.places.settings import PlaceSettings, SlurmSettings, SshSettings
 from ajet_research.registration import register
 from ajet_research.runners import FileRunner
 from ajet_research.search.space import Parameter, Rung, Search
@@ -60,6 +61,12 @@ def test_the_study_gives_the_report_of_the_page(tmp_path: Path) -> None:
     assert len(sections) == 4
     for section in sections:
         assert section.removeprefix("## ") in report
+
+
+@pytest.mark.parametrize("kind", [PlaceSettings, SlurmSettings, SshSettings])
+def test_every_key_of_a_place_is_explained(kind: type[BaseModel]) -> None:
+    section = PAGE.partition("## Trials on other machines")[2].partition("\n## ")[0]
+    assert [key for key in kind.model_fields if f"`{key}`" not in section] == []
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -24,13 +24,15 @@ from ajet_research.events import (
     Exhausted,
     LeaderStarted,
     Lost,
+    Paused,
     Reserved,
+    Resumed,
 )
 from ajet_research.leader import StudyLeader, registered_event, run_study
 from ajet_research.ledger import LEDGER, StudyLedger
 from ajet_research.registration import register
 from ajet_research.report import compile_report, unlinked_numerals
-from ajet_research.runners import FileRunner, InlineRunner, Settled
+from ajet_research.runners import FileRunner, InlineRunner, Settled, TrialRunner
 from ajet_research.state import StudyState, fold
 from ajet_research.steering import held
 from ajet_research.study import Study
@@ -64,7 +66,7 @@ class KilledError(Exception):
 
 
 @dataclass
-class Runner:
+class Runner(TrialRunner):
     """Runs trials inline, some of which fail, and dies or has an error at chosen calls."""
 
     lost: Callable[[TrialBlueprint, int], bool] = lambda blueprint, attempt: False
@@ -180,6 +182,46 @@ def test_lost_trials_are_tried_again_and_then_missing() -> None:
     finding = leader.state.verdicts["b-vs-a"]
     # One of eight pairs is more than a tenth.
     assert (finding.verdict, finding.missing) == ("invalid", [3])
+
+
+@dataclass
+class QueueRunner(Runner):
+    """A runner whose first attempt waits in a queue."""
+
+    withdrawn: list[bool] = field(default_factory=list)
+
+    def withdraw(self, blueprint: TrialBlueprint, attempt: int, *, final: bool) -> bool:
+        self.withdrawn.append(final)
+        return not final
+
+
+def steered(event: type[Paused | Resumed]) -> Paused | Resumed:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    return event(request=event.__name__, by="someone", at=at, why="")
+
+
+def test_an_attempt_that_waits_is_withdrawn_in_a_pause_and_is_the_same_after_it() -> None:
+    ledger, runner, clock = new_ledger(study()), QueueRunner(), Clock()
+    trial = next(iter(fold(ledger.rows).trials.values())).blueprint
+    for event in (
+        Reserved(trial=trial.id, attempt=1, seconds=trial.seconds),
+        steered(Paused),
+    ):
+        ledger.append(event, time="2026-01-01T00:00:00+00:00", elapsed=0.0)
+    leader = StudyLeader(ledger, runner, None, clock)
+    polls = []
+
+    def resume(seconds: float) -> None:
+        polls.append(next(runner.calls))
+        leader._append(steered(Resumed))
+
+    clock.pause = resume  # type: ignore[method-assign]
+    leader.lead()
+    assert runner.withdrawn == [False]
+    # It was not polled before.
+    assert polls == [0]
+    assert {one.attempts for one in leader.state.trials.values()} <= {0, 1}
+    assert leader.state.decided is not None
 
 
 def test_a_trial_that_succeeds_at_the_second_attempt_counts_once() -> None:
