@@ -73,7 +73,7 @@ def register(
             refusals.append(f"The arm {arm_name(arm)}: {error.message}")
     if study.search is not None and programs.texts:
         refusals.append(
-            "A study that searches has no code in its arms: compare the arms with code by a factor, "
+            "A study that searches has no code in its arms: compare arms with code by a factor, "
             "in a study of their own."
         )
     elif len(resolved) == len(known):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic import ValidationError as InvalidModelError
 
 from ajet_core.errors import ConfigError
-from ajet_core.files import read_toml
+from ajet_core.files import read_bytes
 
 _HOST = re.compile(r"[A-Za-z0-9_][\w.@:%\[\]-]*")
 
@@ -96,7 +97,8 @@ def read_places(path: Path) -> PlaceSettings:
     :raises ConfigError: it cannot be read, or is invalid; the message names the key.
     """
     try:
-        return PlaceSettings.model_validate(read_toml(path), strict=True)
+        table = tomllib.loads(read_bytes(path).decode("utf-8"))
+        return PlaceSettings.model_validate(table, strict=True)
     except InvalidModelError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -104,3 +106,5 @@ def read_places(path: Path) -> PlaceSettings:
         raise ConfigError(f"{path}: {where + ': ' if where else ''}{said}") from None
     except FileNotFoundError:
         raise ConfigError(f"There is no file {path}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None

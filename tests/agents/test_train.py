@@ -253,9 +253,7 @@ def test_the_traceback_of_a_failure_begins_with_the_agent(own_swarm: ScriptedSwa
         raise ValueError("always")
 
     client = AsyncSwarmClient(own_swarm.url, own_swarm.token)
-    report = train(
-        trainable(failing, reward=one), ["a"], client=client, progress=False
-    )
+    report = train(trainable(failing, reward=one), ["a"], client=client, progress=False)
     assert all("RuntimeError" not in one.traceback for one in report.failures)
     assert all("ValueError: always" in one.traceback for one in report.failures)
     assert report.failures

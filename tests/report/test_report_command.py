@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -225,7 +226,8 @@ def spend(run_dir: Path) -> SpendingLedger:
         {("rollout", ""): hour, ("train", ""): 2 * hour, ("train", "h100"): 4 * hour}
     )
     tokens = {"model": "gpt-5-mini", "input_tokens": 2_000_000, "output_tokens": 1_000_000}
-    for number, report in enumerate(({"usd": 0.25}, tokens, {**tokens, "model": "other"})):
+    reports: list[dict[str, Any]] = [{"usd": 0.25}, tokens, {**tokens, "model": "other"}]
+    for number, report in enumerate(reports):
         report_id = f"report-{number:010d}"
         ledger.add(SpendingReport(report_id=report_id, source="judge", **report), "client", 0.0)
     return ledger

@@ -58,12 +58,12 @@ def blocks(methods: str, *seeds: int) -> set[tuple[str, int, int]]:
 
 def found(state: StudyState, **verdicts: str) -> None:
     """Take a look."""
-    state.findings.append(
-        {
-            id_.replace("_", "-"): LookFinding.model_construct(verdict=verdict)
-            for id_, verdict in verdicts.items()
-        }
-    )
+    its: dict[str, Any]
+    look = {}
+    for id_, verdict in verdicts.items():
+        its = {"verdict": verdict}
+        look[id_.replace("_", "-")] = LookFinding.model_construct(None, **its)
+    state.findings.append(look)
 
 
 def finish(state: StudyState, *ids: str) -> None:

@@ -319,7 +319,8 @@ def test_a_study_of_an_honest_and_a_hostile_arm_ends_in_a_report(
     pytest.importorskip("ajet_backend_torch")
     hostile = forbidden(tmp_path, neighbour) + "\n" + HOSTILE
     source = arms(tmp_path / "own", second=hostile) / "study.json"
-    its = code_study(train_steps=1, eval_tasks=2, **{"batch.tasks": 1})
+    base: dict[str, Scalar] = {"train_steps": 1, "eval_tasks": 2, "batch.tasks": 1}
+    its = code_study("arms/a.py", "arms/b.py", **base)
     source.write_text(its.model_dump_json(by_alias=True))
     where = tmp_path / "study"
     state = run_study(source, where)

@@ -229,7 +229,7 @@ compare = [{ id = "x", arm = { rate = 0.1 }, against = { rate = 0.2 } }]
 decide = [{ otherwise = true, conclude = "Stop." }]
 budget = { trials = 13, trial_seconds = 1, compute_hours = 1 }
 """
-    (problem,) = check_apart(text, Path())
+    (problem,) = check_apart(text, Path(), {})
     assert "MemoryError" in problem or "too large" in problem
 
 

@@ -385,18 +385,18 @@ def test_a_researcher_may_not_search_what_it_may_not_set() -> None:
             proposal["search"]["rungs"][0]["set"] = {"engine.path": "x"}
         answer = json.dumps({"study": proposal})
         with pytest.raises(RefusedError) as error:
-            accepted_study(answer, topic, Path(), lambda text, directory: [])
+            accepted_study(answer, topic, Path(), lambda text, directory, files: [])
         assert "the setting 'engine.path' is not a researcher's to set" in error.value.problems
 
 
 def test_a_researcher_may_propose_a_search(tmp_path: Path) -> None:
     topic = TopicFile("?", "", {}, CEILINGS, {})
     proposal = json.loads(searching().model_dump_json(by_alias=True, exclude={"topic"}))
-    toml, its = accepted_study(
-        json.dumps({"study": proposal}), topic, tmp_path, lambda text, directory: []
+    proposed = accepted_study(
+        json.dumps({"study": proposal}), topic, tmp_path, lambda text, directory, files: []
     )
-    assert its.search == searching().search
-    assert parse_study(toml, "study.toml") == its
+    assert proposed.study.search == searching().search
+    assert parse_study(proposed.toml, "study.toml") == proposed.study
 
 
 def test_few_searches_without_a_better_place_make_few_false_claims_and_a_hill_is_found() -> None:
@@ -644,8 +644,6 @@ ROWS = led(searching(search__candidates=6, search__rungs=[{"seeds": 2, "keep": 1
 def test_a_search_has_no_code_in_its_arms(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)\n")
     base = 'arena = "swarm"\nset = { agent = "code:a.py" }'
-    text = TEXT.replace(
-        'arena = "synthetic"\nset = { world = "hill", steps = 1 }', base
-    )
+    text = TEXT.replace('arena = "synthetic"\nset = { world = "hill", steps = 1 }', base)
     with pytest.raises(ConfigError, match="A study that searches has no code in its arms"):
-        register(parse_study(text), tmp_path)
+        register(parse_study(text, "study.toml"), tmp_path)
