@@ -138,9 +138,11 @@ EDITS = {
     "all_seeds_are_needed_at_once": Edit(
         "actions", "looks[len(state.findings)].seeds", "looks[-1].seeds"
     ),
-    "closed_comparisons_get_trials": Edit("actions", "        if one.id in undecided\n", ""),
+    "closed_comparisons_get_trials": Edit(
+        "actions", " for one in study.compare if one.id in undecided]", " for one in study.compare]"
+    ),
     "repeated_trials_are_left_out": Edit(
-        "actions", "(trial.arm in arms or trial.blueprint.repeat)", "trial.arm in arms"
+        "actions", "(trial.arm in arms or (arms and trial.blueprint.repeat))", "trial.arm in arms"
     ),
     "one_attempt_more_is_made": Edit(
         "actions", ".attempts >= state.budget.attempts:", ".attempts > state.budget.attempts:"
@@ -164,9 +166,7 @@ EDITS = {
     "a_budget_ends_while_trials_run": Edit(
         "actions", "elif idle and not allowed:", "elif not allowed:"
     ),
-    "a_look_does_not_wait": Edit(
-        "actions", 'return waiting or [Proceed("look")]', 'return [Proceed("look")]'
-    ),
+    "a_look_does_not_wait": Edit("actions", "return waiting or [partial or", "return [partial or"),
     "a_question_does_not_wait": Edit(
         "actions", "return waiting or [Ask(state.due.id)]", "return [Ask(state.due.id)]"
     ),
