@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from ajet_worlds import load_world
 from ajet_worlds.recipe import run_config
 
 __all__ = ["assert_source_learns", "success_by_step", "walk_names"]
+
+_log = logging.getLogger("ajet.testing")
 
 _WORLD = "grid"
 _STEPS = 18
@@ -112,7 +115,9 @@ def _ajet(python: str) -> str:
 def _ended(training: subprocess.Popen[bytes], client: SwarmClient) -> bool:
     """Wait for the command; kill it and return False if the run pauses: it would wait for ever."""
     while training.poll() is None:
-        if client.status().state is ServerState.PAUSED:
+        status = client.status()
+        if status.state is ServerState.PAUSED:
+            _log.warning("the run paused: %s", status.paused)
             training.kill()
             training.wait()
             return False
