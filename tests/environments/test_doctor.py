@@ -179,7 +179,7 @@ def test_a_conflict_further_down_names_the_line_that_mends_it(site: Path) -> Non
     found = finding("plugin near-engine")
     assert found.state == "wrong"
     assert found.detail == "near-library needs near-tool>=2, 1.4 is installed"
-    assert found.remedy == "pip install 'near-tool>=2'"
+    assert found.remedy == "pip install 'near-tool<3,>=2'"
 
 
 def test_a_plugin_with_another_version_of_a_requirement_is_told_the_one_for_pip(site: Path) -> None:
