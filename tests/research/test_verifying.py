@@ -123,6 +123,54 @@ def test_a_trial_that_ended_cannot_be_declared_out_of_time(finished: Path, tmp_p
     assert any("before its time was over" in one for one in verify_study(forged).problems)
 
 
+def metric_is_other(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
+    next(iter(bodies[0]["metrics"].values()))["worst"] -= 1.0
+
+
+def trials_have_another_order(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
+    bodies[0]["blueprints"].append(bodies[0]["blueprints"].pop(-2))
+
+
+def outcome_is_a_failed_attempt(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
+    place = next(i for i, one in enumerate(bodies) if one["kind"] == "finished")
+    its = {name: bodies[place][name] for name in ("trial", "attempt", "seconds")}
+    bodies[place] = {"kind": "attempt_failed", "cause": "the machine", **its}
+
+
+def outcome_is_beyond_the_time(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
+    body = next(one for one in bodies if one["kind"] == "finished")
+    body.update(limit=True, seconds=61.0)
+
+
+def report_is_other(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
+    next(one for one in bodies if one["kind"] == "reported")["files"] = {}
+
+
+# Each is refused by a check of its own; other checks notice some of them as well.
+SAID = {
+    metric_is_other: "The registered metrics are not those of the evaluator.",
+    trials_have_another_order: "The registered trials are not those of the study with this version",
+    outcome_is_a_failed_attempt: " has a result.",
+    outcome_is_beyond_the_time: "it has an outcome, though its time was over",
+    report_is_other: "The ledger names another report than the one that follows from it.",
+}
+
+
+@pytest.mark.parametrize("change", SAID, ids=lambda change: change.__name__)
+def test_a_forgery_is_named(
+    finished: Path, tmp_path: Path, change: Callable[[list[dict[str, Any]], random.Random], None]
+) -> None:
+    forged = tmp_path / "forged"
+    shutil.copytree(finished, forged)
+    if change is outcome_is_beyond_the_time:
+        event = next(r.event for r in read_ledger(forged / LEDGER) if r.event.kind == "finished")
+        over = AttemptResult(attempt=1, status="limit", cause="", seconds=61.0)
+        result_path(forged / "trials" / event.trial, 1).write_text(over.model_dump_json())
+    _signed(change, report=change is not report_is_other)(forged, random.Random(1))
+    problems = verify_study(forged).problems
+    assert any(SAID[change] in one for one in problems), problems
+
+
 ODD = [None, "", "x", -1, 0, 99, 1e300, True, [], ["x"], {}, [1], {"a": 1}, {"a": "b"}]
 HARMLESS = {"host", "pid", "versions", "warnings", "directory", "earlier"}
 

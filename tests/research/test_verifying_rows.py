@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ from ajet_research.verifying import (
     _wrong_finding,
     _wrong_interpretation,
     _wrong_statistics,
+    _wrong_transcripts,
 )
 from tests.research.studies import study
 from tests.research.test_actions import begun
@@ -162,3 +165,18 @@ def test_requests_and_words_of_researchers_are_checked() -> None:
     assert any("the prose of r: " in one for one in said(words))
     nothing = Interpreted(researcher="r", prose="", problem="")
     assert said(nothing) == ["Row 2: an interpretation has either prose or a problem."]
+
+
+def test_a_transcript_has_the_registered_hash(tmp_path: Path) -> None:
+    asked = ResearcherAsked(
+        number=1,
+        researcher="r",
+        purpose="interpretation",
+        request=hashlib.sha256(b"{}").hexdigest(),
+        tokens=10,
+        money=0.0,
+    )
+    (problem,) = _wrong_transcripts(tmp_path, [row(asked)])
+    assert problem.startswith("Row 2: 001-request.json is not what the researcher was asked")
+    (tmp_path / "001-request.json").write_bytes(b"{}")
+    assert list(_wrong_transcripts(tmp_path, [row(asked)])) == []
