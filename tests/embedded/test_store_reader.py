@@ -198,10 +198,9 @@ async def test_an_idle_store_is_read_in_a_directory_of_someone_else(run_dir: Pat
         run_dir.chmod(0o755)
 
 
-async def test_a_log_that_cannot_be_read_is_explained(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ajet_server.store.schema._BUSY_SECONDS", 0.1)
+# SQLite itself asks for the log a hundred times, with pauses of ten seconds in all.
+@pytest.mark.slow
+async def test_a_log_that_cannot_be_read_is_explained(run_dir: Path) -> None:
     block_the_log(run_dir)
     (run_dir / "samples.sqlite3-wal").rmdir()
     (run_dir / "samples.sqlite3-wal").write_bytes(b"x" * 100)
