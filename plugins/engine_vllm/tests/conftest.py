@@ -25,12 +25,14 @@ NIGHTLY = (
     "test_a_model_that_fits_nowhere_is_told_with_what_to_set",
     "test_a_server_that_comes_up_without_a_sender_waits_for_the_next_one",
 )
+# These start four servers more. That of the suite and those of `pairs` run for each change.
+NIGHTLY_FILES = ("test_attached.py", "test_replicas.py")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.name.endswith(NIGHTLY):
+        if item.name.endswith(NIGHTLY) or item.path.name in NIGHTLY_FILES:
             item.add_marker(pytest.mark.nightly)
 
 
