@@ -13,7 +13,9 @@ import itertools
 import json
 import re
 import struct
+import sys
 import zlib
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -142,9 +144,13 @@ def pack_ids(ids: Sequence[int]) -> bytes:
     :raises StoreError: an id is negative or does not fit into 32 bits.
     """
     try:
-        return struct.pack(f"<{len(ids)}I", *ids)
-    except struct.error as error:
+        # Half as long as `struct.pack`, which makes a tuple of them first.
+        packed = array("I", ids)
+    except (OverflowError, TypeError) as error:
         raise StoreError(f"token ids must be integers from 0 to 2**32 - 1: {error}") from error
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def unpack_ids(blob: bytes) -> list[int]:

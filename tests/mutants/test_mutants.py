@@ -55,7 +55,7 @@ ALL = [mutants for kind in KINDS for mutants in kind.ALL]
 QUICK = frozenset(name for kind in KINDS for name in kind.QUICK)
 
 
-def run(mutants: Mutants, mutation: str) -> tuple[int, str]:
+def run(mutants: Mutants, mutation: str, directory: Path) -> tuple[int, str]:
     """Run a suite on a component with a mutation, "" for none; return exit status and output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     limit = 60 if mutants.torch else 30
@@ -73,9 +73,10 @@ def run(mutants: Mutants, mutation: str) -> tuple[int, str]:
                 f"timeout={limit}",
             ),
             *("-p", "tests.mutants.planting", "-p", "no:cacheprovider"),
-            mutants.suite,
+            str(ROOT / mutants.suite),
         ],
-        cwd=ROOT,
+        # Some mutations leave files there.
+        cwd=directory,
         env={
             **clean,
             MUTATION: f"{mutants.kind}:{mutation}",
@@ -110,16 +111,16 @@ SUITES = [
 
 
 @pytest.mark.parametrize(("mutants", "mutation"), MUTATIONS)
-def test_the_suite_catches(mutants: Mutants, mutation: str) -> None:
-    status, output = run(mutants, mutation)
+def test_the_suite_catches(mutants: Mutants, mutation: str, tmp_path: Path) -> None:
+    status, output = run(mutants, mutation, tmp_path)
     assert status == pytest.ExitCode.TESTS_FAILED, f"it passes with the fault:\n{output}"
     assert re.search(r"^FAILED \S+::test_", output, re.MULTILINE), output
     assert not re.search(r"^ERROR ", output, re.MULTILINE), output
 
 
 @pytest.mark.parametrize("mutants", SUITES)
-def test_without_a_mutation_the_suite_passes(mutants: Mutants) -> None:
-    status, output = run(mutants, "")
+def test_without_a_mutation_the_suite_passes(mutants: Mutants, tmp_path: Path) -> None:
+    status, output = run(mutants, "", tmp_path)
     assert status == pytest.ExitCode.OK, output
 
 

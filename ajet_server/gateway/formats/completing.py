@@ -256,8 +256,10 @@ class CompletionService:
 
         :raises RequestError: the model's template cannot express the messages.
         """
+        if isinstance(request.prompt, str):
+            return raw_prompt(await self._encoded(request.prompt))
         if request.prompt is not None:
-            return raw_prompt(self._raw_ids(request.prompt))
+            return raw_prompt(self._checked(request.prompt))
         plan = session.index.plan(self._messages(request), request.tools)
         prompt = plan.render(self._renderer, self._renderer.quick_characters)
         if prompt is None:
@@ -319,14 +321,18 @@ class CompletionService:
             return self._constraints.calls(choice, tools)
         return self._constraints.calls_or_answer(choice, tools, wanted)
 
-    def _raw_ids(self, prompt: str | tuple[int, ...]) -> list[int]:
-        if isinstance(prompt, str):
-            return self._renderer.encode(prompt)
+    async def _encoded(self, text: str) -> list[int]:
+        if len(text) <= self._renderer.quick_characters:
+            return self._renderer.encode(text)
+        async with self._rendering:
+            return await asyncio.to_thread(self._renderer.encode, text)
+
+    def _checked(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
         if prompt and not 0 <= min(prompt) <= max(prompt) < self.info.vocab_size:
             raise UnsupportedError(
                 f"prompt: token ids must be below {self.info.vocab_size}", param="prompt"
             )
-        return list(prompt)
+        return prompt
 
     def _room(self, prompt: int) -> int:
         """Return how many tokens the context has left for an answer, at least 1."""

@@ -76,7 +76,7 @@ class LongTexts:
     :param encode: encodes a text.
     """
 
-    def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
+    def __init__(self, encode: Callable[[str], array[int]]) -> None:
         self._encode = encode
         self._rendering = threading.local()
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class LongTexts:
         if known is not None:
             return known.result()
         try:
-            ids = array("I", self._encode(text))
+            ids = self._encode(text)
         except BaseException as error:
             with self._lock:
                 del self._kept[key]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,9 +14,12 @@ from pydantic_core import to_json
 from ajet_core import files
 from ajet_core.errors import ConfigError, ModelDirectoryError, UnreadableFileError
 from ajet_server.fastpath.words import KnownWords
+from ajet_server.gateway.rendering.encoder_processes import EncoderProcesses
 from ajet_server.gateway.rendering.long_texts import LongTexts
 
 _SHORT_TEXT = 32
+# In characters. Encoding more takes 10 ms, of which the interpreter's lock is held for some.
+_LONGEST_HERE = 32_768
 _OTHER_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
 
 # Files of tokenizers and chat templates, of whatever format.
@@ -56,6 +60,8 @@ class FastTokenizer:
     :param backend: a `tokenizers.Tokenizer`.
     :param chat_template: Jinja template from the model directory, "" if there is none.
     :param words: whether to encode text by known words.
+    :param path: the backend's file, with which other processes encode the longest texts; None
+        encodes all texts in this process.
     :ivar long_texts: encodes long texts.
     """
 
@@ -68,6 +74,7 @@ class FastTokenizer:
         eos_token: str | None = None,
         chat_template: str = "",
         words: bool = True,
+        path: Path | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -76,7 +83,8 @@ class FastTokenizer:
         # Templates consist of the same few short texts, for which the call of the backend costs
         # more than the encoding.
         self._encode_short = lru_cache(maxsize=2048)(self._encode)
-        self.long_texts = LongTexts(partial(self._encode, add_special_tokens=False))
+        self._processes = EncoderProcesses(path) if path is not None else None
+        self.long_texts = LongTexts(self._encode_long)
         self.name_or_path = name_or_path
         self.chat_template = chat_template
         self.unk_token_id: int | None = backend.token_to_id(unk_token) if unk_token else None
@@ -91,7 +99,15 @@ class FastTokenizer:
             return self._encode_short(text, add_special_tokens).copy()
         if not add_special_tokens and (stand_in := self.long_texts.stand_in(text)) is not None:
             return [stand_in]
+        if not add_special_tokens and len(text) > _LONGEST_HERE:
+            return self._encode_long(text).tolist()
         return self._encode(text, add_special_tokens)
+
+    def _encode_long(self, text: str) -> array[int]:
+        ids = None
+        if self._processes is not None and len(text) > _LONGEST_HERE:
+            ids = self._processes.encode(text)
+        return array("I", self._encode(text, False)) if ids is None else ids
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if self._words is not None and not add_special_tokens:
@@ -189,6 +205,7 @@ def load_tokenizer(
         eos_token=special.get("eos_token"),
         chat_template=_chat_template(directory),
         words=words,
+        path=path,
     )
 
 

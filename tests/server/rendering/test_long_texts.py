@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -94,11 +95,11 @@ def test_a_text_is_encoded_once_for_all_threads() -> None:
     begun, go_on = threading.Event(), threading.Event()
     encoded: list[str] = []
 
-    def encode(text: str) -> list[int]:
+    def encode(text: str) -> array[int]:
         encoded.append(text)
         begun.set()
         assert go_on.wait(30)
-        return [len(text)]
+        return array("I", [len(text)])
 
     texts = LongTexts(encode)
     with ThreadPoolExecutor(4) as pool:
@@ -113,11 +114,11 @@ def test_a_text_is_encoded_once_for_all_threads() -> None:
 def test_a_text_that_cannot_be_encoded_is_tried_again() -> None:
     attempts: list[str] = []
 
-    def encode(text: str) -> list[int]:
+    def encode(text: str) -> array[int]:
         attempts.append(text)
         if len(attempts) == 1:
             raise ValueError("not now")
-        return [7]
+        return array("I", [7])
 
     texts = LongTexts(encode)
     with pytest.raises(ValueError, match="not now"):
