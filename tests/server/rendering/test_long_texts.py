@@ -131,9 +131,9 @@ def test_the_kept_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_texts, "_ENTRY_BYTES", 0)
     encoded: list[str] = []
 
-    def encode(text: str) -> list[int]:
+    def encode(text: str) -> array[int]:
         encoded.append(text)
-        return [0] * 4
+        return array("I", [0] * 4)
 
     texts = LongTexts(encode)
     for text in ("a", "b", "a", "c", "b", "a"):
