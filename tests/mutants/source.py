@@ -125,11 +125,10 @@ def every_second_score_is_less() -> None:
 
 @rows
 def ids_are_numbers_of_a_process() -> None:
-    around(
-        RowsSource,
-        "_task",
-        lambda original, self, task: replace(original(self, task), id=f"t{next(_numbers)}"),
-    )
+    def tasks(original: Any, self: Any, split: str) -> list[Task]:
+        return [replace(task, id=f"t{next(_numbers)}") for task in original(self, split)]
+
+    around(RowsSource, "tasks", tasks)
 
 
 @rows

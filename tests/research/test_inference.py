@@ -140,3 +140,7 @@ def test_an_alpha_a_rounding_error_below_a_rank_reaches_it() -> None:
     differences = [1.0, 2.0, 4.0, 8.0]
     exact, below = estimate(differences, 0.25), estimate(differences, math.nextafter(0.25, 0))
     assert (below.low, below.high) == (exact.low, exact.high) == (1.5, 6.0)
+
+
+def test_a_tie_is_half_a_win() -> None:
+    assert estimate([1.0, 0.5, 0.0, -1.0], 0.5).wins == 2.5 / 4
