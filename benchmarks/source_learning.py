@@ -38,7 +38,9 @@ from options import at_least
 from reporting import report
 
 from ajet_testing.sources.learning import success_by_step, walk_names
+from ajet_testing.sources.walk_models import STRICT_TOOLS
 from ajet_worlds import load_world
+from ajet_worlds.gridwalk import TOOLS as OURS
 from ajet_worlds.learning import Learned
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,6 +133,10 @@ SOURCES: dict[str, Callable[[Walks], str]] = {
 }
 
 
+# Of the prompts, where a library changes what it is given.
+TOOLS = {"inspect": STRICT_TOOLS}
+
+
 def train(source: str, seed: int, steps: int, python: str) -> Learned:
     """Train a new model, and return how it learned."""
     (ROOT / "runs").mkdir(exist_ok=True)
@@ -141,7 +147,9 @@ def train(source: str, seed: int, steps: int, python: str) -> Learned:
         directory = Path(root)
         name = SOURCES[source](Walks(directory, seed, steps, python, ends))
         began = monotonic()
-        curve = success_by_step(name, directory, seed=seed, steps=steps, python=python)
+        curve = success_by_step(
+            name, directory, seed=seed, steps=steps, python=python, tools=TOOLS.get(source, OURS)
+        )
         seconds = monotonic() - began
     return Learned(curve[0], statistics.mean(curve[-LAST_STEPS:]), tuple(curve), seconds)
 

@@ -16,11 +16,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentjet.client import SwarmClient
 from ajet_core.protocol import ServerState
 from ajet_testing.door_training import learning_python, real_server
 from ajet_worlds import load_world
+from ajet_worlds.gridwalk import TOOLS
 from ajet_worlds.recipe import run_config
 
 __all__ = ["assert_source_learns", "success_by_step", "walk_names"]
@@ -33,9 +35,8 @@ _MAX_TOKENS = 32
 """Of an answer, as for the agents of worlds. One that never ends is noise, and its entropy pauses
 the run."""
 _MODEL = (
-    "import sys; from pathlib import Path; from ajet_worlds import load_world, tiny_model; "
-    f"tiny_model.create_tiny_model(Path(sys.argv[1]), worlds=[load_world({_WORLD!r})], "
-    "seed=int(sys.argv[2]))"
+    "import json, sys; from pathlib import Path; from ajet_testing.sources import walk_models; "
+    "walk_models.create_walk_model(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))"
 )
 
 
@@ -52,6 +53,7 @@ def success_by_step(
     seed: int = 0,
     steps: int = _STEPS,
     python: str = sys.executable,
+    tools: Sequence[Any] = TOOLS,
 ) -> list[float]:
     """Train a new model with ``ajet train``; return the share of successes in each step's episodes.
 
@@ -61,13 +63,14 @@ def success_by_step(
         of 1 is a success.
     :param directory: where the command runs and what it needs is: files and modules of the source.
     :param python: the interpreter of the command, which has the source.
+    :param tools: as the source's prompts have them, for the warm-up of the model.
     :return: by step; fewer than `steps` if the run paused.
     :raises CalledProcessError: a command failed; what it said is on standard error.
     """
     world, server = load_world(_WORLD), learning_python()
     model, run = directory / "models" / "tiny", directory / "run.json"
     model.parent.mkdir()
-    _run(directory, server, "-c", _MODEL, str(model), str(seed))
+    _run(directory, server, "-c", _MODEL, str(model), str(seed), json.dumps(tools))
     run.write_text(run_config(world, model, seed=seed).model_dump_json())
     with real_server(directory, server) as (url, token, _):
         train = (_ajet(python), "train", source, "--run", str(run))
@@ -90,13 +93,13 @@ def success_by_step(
     return [sum(episodes[step].values()) / len(episodes[step]) for step in sorted(episodes)]
 
 
-def assert_source_learns(source: str, directory: Path) -> None:
+def assert_source_learns(source: str, directory: Path, tools: Sequence[Any] = TOOLS) -> None:
     """Check that success rises from about 0.2 to 0.9; see `success_by_step`.
 
     It takes a minute or two on an idle machine: give the test markers such as ``learns`` and
     ``timeout(1200)``.
     """
-    successes = success_by_step(source, directory)
+    successes = success_by_step(source, directory, tools=tools)
     curve = " ".join(f"{one:.2f}" for one in successes)
     assert len(successes) == _STEPS, f"the run paused: {curve}"
     assert _mean(successes[:3]) < 0.45, curve
