@@ -48,10 +48,10 @@ class _Walks(GridWorld[ComponentSettings]):
         self._tools = tuple(tools)
 
     async def play(self, task_id: str, chat: Chat) -> WorldOutcome:
-        return await super().play(task_id, _WithTools(chat, self._tools))
+        return await super().play(task_id, _OtherTools(chat, self._tools))
 
 
-class _WithTools(Chat):
+class _OtherTools(Chat):
     """A chat whose prompts have other tools."""
 
     def __init__(self, chat: Chat, tools: Sequence[Any]) -> None:
