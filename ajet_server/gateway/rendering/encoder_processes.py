@@ -11,19 +11,20 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import weakref
 from array import array
 from pathlib import Path
-from typing import IO
 
 _log = logging.getLogger("ajet.server")
 
 # The length of a text or of an answer, which precedes it.
 _LENGTH_BYTES = 8
-_TOKEN_BYTES = array("I").itemsize
+# For one text; a process that does not answer is replaced.
+_SECONDS = 120.0
 # Of the processes. When all cores are busy, the event loop runs first.
 _NICE = 5
 
@@ -60,7 +61,7 @@ class EncoderProcesses:
             if encoder is None:
                 encoder = _Encoder(self._path)
             ids = encoder.encode(data)
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError) as error:
             _log.warning("a process that encodes long texts failed: %s", error)
             with self._lock:
                 # One that cannot be started would fail for each text again.
@@ -80,78 +81,78 @@ class _Encoder:
     """
 
     def __init__(self, path: Path) -> None:
-        process = subprocess.Popen(  # noqa: S603 - this interpreter, with this module
-            [sys.executable, "-P", "-m", __name__, str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._input, self._output = process.stdin, process.stdout
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_SECONDS)
         self.proven = False
-        self.close = weakref.finalize(self, _end, process)
+        with theirs:
+            try:
+                process = subprocess.Popen(  # noqa: S603 - this interpreter, with this module
+                    [sys.executable, "-P", "-m", __name__, str(path)],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                )
+            except OSError:
+                self._socket.close()
+                raise
+        self.close = weakref.finalize(self, _end, process, self._socket)
 
     def encode(self, data: bytes) -> array[int]:
-        _write(self._input, data)
-        size = int.from_bytes(_read(self._output, _LENGTH_BYTES), "little")
-        ids = array("I", bytes(0))
-        ids.frombytes(_read(self._output, size))
+        _send(self._socket, data)
+        ids = array("I")
+        ids.frombytes(_receive(self._socket))
         self.proven = True
         return ids
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, which ends at the end of its input."""
-    for stream in (process.stdin, process.stdout):
-        assert stream is not None
-        with contextlib.suppress(OSError):
-            stream.close()
+def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    connection.close()
     process.kill()
     process.wait()
 
 
-def _write(stream: IO[bytes], data: bytes) -> None:
-    whole = memoryview(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
-    while whole:
-        whole = whole[stream.write(whole) :]
+def _send(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(len(data).to_bytes(_LENGTH_BYTES, "little"))
+    connection.sendall(data)
 
 
-def _read(stream: IO[bytes], size: int) -> bytearray:
-    """Read so many bytes.
+def _receive(connection: socket.socket) -> bytearray:
+    """Read what `_send` has sent.
 
-    :raises EOFError: the stream ends before.
+    :raises EOFError: the connection ends before.
     """
+    return _read(connection, int.from_bytes(_read(connection, _LENGTH_BYTES), "little"))
+
+
+def _read(connection: socket.socket, size: int) -> bytearray:
     data = bytearray(size)
     rest = memoryview(data)
     while rest:
-        count = stream.readinto(rest)  # type: ignore[attr-defined]
+        count = connection.recv_into(rest)
         if not count:
-            raise EOFError("it ended")
+            raise EOFError("the process ended")
         rest = rest[count:]
     return data
 
 
 def main() -> None:
-    """Encode the texts of standard input until it ends."""
+    """Encode the texts that come by standard input, a socket, until it ends."""
     from tokenizers import Tokenizer
 
     # A Ctrl-C in a terminal is for the server, which may still need the answers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
+    connection = socket.socket(fileno=os.dup(0))
+    # What a library prints must not be read as an answer.
+    os.dup2(2, 1)
     tokenizer = Tokenizer.from_file(sys.argv[1])
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    texts, answers = os.fdopen(0, "rb", 0), os.fdopen(os.dup(1), "wb", 0)
-    # What a library prints must not be read as an answer.
-    os.dup2(2, 1)
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with connection, contextlib.suppress(EOFError, ConnectionError):
         while True:
-            size = int.from_bytes(_read(texts, _LENGTH_BYTES), "little")
-            text = _read(texts, size).decode("utf-8")
+            text = _receive(connection).decode("utf-8")
             (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-            _write(answers, array("I", encoding.ids).tobytes())
+            _send(connection, array("I", encoding.ids).tobytes())
 
 
 if __name__ == "__main__":

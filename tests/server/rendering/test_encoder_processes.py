@@ -85,6 +85,19 @@ def test_one_that_is_killed_is_replaced(path: Path, caplog: pytest.LogCaptureFix
     assert processes.encode("text") == known
 
 
+def test_one_that_does_not_answer_is_replaced(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    processes = EncoderProcesses(path)
+    known = processes.encode("text")
+    (child,) = children()
+    child.suspend()
+    (encoder,) = processes._idle
+    encoder._socket.settimeout(0.2)
+    assert processes.encode("text") is None
+    assert "timed out" in caplog.text
+    assert not child.is_running()
+    assert processes.encode("text") == known
+
+
 def test_one_that_cannot_start_is_not_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
