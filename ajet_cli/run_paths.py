@@ -19,6 +19,7 @@ class RunPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path; of the directory of a `LocalServer`, the run directory in it."""
-        path = Path(super().convert(value, param, ctx))
+        path = super().convert(value, param, ctx)
+        assert isinstance(path, Path)
         inner = path / INNER
         return inner if (inner / NOTE).is_file() and not (path / NOTE).exists() else path
