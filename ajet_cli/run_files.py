@@ -15,7 +15,8 @@ from ajet_core.protocol import RunConfig
 def read_run(path: Path) -> RunConfig:
     """Read a run from a TOML file (``.toml``), or from a JSON file.
 
-    :raises ConfigError: the file cannot be read, or is not the configuration of a run.
+    :raises ConfigError: the file does not exist or cannot be read, or is not the configuration of
+        a run.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -27,6 +28,10 @@ def read_run(path: Path) -> RunConfig:
         raise ConfigError(
             f"{path} is not the configuration of a run: {where or 'it'}: {problem['msg']}",
             param=where,
+        ) from error
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} does not exist: give the TOML or JSON file with the configuration of a run"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error

@@ -17,7 +17,8 @@ from ajet_core.files import read_json
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTE = "server.json"
-_INNER = "server"
+INNER = "server"
+"""The run directory in the directory of a `LocalServer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def _read_note(run_dir: Path) -> tuple[Path, str]:
     """
     if not run_dir.is_dir():
         raise ConfigError(f"the run directory {run_dir} does not exist", param="run_dir")
-    for where in (run_dir, run_dir / _INNER):
+    for where in (run_dir, run_dir / INNER):
         try:
             return where, str(read_json(where / _NOTE)["url"])
         except (OSError, ValueError, KeyError, TypeError):

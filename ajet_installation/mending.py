@@ -86,7 +86,8 @@ def cannot_share(chosen: Iterable[Recipe], device: Device) -> list[str]:
     for first, second in combinations(chosen, 2):
         one, other = first.needs, second.needs
         clashes = [
-            f"{first.name} needs {package} {one[package]} and {second.name} {other[package]}"
+            f"{first.name} needs {package} {one[package]}, and {second.name} needs {package} "
+            f"{other[package]}"
             for package in sorted(set(one) & set(other))
             if not compatible(one[package], other[package])
         ]

@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support import tiers
 from tests.support.tiers import (
@@ -50,6 +51,11 @@ def selections(text: str) -> list[str]:
 def selected(expression: str, markers: list[str]) -> bool:
     """Whether ``-m`` with this expression takes a test: its operators are those of Python."""
     return bool(eval(expression, {}, defaultdict(bool, dict.fromkeys(markers, True))))
+
+
+def test_property_tests_have_no_limit_of_time() -> None:
+    assert settings().deadline is None
+    assert settings(max_examples=7).deadline is None
 
 
 def every_test(config: pytest.Config, directory: Path) -> dict[str, list[str]]:

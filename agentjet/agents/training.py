@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -44,7 +44,7 @@ def train(
     tasks: Sequence[Any],
     *,
     client: Client | None = None,
-    config: RunConfig | None = None,
+    config: RunConfig | Mapping[str, object] | None = None,
     epochs: int = 1,
     episodes_per_task: int | None = None,
     concurrency: Concurrency = "auto",
@@ -75,8 +75,8 @@ def train(
     :param tasks: whatever the program takes, or `Task` objects. Their ids (see `task_of`) must
         differ.
     :param client: by default the program's own, else one of the server that ``AJET_URL`` names.
-    :param config: what to train and how; the run is started if there is none yet. Needs a control
-        token. None if the run is started elsewhere.
+    :param config: what to train and how, a `RunConfig` or its values by name; the run is started if
+        there is none yet. Needs a control token. None if the run is started elsewhere.
     :param epochs: passes over the dataset. Episodes of different epochs are not compared with each
         other.
     :param episodes_per_task: how often each task is rolled out per epoch; these episodes are
@@ -179,7 +179,7 @@ async def train_async(
     tasks: Sequence[Any],
     *,
     client: AsyncClient | None = None,
-    config: RunConfig | None = None,
+    config: RunConfig | Mapping[str, object] | None = None,
     epochs: int = 1,
     episodes_per_task: int | None = None,
     concurrency: Concurrency = "auto",
@@ -329,7 +329,9 @@ def _closing(server: SwarmClient | Swarm | None) -> Iterator[SwarmClient | Swarm
         yield own
 
 
-def _start(server: SwarmClient | Swarm, config: RunConfig | None) -> RunStatus:
+def _start(
+    server: SwarmClient | Swarm, config: RunConfig | Mapping[str, object] | None
+) -> RunStatus:
     if isinstance(server, Swarm):
         _refuse(config)
         return server[server.arbiter].run_status()
@@ -339,7 +341,9 @@ def _start(server: SwarmClient | Swarm, config: RunConfig | None) -> RunStatus:
     return server.run_status()
 
 
-async def _start_async(server: AsyncClient, config: RunConfig | None) -> RunStatus:
+async def _start_async(
+    server: AsyncClient, config: RunConfig | Mapping[str, object] | None
+) -> RunStatus:
     if isinstance(server, AsyncSwarm):
         _refuse(config)
         return await server[server.arbiter].run_status()
@@ -393,7 +397,7 @@ def _tell_what_is_left(status: ServerStatus) -> None:
     )
 
 
-def _refuse(config: RunConfig | None) -> None:
+def _refuse(config: RunConfig | Mapping[str, object] | None) -> None:
     if config is not None:
         raise ConfigError(
             "config= cannot be used with several models; pass one configuration per role to "

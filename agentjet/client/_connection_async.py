@@ -58,6 +58,10 @@ ASKED_EVERY = 2.0
 # Until the server has answered once, the URL may be wrong: warn after two failures, and keep
 # trying.
 TOLD_AFTER = 2
+_ADVICE = (
+    "is the server running, and is the URL right (argument url=, or AJET_URL)? For a LocalServer, "
+    "pass client=server.client"
+)
 _log = logging.getLogger("ajet.client")
 
 
@@ -240,7 +244,10 @@ class AsyncConnection:
                 delay = self.backoff.delay(failures)
                 if self.version is None and failures + 1 == TOLD_AFTER:
                     _log.warning(
-                        "no response from %s yet (%s): retrying", self.endpoint.url, failure
+                        "no response from %s yet (%s): retrying; %s",
+                        self.endpoint.url,
+                        failure,
+                        _ADVICE,
                     )
             else:
                 warn_of_deprecated(self.endpoint.url, response, self._warned)
@@ -313,7 +320,7 @@ class AsyncConnection:
         advice = (
             "the server may have received the request, and repeating it is not safe"
             if failure.sent and not request.repeatable
-            else "is the server running, and is the URL right (argument url=, or AJET_URL)?"
+            else _ADVICE
         )
         return ServerUnreachableError(
             f"no response from {self.endpoint.url} to {request.method} {request.path} (tried "

@@ -644,16 +644,19 @@ class SwarmClient:
 
     # --- Run and server ---------------------------------------------------------------------------
 
-    def sync_train_config(self, config: RunConfig) -> RunStatus:
+    def sync_train_config(self, config: RunConfig | Mapping[str, object]) -> RunStatus:
         """Set what the server trains and how; needs a control token.
 
         Repeating the call with the same configuration is allowed while the run is active, for
         programs that are restarted.
 
+        :param config: a `RunConfig`, or its values by name.
+        :raises ValidationError: the values are not the configuration of a run.
         :raises StateError: a run with another configuration is active.
         :raises ConfigError: the server cannot use the configuration; nothing has changed then.
         """
-        return self._connection.perform(ApiRequest("PUT", "/v1/run", RunStatus, config))
+        valid = RunConfig.model_validate(config)
+        return self._connection.perform(ApiRequest("PUT", "/v1/run", RunStatus, valid))
 
     def start_engine(self, wait_seconds: float = 600.0) -> RunStatus:
         """Start the configured run and wait until the server has booted.

@@ -56,3 +56,15 @@ def _show(findings: list[Diagnosis], notes: list[str]) -> None:
     for note in notes:
         console.print()
         console.print(Text(note))
+    console.print()
+    console.print(_verdict(findings))
+
+
+def _verdict(findings: list[Diagnosis]) -> Text:
+    wrong = [finding.what for finding in findings if finding.state == "wrong"]
+    if wrong:
+        text = f"wrong: {', '.join(wrong)}. Run the command below each of them."
+        return Text(text, style=_STYLES["wrong"])
+    absent = any(finding.state == "absent" for finding in findings)
+    rest = " What is absent is optional: its command installs it, if you want it." if absent else ""
+    return Text(f"All that is installed works.{rest}", style=_STYLES["ok"])

@@ -56,7 +56,13 @@ _FAILED = 1
 @click.option("--git", metavar="REPO@COMMIT", help="Commit to check out for each episode.")
 @click.option("--tests", metavar="DIR", help="Directory that only the reward sees, at /tests.")
 @click.option("--read-only", multiple=True, metavar="PATH", help="Show a path of the host.")
-@click.option("--stdin", type=click.Choice(["nothing", "prompt"]), default="nothing")
+@click.option(
+    "--stdin",
+    type=click.Choice(["nothing", "prompt"]),
+    default="nothing",
+    show_default=True,
+    help="What PROGRAM reads from its standard input.",
+)
 @click.option("--prompt-field", default="prompt", show_default=True, help="Field of the prompt.")
 @click.option("--hide", multiple=True, metavar="FIELD", help="Fields that only the reward sees.")
 @click.option("--box", default="bubblewrap", show_default=True, help="Name of the sandbox.")
@@ -73,8 +79,16 @@ _FAILED = 1
 @click.option("--temperature", type=float, help="Replaces what PROGRAM requests.")
 @click.option("--group", type=click.IntRange(1), help="Episodes per task.  [default: the run's]")
 @click.option("--concurrency", type=click.IntRange(1), help="Episodes at once.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--retries", type=click.IntRange(0), default=1, show_default=True)
+@click.option(
+    "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the tasks."
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Further attempts at an episode that was aborted.",
+)
 @click.option("--resume", is_flag=True, help="Skip episodes that have already ended.")
 @click.option("--run", "run_file", metavar="FILE", help="Run to start, if none is: TOML or JSON.")
 @click.option("--artifact", "artifacts", multiple=True, metavar="GLOB", help="Files to keep.")

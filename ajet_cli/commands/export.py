@@ -15,6 +15,7 @@ from ajet_cli.inspect.conversations import ConversationRows, completion_rows, me
 from ajet_cli.inspect.files import new_file
 from ajet_cli.inspect.sample_files import FILE_FORMATS, file_format, open_writer
 from ajet_cli.inspect.samples import Row, RowsOf, RowType, row_type, rows
+from ajet_cli.run_paths import RunPath
 from ajet_cli.sft.best_episodes import best_of
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
@@ -27,7 +28,7 @@ from ajet_server.store.store_reader import EpisodeChoice, StoredEpisode, StoreRe
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--format",

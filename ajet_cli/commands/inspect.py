@@ -14,8 +14,9 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ajet_cli.inspect.files import new_file
-from ajet_cli.inspect.terminal import episode_table, episode_tree, fork_list
+from ajet_cli.inspect.terminal import abort_lines, episode_table, episode_tree, fork_list
 from ajet_cli.output import table_console
+from ajet_cli.run_paths import RunPath
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
 from ajet_server.observe.forks import ForkSummary
@@ -35,7 +36,7 @@ _LIMIT = 20
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.argument("episode", required=False)
 @click.option(
     "--limit", type=click.IntRange(1), help=f"Maximum number of episodes.  [default: {_LIMIT}]"
@@ -189,6 +190,7 @@ class _Inspection:
             for batch in refused
         ]
         rows += _footer(len(episodes), total, forks, drifted)
+        rows += abort_lines(episodes)
         if episodes:
             run = shlex.quote(str(self._reader.run_dir))
             # An id may begin with a dash.

@@ -23,6 +23,7 @@ from ajet_cli.replay.recorded import Preparation, RecordedRun
 from ajet_cli.replay.rescoring import Rescored, load_reward
 from ajet_cli.replay.rescoring import rescore as rescore_step
 from ajet_cli.replay.retraining import CHANGEABLE, Replayer, retrain_step
+from ajet_cli.run_paths import RunPath
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import ModelDirectoryError, RequestError
 from ajet_core.protocol import RunConfig
@@ -66,7 +67,7 @@ def _step_range(_: click.Context, __: click.Parameter, value: str | None) -> _St
     return _StepRange(int(match[1]), int(match[2] or match[1]))
 
 
-_run_argument = click.argument("run", type=click.Path(path_type=Path))
+_run_argument = click.argument("run", type=RunPath())
 _steps_option = click.option(
     "--steps",
     metavar="A:B",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -26,6 +27,8 @@ _TEXT_WIDTH = 88
 _MESSAGES = 8
 _DEPTH = 8
 _DIFF_WIDTH = 800
+_REASONS = 5
+_REASON_WIDTH = 160
 
 
 def episode_table(episodes: Sequence[EpisodeSummary]) -> Table:
@@ -59,6 +62,18 @@ def episode_table(episodes: Sequence[EpisodeSummary]) -> Table:
         )
         table.add_row(*(Text(cell) for cell in cells))
     return table
+
+
+def abort_lines(episodes: Sequence[EpisodeSummary]) -> list[RenderableType]:
+    """Return a line for each reason with which episodes were aborted, the most frequent first."""
+    reasons = Counter(episode.reason for episode in episodes if episode.state == "aborted")
+    lines: list[RenderableType] = [
+        Text(f"{count} aborted: {shorten(visible(reason), _REASON_WIDTH)}", style="red")
+        for reason, count in reasons.most_common(_REASONS)
+    ]
+    if (others := len(reasons) - _REASONS) > 0:
+        lines.append(Text(f"... and {others} other reasons", style="dim"))
+    return lines
 
 
 def episode_tree(episode: EpisodeTimelines, texts: TokenTexts) -> RenderableType:

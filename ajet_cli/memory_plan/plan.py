@@ -208,6 +208,21 @@ def _all_gpus(memory: RunMemory) -> Mapping[str, object]:
     return {}
 
 
+def _fewer_gpus(memory: RunMemory) -> Mapping[str, object]:
+    """Return the settings of a trainer and of servers that are for more GPUs than there are."""
+    gpus, config = memory.machine.gpus, memory.config
+    values: dict[str, object] = {}
+    if memory.trainer.gpus > gpus:
+        workers = "workers_per_node" if config.trainer.name == "verl" else "processes"
+        values[f"trainer.settings.{workers}"] = gpus
+    if memory.engine.memory.gpus > gpus:
+        now = int(config.engine.settings.get("tensor_parallel_size", 1))
+        parallel = max(n for n in range(1, min(now, gpus) + 1) if memory.shape.heads % n == 0)
+        values["engine.settings.tensor_parallel_size"] = parallel
+        values["engine.settings.replicas"] = gpus // parallel
+    return values
+
+
 def _divided(memory: RunMemory) -> Mapping[str, object]:
     its = memory.config.trainer.settings
     divides = its.get("distribution", "ddp") == "ddp" and int(its.get("processes", 1)) > 1
@@ -284,6 +299,7 @@ def _adapters(memory: RunMemory) -> Mapping[str, object]:
 
 
 _CHANGES: tuple[Change, ...] = (
+    _fewer_gpus,
     _checkpointing,
     _budget,
     _divided,

@@ -26,6 +26,7 @@ class EpisodeSummary:
     :param joint_id: id of its joint episode, the same on all servers; None if it is not part of
         one.
     :param role: its role in the joint episode.
+    :param reason: the first line of why it was aborted, "" otherwise.
     """
 
     episode_id: str
@@ -45,6 +46,7 @@ class EpisodeSummary:
     tokens_drifted: int
     joint_id: str | None = None
     role: str | None = None
+    reason: str = ""
 
     @classmethod
     def of(cls, stored: StoredEpisode, merged: MergedEpisode) -> EpisodeSummary:
@@ -68,6 +70,7 @@ class EpisodeSummary:
             tokens_drifted=sum(int(call.metadata.get(DRIFT_TOKENS, 0)) for call in seen.calls),
             joint_id=record.joint.joint_id if record.joint else None,
             role=record.joint.role if record.joint else None,
+            reason=record.reason.partition("\n")[0],
         )
 
     @property

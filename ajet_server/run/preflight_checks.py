@@ -203,7 +203,7 @@ def weights_are_proven(seal: SealReport) -> PreflightCheck:
             ),
             way_out=(
                 "larger updates are proven (sealed_servers of each step); an engine and a "
-                "trainer that report checksums prove every update (docs/faults.md)"
+                "trainer that report checksums prove every update (docs/seal.md)"
             ),
         )
     if seal.proof == "none":
@@ -214,7 +214,7 @@ def weights_are_proven(seal: SealReport) -> PreflightCheck:
                 f"nothing proves that the weights of policy version {seal.policy_version} are "
                 "served"
             ),
-            way_out="use an engine and a trainer that report checksums (docs/faults.md)",
+            way_out="use an engine and a trainer that report checksums (docs/seal.md)",
         )
     what = {
         "shared": "the engine serves the trainer's own tensors",

@@ -239,6 +239,17 @@ def test_settings_that_make_a_run_fit_are_named() -> None:
     assert all(not way.memory.problems for way in ways)
 
 
+@pytest.mark.parametrize("name", ["verl-vllm-4gpu.toml", "trl-vllm-4gpu.toml"])
+def test_a_run_for_more_gpus_is_fitted_to_those_that_there_are(name: str) -> None:
+    shape = read_shape(LIBRARY / "models" / "qwen2.5-1.5b.json", "auto")
+    memory = plan_memory(read_run(LIBRARY / name), shape, GpuMachine(2, 80 * GIB))
+    assert any("needs 4 GPUs, and the machine has 2" in problem for problem in memory.problems)
+    ways = ways_out(memory)
+    assert ways
+    for way in ways:
+        assert way.memory.trainer.gpus == way.memory.engine.memory.gpus == 2
+
+
 def test_several_settings_are_named_together_if_none_is_enough_alone() -> None:
     run = {
         "model": {"path": "m", "max_context": 8192},
@@ -306,7 +317,7 @@ def test_it_is_printed_with_formulas_and_refused_with_ways_out() -> None:
     [
         (["--dry-run"], "give its file, --run"),
         (["--gpus", "2"], "are for --dry-run"),
-        (["--dry-run", "--run", "missing.toml"], "missing.toml"),
+        (["--dry-run", "--run", "missing.toml"], "missing.toml does not exist: give"),
     ],
 )
 def test_what_is_missing_is_named(given: list[str], said: str) -> None:

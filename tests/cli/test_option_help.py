@@ -10,9 +10,6 @@ from ajet_cli.main import cli
 
 WITHOUT_HELP = {
     "eval --concurrency",
-    "exec --epochs",
-    "exec --retries",
-    "exec --stdin",
     "generate --concurrency",
     "generate --max-tokens",
     "generate --seed",

@@ -124,6 +124,7 @@ async def test_a_server_that_is_not_there_is_told_early_and_waited_for(
     assert len(clock.sleeps) == DEFAULT_RETRIES
     (told,) = [r for r in caplog.records if r.name == "ajet.client"]
     assert "no response from" in told.getMessage()
+    assert "pass client=server.client" in told.getMessage()
 
 
 async def test_retry_after_of_body_and_header_is_honoured(make: MakeFace, clock: Clock) -> None:

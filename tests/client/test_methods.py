@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, Episode, Task
 from ajet_core.errors import (
@@ -231,12 +232,21 @@ async def test_can_continue_episode(make: MakeFace, answer: object, expected: bo
     assert await make(script).call("can_continue_episode", EPISODE) is expected
 
 
-async def test_sync_train_config_puts_the_whole_configuration(make: MakeFace) -> None:
+@pytest.mark.parametrize("given", [RunConfig.model_validate(RUN_CONFIG), RUN_CONFIG])
+async def test_sync_train_config_puts_the_whole_configuration(
+    make: MakeFace, given: object
+) -> None:
     script = Script().on("PUT /v1/run", (200, run_status(state="OFFLINE")))
-    config = RunConfig.model_validate(RUN_CONFIG)
-    status = await make(script).call("sync_train_config", config)
+    status = await make(script).call("sync_train_config", given)
     assert status.state is ServerState.OFFLINE
-    assert RunConfig.model_validate(script.bodies()[0]) == config
+    assert RunConfig.model_validate(script.bodies()[0]) == RunConfig.model_validate(RUN_CONFIG)
+
+
+async def test_values_that_are_no_configuration_are_not_sent(make: MakeFace) -> None:
+    script = Script()
+    with pytest.raises(ValidationError, match=r"batch\.tasks"):
+        await make(script).call("sync_train_config", RUN_CONFIG | {"batch": {"tasks": 0}})
+    assert script.requests == []
 
 
 async def test_start_engine_waits_until_the_server_has_booted(make: MakeFace, clock: Clock) -> None:

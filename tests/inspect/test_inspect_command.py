@@ -9,15 +9,20 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from ajet_cli.inspect.terminal import abort_lines
 from ajet_cli.main import cli
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol import EpisodeTimelines
+from ajet_installation.settings import StoreSettings
 from ajet_server.embedded.settings import SqliteStoreSettings
+from ajet_server.page.summary import EpisodeSummary
+from ajet_server.store.chosen_store import note_store
 from ajet_server.store.sqlite_store import SqliteStore
 from tests.inspect.recorded import HOSTILE, Recording, make_model_dir, said, sample_recording
 
@@ -36,6 +41,26 @@ def test_episodes_are_listed_newest_first(run_dir: Path) -> None:
     lines = inspect(run_dir).stdout.splitlines()
     assert [line.split()[0] for line in lines[1:5]] == ["ep-ccc4", "ep-bbb3", "ep-aab2", "ep-aaa1"]
     assert lines[0].split()[0] == "episode"
+
+
+def test_the_list_ends_with_why_episodes_were_aborted(run_dir: Path) -> None:
+    assert "1 aborted: the client went away" in inspect(run_dir).stdout
+    assert "aborted:" not in inspect(run_dir, "--state", "ended").stdout
+
+
+def test_reasons_are_shown_as_text_and_the_frequent_ones_first() -> None:
+    summary = EpisodeSummary(*("id", "task", "group", "train", "aborted", None, None), *[0] * 8)
+    texts = ["KeyError: 'a'", "\x1b[2J", "KeyError: 'a'", *"bcdefg"]
+    lines = abort_lines([replace(summary, reason=text) for text in texts])
+    shown = [str(line) for line in lines]
+    assert shown[:2] == ["2 aborted: KeyError: 'a'", "1 aborted: \\u001b[2J"]
+    assert shown[-1] == "... and 3 other reasons"
+
+
+def test_the_directory_of_a_local_server_leads_to_its_run(run_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_dir, tmp_path / "first" / "server")
+    note_store(StoreSettings(), tmp_path / "first" / "server")
+    assert rows(tmp_path / "first") == rows(run_dir)
 
 
 def test_a_row_has_the_episodes_numbers(run_dir: Path, recording: Recording) -> None:

@@ -136,7 +136,9 @@ def _check_settings(plugins: PluginManager, run: RunConfig, kind: str) -> None:
         spec = plugins.trainer(choice.name) if kind == "trainer" else plugins.engine(choice.name)
     except UnknownComponentError:
         click.echo(
-            f"{kind} {choice.name!r} is not installed here: its settings are not checked", err=True
+            f"{kind} {choice.name!r} is not installed here, so its settings are not checked; its "
+            "memory is computed all the same",
+            err=True,
         )
         return
     plugins.validate_settings(spec, choice.settings)

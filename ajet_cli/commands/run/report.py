@@ -12,6 +12,7 @@ from ajet_cli.inspect.files import new_file
 from ajet_cli.report.comparison import MOST_RUNS, comparison_page
 from ajet_cli.report.reading import RunReport, read_report
 from ajet_cli.report.run_page import run_page
+from ajet_cli.run_paths import RunPath
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
 from ajet_server.store.chosen_store import store_of_run
@@ -21,7 +22,7 @@ _MOST_EPISODES = 20
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=RunPath())
 @click.option(
     "-o",
     "--out",

@@ -13,6 +13,7 @@ from rich.table import Table
 from ajet_cli.inspect.difficulty import DifficultyStep, difficulty_steps, picture
 from ajet_cli.inspect.files import new_file
 from ajet_cli.output import table_console
+from ajet_cli.run_paths import RunPath
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
 from ajet_server.store.chosen_store import store_of_run
@@ -23,7 +24,7 @@ _HARD, _SOLVED = 0.0, 1.0
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
