@@ -306,6 +306,46 @@ async def test_a_task_of_two_steps_is_found_and_its_best_messages_are_compared(
     assert page.url.endswith("#/step/2")
 
 
+async def with_pages_of_one(page: Any, path: str, size: int) -> None:
+    """Let the server answer with one row where the page asks for `size`."""
+
+    async def ask(route: Any) -> None:
+        url = route.request.url
+        await route.continue_(
+            url=url.replace(f"limit={size}", "limit=1").replace(f"skip={size}", "skip=1")
+        )
+
+    await page.route(f"**{path}?*", ask)
+
+
+@pytest.mark.parametrize(
+    ("view", "nouns", "total"), [("tasks", "Tasks", 2), ("episodes", "Episodes", 4)]
+)
+async def test_a_list_has_further_pages(open_page: Open, view: str, nouns: str, total: int) -> None:
+    page = await open_page("server")
+    await with_pages_of_one(page, f"/v1/{view}", 200)
+    await page.get_by_role("link", name=nouns, exact=True).click()
+    await page.locator("caption", has_text=f"{nouns} 1 to 1 of {total}").wait_for()
+    first = await page.inner_text("td >> nth=0")
+    await page.get_by_role("link", name="next page").click()
+    await page.locator("caption", has_text=f"{nouns} 201 to 201 of {total}").wait_for()
+    assert await page.inner_text("td >> nth=0") != first
+    await page.get_by_role("link", name="previous page").click()
+    await page.locator("caption", has_text=f"{nouns} 1 to 1 of {total}").wait_for()
+    assert await page.inner_text("td >> nth=0") == first
+
+
+async def test_a_step_leads_to_all_its_episodes(open_page: Open) -> None:
+    page = await open_page("server")
+    await with_pages_of_one(page, "/v1/episodes", 100)
+    await page.fill("#goto-step", "1")
+    await page.keyboard.press("Enter")
+    await page.locator("caption", has_text="The 100 with the highest reward first").wait_for()
+    await page.get_by_role("link", name="all 4 episodes of step 1").click()
+    await page.locator("caption", has_text="4 episodes").wait_for()
+    assert await page.input_value("#step") == "1"
+
+
 async def test_the_mixture_form_has_the_ratios_of_the_present_stage(
     open_page: Open, listening: Running
 ) -> None:
