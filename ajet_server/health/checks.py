@@ -30,12 +30,14 @@ class Reading:
     :param cause: a description of what was measured.
     :param pauses: whether it is severe enough to pause a run.
     :param span: as `Check.span`; the larger of the two applies.
+    :param way_out: what to do for this cause, in place of `Check.way_out`; "" for that.
     """
 
     level: float
     cause: str
     pauses: bool = True
     span: int = 1
+    way_out: str = ""
 
 
 Measure = Callable[[History, FailureConfig], Reading | str]
@@ -105,20 +107,27 @@ def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
     equal = "within each task all rewards are equal"
     if newest.get("reward_std") == 0 and "reward_mean" in newest:
         equal = f"all rewards of the last one are {newest['reward_mean']:.3g}"
+    way_out = ""
     if "tasks_alike" in newest and newest.get("tasks"):
-        # Two different troubles: the sampling, or the reward and the tasks.
+        # Different troubles: the sampling, the reward and the tasks, or the weights.
         if newest["tasks_alike"] == newest["tasks"]:
             equal += (
                 ", because all answers to each task are identical: the sampling is greedy, or the "
                 "policy has become deterministic"
             )
+            way_out = _SAMPLE
         else:
             equal += ", although the answers differ"
+            way_out = _OTHER_REWARDS
+            before = series.values(history[: len(history) - silent], "reward_mean")
+            if before and newest.get("reward_mean", 0.0) < min(before):
+                equal += f"; in the batches before, the mean reward was at least {min(before):.3g}"
+                way_out = f"if tasks and rewards are unchanged, {_GO_BACK}; else {_OTHER_REWARDS}"
     cause = f"{which} no signal: {equal}"
     if solved := series.solved(history):
         cause += ". The mean reward is close to the best so far, so little is left to learn"
     level = silent / limits.zero_signal_steps
-    return Reading(level, cause, pauses=not solved, span=max(1, silent))
+    return Reading(level, cause, pauses=not solved, span=max(1, silent), way_out=way_out)
 
 
 def equal_rewards(history: History, limits: FailureConfig) -> Reading | str:
@@ -152,7 +161,14 @@ def cut_off(history: History, limits: FailureConfig) -> Reading | str:
     cause = (
         f"{_percent(shares[-1])} of the answers were cut off by max_tokens or the context length"
     )
-    return Reading(shares[-1] / limits.max_cut_off, cause)
+    way_out = ""
+    if shares[-1] >= 2 * (least := min(shares)):
+        cause += f"; in an earlier step, it was {_percent(least)}"
+        way_out = (
+            "the model may have unlearnt to end its answers: if the agent is unchanged, "
+            f"{_GO_BACK}; otherwise raise max_tokens of its calls or model.max_context"
+        )
+    return Reading(shares[-1] / limits.max_cut_off, cause, way_out=way_out)
 
 
 def trimmed(history: History, limits: FailureConfig) -> Reading | str:
@@ -475,6 +491,8 @@ def _percent(share: float) -> str:
 
 
 _GO_BACK = "go back to an earlier checkpoint and lower algorithm.learning_rate"
+_SAMPLE = "set a sampling temperature above 0 (rollout.sampling, or sampling= of trainable)"
+_OTHER_REWARDS = "check the reward function, or choose easier or harder tasks"
 
 CHECKS: Sequence[Check] = (
     Check(
@@ -486,12 +504,11 @@ CHECKS: Sequence[Check] = (
         "versions",
     ),
     Check(
-        "zero_signal",
-        ("zero_signal_steps",),
-        zero_signal,
-        "if the answers are identical, set a sampling temperature above 0 (rollout.sampling, or "
-        "sampling= of trainable); else check the reward function, or choose easier or harder "
-        "tasks",
+        "tools_alike",
+        ("max_tools_alike",),
+        tools_alike,
+        "read the tool messages of an episode: a tool that always fails or always answers the "
+        "same teaches nothing; check its server, its arguments and its key",
         before=True,
     ),
     Check(
@@ -510,14 +527,6 @@ CHECKS: Sequence[Check] = (
         reward_mismatch,
         "the model learns what the reward pays for, which is not success: read the episodes with "
         "the highest reward, and pay for success more than for anything else",
-    ),
-    Check(
-        "tools_alike",
-        ("max_tools_alike",),
-        tools_alike,
-        "read the tool messages of an episode: a tool that always fails or always answers the "
-        "same teaches nothing; check its server, its arguments and its key",
-        before=True,
     ),
     Check(
         "kl",
@@ -557,6 +566,13 @@ CHECKS: Sequence[Check] = (
         span=2,
         of_answers=True,
         by_tag=True,
+    ),
+    Check(
+        "zero_signal",
+        ("zero_signal_steps",),
+        zero_signal,
+        f"if the answers are identical, {_SAMPLE}; else {_OTHER_REWARDS}",
+        before=True,
     ),
     Check(
         "grad_norm",
@@ -619,4 +635,4 @@ CHECKS: Sequence[Check] = (
         span=_SPAN,
     ),
 )
-"""All checks, the most severe first."""
+"""All checks, the most severe first, and causes before what follows from them."""

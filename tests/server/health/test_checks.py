@@ -124,6 +124,33 @@ def test_each_fault_is_found_by_its_check(kind: str, changes: dict[str, Any], wo
 
 
 @pytest.mark.parametrize(
+    ("changes", "way_out"),
+    [
+        ({"tasks_alike": [8]}, "set a sampling temperature above 0"),
+        ({}, "check the reward function, or choose easier or harder tasks"),
+        (
+            {"reward_mean": [-0.5] * 5},
+            "if tasks and rewards are unchanged, go back to an earlier checkpoint",
+        ),
+    ],
+)
+def test_the_way_out_of_no_signal_fits_its_cause(
+    changes: dict[str, list[float]], way_out: str
+) -> None:
+    reading = read("zero_signal", steps(no_signal=[1] * 5, **changes))
+    assert reading.way_out.startswith(way_out)
+
+
+def test_answers_that_are_cut_off_since_some_step_are_told_from_a_limit_that_is_too_low() -> None:
+    since = read("cut_off", steps(calls_cut_off=[200]))
+    assert "in an earlier step, it was 1 %" in since.cause
+    assert since.way_out.startswith("the model may have unlearnt to end its answers")
+    always = read("cut_off", [{**step, "calls_cut_off": 200.0} for step in steps()])
+    assert "in an earlier step" not in always.cause
+    assert always.way_out == ""
+
+
+@pytest.mark.parametrize(
     ("kind", "changes"),
     [
         # One batch is chance, and a single value may be anything.
