@@ -434,8 +434,8 @@ def tools_alike(history: History, limits: FailureConfig) -> Reading | str:
         return f"{answers:.0f} answers of tools are too few to judge ({_ANSWERS} are needed)"
     share = sum(metrics["tool_answers_alike"] for metrics in recent) / answers
     cause = (
-        f"{_percent(share)} of the tools' answers in the last batches are all alike: "
-        "they have the same text, or begin with an error"
+        f"{_percent(share)} of the tools' answers in the last batches begin with an error, or have "
+        "the same text"
     )
     return Reading(share / limits.max_tools_alike, cause)
 
@@ -507,8 +507,8 @@ CHECKS: Sequence[Check] = (
         "tools_alike",
         ("max_tools_alike",),
         tools_alike,
-        "read the tool messages of an episode: a tool that always fails or always answers the "
-        "same teaches nothing; check its server, its arguments and its key",
+        "a tool that always fails or always answers the same teaches nothing; read the tool "
+        "messages of an episode, and check the tool's server, arguments and key",
         before=True,
     ),
     Check(

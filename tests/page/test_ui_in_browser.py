@@ -306,6 +306,36 @@ async def test_a_task_of_two_steps_is_found_and_its_best_messages_are_compared(
     assert page.url.endswith("#/step/2")
 
 
+async def test_why_a_run_is_paused_is_shown_once(open_page: Open, listening: Running) -> None:
+    body = {"reason": "<b>no space</b>"}
+    answer = await listening.http.post("/v1/run/pause", headers=CONTROL, json=body)
+    assert answer.status_code == 200
+    page = await open_page()
+    await page.locator("#sentence", has_text="The run is paused since ").wait_for()
+    assert (await page.inner_text("body")).count("<b>no space</b>") == 1
+
+
+async def test_what_a_step_reported_is_folded_below_findings_of_the_run(open_page: Open) -> None:
+    page = await open_page("server")
+    found = {"code": "cut_off", "message": "<i>cut</i>", "seconds": 1.0, "stuck": False}
+
+    async def answer(route: Any) -> None:
+        overview = await (await route.fetch()).json()
+        overview["status"]["findings"] = [{**found, "since_step": 1, "good_step": 0}]
+        overview["status"]["last_step"]["findings"] = ["<i>cut</i>", "cut in other words"]
+        await route.fulfill(json=overview)
+
+    await page.route("**/v1/overview", answer)
+    await page.get_by_role("link", name="Overview").click()
+    await page.wait_for_selector(".findings")
+    assert await page.locator(".findings li").count() == 1
+    other = page.get_by_text("cut in other words")
+    assert not await other.is_visible()
+    await page.get_by_text("Also reported for step 1").click()
+    assert await other.is_visible()
+    assert await page.locator("i").count() == 0
+
+
 async def with_pages_of_one(page: Any, path: str, size: int) -> None:
     """Let the server answer with one row where the page asks for `size`."""
 
