@@ -279,8 +279,8 @@ def main() -> None:
         model = options.directory / "model"
         create_tiny_model(model, worlds=[WORLD], seed=0)
     with contextlib.suppress(KeyboardInterrupt):
-        made = make(options.directory, model, troubles, options.steps, check=options.check)
-        result = asyncio.run(made)
+        runs = make(options.directory, model, troubles, options.steps, check=options.check)
+        result = asyncio.run(runs)
         report(result, options.output)
 
 
