@@ -369,16 +369,16 @@ def reward_mismatch(history: History, limits: FailureConfig) -> Reading | str:
         return "no episode reports the component success, a number from 0 to 1"
     # In the other batches, all rewards or all successes are the same.
     measured = [metrics for metrics in known if {_OF_SUCCESS, _OF_LENGTH} <= metrics.keys()]
-    row = 0
-    while row < len(measured) and _follows_length(measured[-1 - row]):
-        row += 1
+    closely, loosely = (_following_length(measured, least) for least in (_CLOSELY, _LOOSELY))
     newest = measured[-1] if measured else {}
     cause = (
-        f"in the last {row} batches, rewards follow the length of episodes (correlation "
+        f"in the last {loosely} batches, rewards follow the length of episodes (correlation "
         f"{newest.get(_OF_LENGTH, 0.0):.2f}) and not their component success (correlation "
         f"{newest.get(_OF_SUCCESS, 0.0):.2f}, mean success {known[-1][_SUCCESS]:.3g})"
     )
-    reading = Reading(row / steps, cause, span=max(1, row))
+    # A batch in which most episodes are as long as they can be does not end the finding.
+    level = max(closely / steps, CLEAR * min(1.0, loosely / steps))
+    reading = Reading(level, cause, span=max(1, loosely))
     recent = known[-series.WINDOW :]
     half = len(recent) // 2
     if half < steps:
@@ -397,8 +397,14 @@ def reward_mismatch(history: History, limits: FailureConfig) -> Reading | str:
     return Reading(level, cause, span=half)
 
 
-def _follows_length(metrics: Mapping[str, float]) -> bool:
-    return metrics[_OF_SUCCESS] <= 0 and metrics[_OF_LENGTH] >= _CLOSELY
+def _following_length(measured: History, least: float) -> int:
+    """Count the newest batches in a row whose rewards follow the length and not the success."""
+    row = 0
+    for metrics in reversed(measured):
+        if metrics[_OF_SUCCESS] > 0 or metrics[_OF_LENGTH] < least:
+            break
+        row += 1
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,8 +466,8 @@ _SMALL_LENGTH = 1.0
 _NOISE = 5.0
 _SUCCESS = "component_mean/success"
 _OF_SUCCESS, _OF_LENGTH = "reward_success_correlation", "reward_length_correlation"
-# From this correlation on, rewards follow the length.
-_CLOSELY = 0.9
+# From this correlation on, rewards follow the length, and from this one on they still may.
+_CLOSELY, _LOOSELY = 0.9, 0.5
 # Differences below this share of a value are those of rounding.
 _TINY = 1e-6
 # Fewer answers of tools are alike by chance.

@@ -361,10 +361,20 @@ def test_rewards_that_follow_the_length_and_not_success_are_a_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"reward_success_correlation": 0.9}, {"reward_length_correlation": 0.5}]
+    "changes", [{"reward_success_correlation": 0.9}, {"reward_length_correlation": 0.4}]
 )
 def test_rewards_that_follow_success_or_not_the_length_are_none(changes: dict[str, float]) -> None:
     assert read("reward_mismatch", hacked(12, **changes)).level == 0
+
+
+def test_rewards_that_follow_the_length_less_closely_keep_a_finding_and_begin_none() -> None:
+    loosely = {"reward_length_correlation": 0.6}
+    history = [*hacked(6), *hacked(2, **loosely)]
+    reading = read("reward_mismatch", history)
+    assert 0.5 <= reading.level < 1
+    assert "in the last 8 batches, rewards follow the length" in reading.cause
+    assert 0.5 <= read("reward_mismatch", hacked(12, **loosely)).level < 1
+    assert read("reward_mismatch", [*history, *steps(1)]).level == 0
 
 
 def test_batches_without_differences_do_not_end_a_row_of_mismatches() -> None:
