@@ -118,7 +118,10 @@ class AjetGroup(click.Group):
         except AjetError as error:
             if _state(ctx).debug:
                 traceback.print_exception(error)
-            click.echo(f"ajet: error: {error.message}", err=True)
+            # Imports Rich, which commands that succeed may not need.
+            from ajet_cli.output import echo_plain
+
+            echo_plain(f"ajet: error: {error.message}", err=True)
             ctx.exit(_FAILED)
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)

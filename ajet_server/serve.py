@@ -34,6 +34,7 @@ from ajet_server.build import build_service, telemetry_of
 from ajet_server.http.app import create_app, create_calls_app
 from ajet_server.http.connection import ConnectionLimits, guarded_protocol
 from ajet_server.observe.provenance import note_provenance
+from ajet_server.page.visible_text import visible
 from ajet_server.processes.desk import GatewayDesk
 from ajet_server.processes.forwarding import Forwarding
 from ajet_server.processes.gateway import GatewayProcess
@@ -100,17 +101,23 @@ def serve(settings: Settings, plugins: PluginManager | None = None) -> None:
         listener.close()
 
 
+class PlainFormatter(logging.Formatter):
+    """Formats records without what a terminal would obey: they quote agents and models."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as text; the lines of its message and its traceback stay lines."""
+        return visible(super().format(record), keep="\n\t")
+
+
 def _log_as(prefix: str, level: str) -> None:
     """Log to standard error.
 
     :param prefix: names the process.
     """
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter(f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s"))
     # Handlers of the parent process have its prefix.
-    logging.basicConfig(
-        force=bool(prefix),
-        level=level.upper(),
-        format=f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s",
-    )
+    logging.basicConfig(force=bool(prefix), level=level.upper(), handlers=[handler])
     # It would log the URL of every request, and those of alerts may be secrets.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

@@ -476,6 +476,7 @@ class SwarmService:
                     now - episode.called_at,
                     self.episodes.open.lease_left(episode),
                     episode.running,
+                    seen_ago=now - episode.seen_at,
                     steps_ago=self.board.policy_version - episode.record.claim_version,
                     late=episode.record.episode_id in late,
                 )

@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 
 import click
-from rich.markup import escape
 from rich.table import Table
 
 from agentjet.client import SwarmClient
-from ajet_cli.output import table_console
+from ajet_cli.output import plain, table_console
 from ajet_cli.servers import find_server, server_options
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.protocol import EngineServers
@@ -107,5 +106,5 @@ def _print(servers: EngineServers, as_json: bool) -> None:
     table.add_column("server")
     table.add_column("state")
     for name, now in servers.servers.items():
-        table.add_row(escape(name), escape(now))
+        table.add_row(plain(name), plain(now))
     table_console().print(table)

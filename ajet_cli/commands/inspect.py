@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ajet_cli.inspect.files import new_file
 from ajet_cli.inspect.terminal import abort_lines, episode_table, episode_tree, fork_list
-from ajet_cli.output import table_console
+from ajet_cli.output import plain, table_console
 from ajet_cli.run_paths import RunPath
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import RequestError
@@ -182,7 +182,7 @@ class _Inspection:
         rows: list[RenderableType] = [episode_table(episodes)] if episodes else []
         drifted = sum(episode.tokens_drifted for episode in episodes)
         rows += [
-            Text(
+            plain(
                 f"the trainer refused the first batch of step {batch.step}, {batch.batch_id} "
                 f"({len(batch.episode_ids)} episodes): {batch.refused}",
                 "red",
@@ -195,7 +195,7 @@ class _Inspection:
             run = shlex.quote(str(self._reader.run_dir))
             # An id may begin with a dash.
             newest = shlex.quote(episodes[0].episode_id)
-            rows.append(Text(f"to see one of them: ajet inspect {run} -- {newest}", style="dim"))
+            rows.append(plain(f"to see one of them: ajet inspect {run} -- {newest}", "dim"))
         _print(table_console(), *rows)
 
     async def show_episode(self, episode_id: str, as_json: bool) -> None:
@@ -251,7 +251,7 @@ def _footer(shown: int, total: int, forks: ForkSummary, drifted: int) -> list[Re
     of = f" of {total}" if shown < total else ""
     rows: list[RenderableType] = [Text(f"\n{shown}{of} episodes", style="dim")]
     sentences = forks.sentences()
-    rows += [Text(sentence) for sentence in sentences]
+    rows += [plain(sentence) for sentence in sentences]
     if not sentences:
         rows.append(Text("no tokens are recomputed", style="dim"))
     if drifted:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 from pydantic import ValidationError
 from rich.table import Table
-from rich.text import Text
 
 from agentjet.client import TokenClient
-from ajet_cli.output import table_console
+from ajet_cli.output import plain, table_console
 from ajet_cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.errors import ConfigError, StoreError
 from ajet_core.files import read_json
@@ -173,7 +172,7 @@ def list_tokens(
         times = (info.created_at, info.expires_at, info.last_used_at)
         cells = (info.token_id, info.name, info.scope, condition, *map(_time, times), quotas)
         style = None if condition == "valid" else "dim"
-        table.add_row(*(Text(cell) for cell in cells), style=style)
+        table.add_row(*map(plain, cells), style=style)
     table_console().print(table)
 
 

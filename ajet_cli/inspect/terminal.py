@@ -182,7 +182,8 @@ def _sampling(call: TimelineCall, node: TimelineNode, start: int) -> Text:
     if call.drift_tokens:
         row.append(f", {call.drift_tokens} tokens would have changed through text", "yellow")
     if call.echo_fields:
-        row.append(f", the previous answer came back with another {call.echo_fields}", "yellow")
+        fields = visible(call.echo_fields)
+        row.append(f", the previous answer came back with another {fields}", "yellow")
     if call.ignored:
         row.append(f", without effect: {visible(call.ignored)}", "yellow")
     return row

@@ -68,7 +68,7 @@ def overview_lines(watch: ServerWatch, width: int, glyphs: Glyphs) -> list[Line]
 
 def findings_count(overview: Overview) -> int:
     """Return how many findings an overview lists."""
-    return len(overview.status.findings) + len(list(_other_findings(overview)))
+    return len(_present(overview)) + len(list(_other_findings(overview)))
 
 
 def newest(overview: Overview, curves: StepCurves | None, metric: str) -> float | None:
@@ -104,7 +104,7 @@ def _no_answer(watch: ServerWatch, width: int) -> list[Line]:
 def _findings(overview: Overview, width: int, glyphs: Glyphs) -> list[Line]:
     status = overview.status
     lines: list[Line] = []
-    for finding in status.findings:
+    for finding in _present(overview):
         tone: Tone = "bad" if finding.stuck else "warn"
         name = glyphs.text(finding.code.replace("_", " "))
         parts: list[tuple[str, Tone]] = [("! ", tone), (f"{name}: ", tone)]
@@ -119,6 +119,11 @@ def _findings(overview: Overview, width: int, glyphs: Glyphs) -> list[Line]:
     if status.state is ServerState.OFFLINE:
         return []
     return paragraph([("No findings: nothing that is watched looks wrong.", "good")], width)
+
+
+def _present(overview: Overview) -> list[Finding]:
+    """Return the server's findings; the sentence above them has why the run is paused."""
+    return [finding for finding in overview.status.findings if finding.code != "paused"]
 
 
 def _other_findings(overview: Overview) -> Iterator[str]:

@@ -30,12 +30,14 @@ class Reading:
     :param cause: a description of what was measured.
     :param pauses: whether it is severe enough to pause a run.
     :param span: as `Check.span`; the larger of the two applies.
+    :param way_out: what to do for this cause, in place of `Check.way_out`; "" for that.
     """
 
     level: float
     cause: str
     pauses: bool = True
     span: int = 1
+    way_out: str = ""
 
 
 Measure = Callable[[History, FailureConfig], Reading | str]
@@ -105,20 +107,27 @@ def zero_signal(history: History, limits: FailureConfig) -> Reading | str:
     equal = "within each task all rewards are equal"
     if newest.get("reward_std") == 0 and "reward_mean" in newest:
         equal = f"all rewards of the last one are {newest['reward_mean']:.3g}"
+    way_out = ""
     if "tasks_alike" in newest and newest.get("tasks"):
-        # Two different troubles: the sampling, or the reward and the tasks.
+        # Different troubles: the sampling, the reward and the tasks, or the weights.
         if newest["tasks_alike"] == newest["tasks"]:
             equal += (
                 ", because all answers to each task are identical: the sampling is greedy, or the "
                 "policy has become deterministic"
             )
+            way_out = _SAMPLE
         else:
             equal += ", although the answers differ"
+            way_out = _OTHER_REWARDS
+            before = series.values(history[: len(history) - silent], "reward_mean")
+            if before and newest.get("reward_mean", 0.0) < min(before):
+                equal += f"; in the batches before, the mean reward was at least {min(before):.3g}"
+                way_out = f"if tasks and rewards are unchanged, {_GO_BACK}; else {_OTHER_REWARDS}"
     cause = f"{which} no signal: {equal}"
     if solved := series.solved(history):
         cause += ". The mean reward is close to the best so far, so little is left to learn"
     level = silent / limits.zero_signal_steps
-    return Reading(level, cause, pauses=not solved, span=max(1, silent))
+    return Reading(level, cause, pauses=not solved, span=max(1, silent), way_out=way_out)
 
 
 def equal_rewards(history: History, limits: FailureConfig) -> Reading | str:
@@ -152,7 +161,14 @@ def cut_off(history: History, limits: FailureConfig) -> Reading | str:
     cause = (
         f"{_percent(shares[-1])} of the answers were cut off by max_tokens or the context length"
     )
-    return Reading(shares[-1] / limits.max_cut_off, cause)
+    way_out = ""
+    if shares[-1] >= 2 * (least := min(shares)):
+        cause += f"; in an earlier step, it was {_percent(least)}"
+        way_out = (
+            "the model may have unlearnt to end its answers: if the agent is unchanged, "
+            f"{_GO_BACK}; otherwise raise max_tokens of its calls or model.max_context"
+        )
+    return Reading(shares[-1] / limits.max_cut_off, cause, way_out=way_out)
 
 
 def trimmed(history: History, limits: FailureConfig) -> Reading | str:
@@ -353,16 +369,16 @@ def reward_mismatch(history: History, limits: FailureConfig) -> Reading | str:
         return "no episode reports the component success, a number from 0 to 1"
     # In the other batches, all rewards or all successes are the same.
     measured = [metrics for metrics in known if {_OF_SUCCESS, _OF_LENGTH} <= metrics.keys()]
-    row = 0
-    while row < len(measured) and _follows_length(measured[-1 - row]):
-        row += 1
+    closely, loosely = (_following_length(measured, least) for least in (_CLOSELY, _LOOSELY))
     newest = measured[-1] if measured else {}
     cause = (
-        f"in the last {row} batches, rewards follow the length of episodes (correlation "
+        f"in the last {loosely} batches, rewards follow the length of episodes (correlation "
         f"{newest.get(_OF_LENGTH, 0.0):.2f}) and not their component success (correlation "
         f"{newest.get(_OF_SUCCESS, 0.0):.2f}, mean success {known[-1][_SUCCESS]:.3g})"
     )
-    reading = Reading(row / steps, cause, span=max(1, row))
+    # A batch in which most episodes are as long as they can be does not end the finding.
+    level = max(closely / steps, CLEAR * min(1.0, loosely / steps))
+    reading = Reading(level, cause, span=max(1, loosely))
     recent = known[-series.WINDOW :]
     half = len(recent) // 2
     if half < steps:
@@ -381,8 +397,14 @@ def reward_mismatch(history: History, limits: FailureConfig) -> Reading | str:
     return Reading(level, cause, span=half)
 
 
-def _follows_length(metrics: Mapping[str, float]) -> bool:
-    return metrics[_OF_SUCCESS] <= 0 and metrics[_OF_LENGTH] >= _CLOSELY
+def _following_length(measured: History, least: float) -> int:
+    """Count the newest batches in a row whose rewards follow the length and not the success."""
+    row = 0
+    for metrics in reversed(measured):
+        if metrics[_OF_SUCCESS] > 0 or metrics[_OF_LENGTH] < least:
+            break
+        row += 1
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,8 +440,8 @@ def tools_alike(history: History, limits: FailureConfig) -> Reading | str:
         return f"{answers:.0f} answers of tools are too few to judge ({_ANSWERS} are needed)"
     share = sum(metrics["tool_answers_alike"] for metrics in recent) / answers
     cause = (
-        f"{_percent(share)} of the tools' answers in the last batches are all alike: "
-        "they have the same text, or begin with an error"
+        f"{_percent(share)} of the tools' answers in the last batches begin with an error, or have "
+        "the same text"
     )
     return Reading(share / limits.max_tools_alike, cause)
 
@@ -444,8 +466,8 @@ _SMALL_LENGTH = 1.0
 _NOISE = 5.0
 _SUCCESS = "component_mean/success"
 _OF_SUCCESS, _OF_LENGTH = "reward_success_correlation", "reward_length_correlation"
-# From this correlation on, rewards follow the length.
-_CLOSELY = 0.9
+# From this correlation on, rewards follow the length, and from this one on they still may.
+_CLOSELY, _LOOSELY = 0.9, 0.5
 # Differences below this share of a value are those of rounding.
 _TINY = 1e-6
 # Fewer answers of tools are alike by chance.
@@ -475,6 +497,8 @@ def _percent(share: float) -> str:
 
 
 _GO_BACK = "go back to an earlier checkpoint and lower algorithm.learning_rate"
+_SAMPLE = "set a sampling temperature above 0 (rollout.sampling, or sampling= of trainable)"
+_OTHER_REWARDS = "check the reward function, or choose easier or harder tasks"
 
 CHECKS: Sequence[Check] = (
     Check(
@@ -486,12 +510,11 @@ CHECKS: Sequence[Check] = (
         "versions",
     ),
     Check(
-        "zero_signal",
-        ("zero_signal_steps",),
-        zero_signal,
-        "if the answers are identical, set a sampling temperature above 0 (rollout.sampling, or "
-        "sampling= of trainable); else check the reward function, or choose easier or harder "
-        "tasks",
+        "tools_alike",
+        ("max_tools_alike",),
+        tools_alike,
+        "a tool that always fails or always answers the same teaches nothing; read the tool "
+        "messages of an episode, and check the tool's server, arguments and key",
         before=True,
     ),
     Check(
@@ -510,14 +533,6 @@ CHECKS: Sequence[Check] = (
         reward_mismatch,
         "the model learns what the reward pays for, which is not success: read the episodes with "
         "the highest reward, and pay for success more than for anything else",
-    ),
-    Check(
-        "tools_alike",
-        ("max_tools_alike",),
-        tools_alike,
-        "read the tool messages of an episode: a tool that always fails or always answers the "
-        "same teaches nothing; check its server, its arguments and its key",
-        before=True,
     ),
     Check(
         "kl",
@@ -557,6 +572,13 @@ CHECKS: Sequence[Check] = (
         span=2,
         of_answers=True,
         by_tag=True,
+    ),
+    Check(
+        "zero_signal",
+        ("zero_signal_steps",),
+        zero_signal,
+        f"if the answers are identical, {_SAMPLE}; else {_OTHER_REWARDS}",
+        before=True,
     ),
     Check(
         "grad_norm",
@@ -619,4 +641,4 @@ CHECKS: Sequence[Check] = (
         span=_SPAN,
     ),
 )
-"""All checks, the most severe first."""
+"""All checks, the most severe first, and causes before what follows from them."""

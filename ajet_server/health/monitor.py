@@ -131,7 +131,7 @@ class HealthMonitor:
 
 
 def _sentence(check: Check, reading: Reading) -> str:
-    return f"{reading.cause}: {check.way_out}"
+    return f"{reading.cause}: {reading.way_out or check.way_out}"
 
 
 def _good_step(check: Check, first: int) -> int:

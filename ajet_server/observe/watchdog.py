@@ -48,6 +48,7 @@ class OpenView:
     """An open episode.
 
     :param idle: seconds since its last model call.
+    :param seen_ago: seconds since its last sign of life, a model call or a heartbeat.
     :param lease_left: seconds until its lease ends and it is aborted.
     :param calls: its model calls that are being answered.
     :param steps_ago: steps that were trained since it was claimed.
@@ -61,8 +62,14 @@ class OpenView:
     idle: float
     lease_left: float
     calls: int
+    seen_ago: float = 0.0
     steps_ago: int = 0
     late: bool = False
+
+    @property
+    def beats(self) -> bool:
+        """Whether heartbeats have come since its last model call."""
+        return self.seen_ago + _QUIET_SECONDS <= self.idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +236,38 @@ def shortage(batch: BatchProgress | None) -> str:
 
 
 def _waiting(view: ServerView) -> str:
-    longest = sorted(view.open, key=lambda episode: -episode.idle)
+    longest: dict[tuple[str, str], OpenView] = {}
+    for episode in sorted(view.open, key=lambda episode: -episode.idle):
+        longest.setdefault((episode.task_id, episode.client_id), episode)
+    shown = list(longest.values())[:_SHOWN]
     listed = ", ".join(
         f"task {e.task_id!r} (episode {e.episode_id} of client {e.client_id}: no model call for "
-        f"{e.idle:.0f} s, its lease ends in {e.lease_left:.0f} s)"
-        for e in longest[:_SHOWN]
+        f"{e.idle:.0f} s, {_alive(e)})"
+        for e in shown
     )
-    more = f" and {len(longest) - _SHOWN} more" if len(longest) > _SHOWN else ""
-    return f"waiting for {listed}{more}; {view.waiting_claims} claims wait for a slot"
+    left = len(view.open) - len(shown)
+    more = f" and {left} more" if left else ""
+    claims = f"; {view.waiting_claims} claims wait for a slot" if view.waiting_claims else ""
+    return f"waiting for {listed}{more}{claims}. {_way_out(view.open)}"
+
+
+def _alive(episode: OpenView) -> str:
+    if episode.beats:
+        return f"the last heartbeat {episode.seen_ago:.0f} s ago"
+    return f"no heartbeat since, its lease ends in {episode.lease_left:.0f} s"
+
+
+def _way_out(silent: Sequence[OpenView]) -> str:
+    beating = sum(episode.beats for episode in silent)
+    if beating == len(silent):
+        return (
+            "The client runs, but its agent has stalled in something other than the model: check "
+            "what it does after its last message, and give its runner an episode_timeout"
+        )
+    gone = "the client may be gone; each episode is aborted when its lease ends, and its task free"
+    if not beating:
+        return gone[0].upper() + gone[1:]
+    return f"Where heartbeats arrive, the agent has stalled; otherwise {gone}"
 
 
 def _late(late: Sequence[OpenView], view: ServerView) -> str:

@@ -161,11 +161,13 @@ class TasksQuery(Message):
     :param find: only tasks with this in their id.
     :param order: ``newest``: by the last step that trained them; ``lowest``: by their last reward;
         ``improved`` and ``worsened``: by how their reward changed.
+    :param skip: number of selected tasks to leave out before the first one.
     """
 
     find: Annotated[str, Field(max_length=256)] = ""
     order: Literal["newest", "lowest", "improved", "worsened"] = "newest"
     limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 200
+    skip: Annotated[int, Field(ge=0, le=20_000)] = 0
 
 
 class TaskRow(Message):
@@ -190,10 +192,12 @@ class TaskRows(Message):
     """Answer of ``GET /v1/tasks``, of the newest 20,000 training episodes.
 
     :param more: whether there are further tasks.
+    :param total: number of selected tasks.
     """
 
     tasks: list[TaskRow]
     more: bool = False
+    total: int = 0
 
 
 class SaidMessage(Message):

@@ -11,6 +11,7 @@ from ajet_server.page.models import ClientActivity
 
 _POLL_SECONDS = 5.0
 _MOST_PER_SECOND = 20.0
+_WAITS_FOR = {"no_client": "a client", "waiting_for_episodes": "model calls of {}"}
 
 
 class PollPace:
@@ -44,7 +45,9 @@ def sentence(status: ServerStatus, now: float) -> str:
     if status.error is not None:
         return f"The run failed: {status.error.message}"
     if status.paused is not None:
-        return f"The run is paused: {status.paused}"
+        return (
+            f"The run is paused{_paused_since(status, now)}: {_why_paused(status, status.paused)}"
+        )
     run = f"Run {status.run_id}" if status.run_id else "The server"
     if status.state is ServerState.OFFLINE:
         ended = f" It was trained for {_steps(status.step)}." if status.step else ""
@@ -52,6 +55,22 @@ def sentence(status: ServerStatus, now: float) -> str:
     if status.state is ServerState.BOOTING:
         return f"{run} is starting its engine and trainer."
     return f"{run} {_activity(status, now)}."
+
+
+def _since(at: float) -> str:
+    return f" since {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _paused_since(status: ServerStatus, now: float) -> str:
+    return next((_since(now - f.seconds) for f in status.findings if f.code == "paused"), "")
+
+
+def _why_paused(status: ServerStatus, reason: str) -> str:
+    """Return the findings that paused a run by their names: their sentences are listed anyway."""
+    for finding in status.findings:
+        if finding.since_step is not None:
+            reason = reason.replace(finding.message, finding.code.replace("_", " "))
+    return reason
 
 
 def _activity(status: ServerStatus, now: float) -> str:
@@ -62,12 +81,13 @@ def _activity(status: ServerStatus, now: float) -> str:
     filled = f"{batch.ready} of {batch.needed} {of}"
     if (training := status.rollout and status.rollout.training_step) is not None:
         return f"is training step {training}; the next batch has {filled}"
-    if (idle := next((f for f in status.findings if f.code == "no_client"), None)) is not None:
-        since = datetime.fromtimestamp(now - idle.seconds, UTC)
-        return (
-            f"waits for a client since {since:%Y-%m-%d %H:%M} UTC; "
-            f"the batch of step {status.step + 1} has {filled}"
-        )
+    for finding in status.findings:
+        if (what := _WAITS_FOR.get(finding.code)) is not None:
+            whom = what.format(_count(batch.open_episodes, "open episode"))
+            return (
+                f"waits for {whom}{_since(now - finding.seconds)}; the batch of step "
+                f"{status.step + 1} has {filled}"
+            )
     return (
         f"is filling the batch of step {status.step + 1}: {filled} are ready and "
         f"{_count(batch.open_episodes, 'episode')} open"

@@ -48,7 +48,8 @@ async def task_rows(store: RunStore, history: StepHistory, query: TasksQuery) ->
             task.episodes += 1
             task.rewards.setdefault(step, []).append(reward)
     rows = _ordered([task.row(task_id) for task_id, task in tasks.items()], query)
-    return TaskRows(tasks=rows[: query.limit], more=len(rows) > query.limit)
+    last = query.skip + query.limit
+    return TaskRows(tasks=rows[query.skip : last], more=len(rows) > last, total=len(rows))
 
 
 def _ordered(rows: Sequence[TaskRow], query: TasksQuery) -> list[TaskRow]:

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from ajet_cli.commands.run import pause as _pause_command  # noqa: F401  (imported before it is patched)
 from ajet_cli.commands.run import status as _status_command  # noqa: F401  (imported before it is patched)
 from ajet_cli.main import cli
-from ajet_core.errors import ServerUnreachableError
+from ajet_core.errors import ServerUnreachableError, StateError
 from ajet_core.protocol import (
     BatchProgress,
     ErrorDetail,
@@ -27,6 +27,7 @@ from ajet_core.protocol import (
     ServerState,
     ServerStatus,
     StepSummary,
+    TagProgress,
 )
 from ajet_installation.settings import Settings
 
@@ -136,6 +137,36 @@ def test_status_shows_what_evaluations_came_to(server: type[FakeClient]) -> None
     assert "evaluation step 3: no result yet (0 episodes of 0 tasks, 4 open, 2 aborted)" in shown
     assert "held-[out], step 3: pass@1 0.250, pass@4 0.667, reward 0.5 (32 episodes" in shown
     assert "mixed" not in shown
+
+
+def test_status_shows_hostile_texts_as_text(server: type[FakeClient]) -> None:
+    hostile = "[/x] [red]\x1b]52;c;aGk=\x07 \u202e"
+    shown = "[/x] [red]\\u001b]52;c;aGk=\\u0007 \\u202e"
+    changes = {
+        "run_id": hostile,
+        "model": hostile,
+        "paused": hostile,
+        "error": ErrorDetail(type="trainer_error", message=hostile),
+        "findings": [Finding(code="no_signal", message=hostile, seconds=1.0, stuck=True)],
+        "mixture": {hostile: TagProgress(ratio=1.0, slots=4, ready=1, under_way=2, blocked=False)},
+        "checks": {"entropy": hostile},
+        "last_step": StepSummary(
+            step=3, policy_version=4, metrics={hostile: 1.0}, forks=[f"fork {hostile}"]
+        ),
+    }
+    server.answers = [STATUS.model_copy(update=changes)]
+    result = ajet("status", "--checks")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    assert "\x07" not in result.stdout
+    assert " ".join(result.stdout.split()).count(shown) == 9
+
+
+def test_errors_show_hostile_texts_as_text(server: type[FakeClient]) -> None:
+    server.answers = [StateError("task '\x1b]0;owned\x07' is\nunknown")]
+    result = ajet("status")
+    assert result.exit_code == 2
+    assert result.stderr == "ajet: error: task '\\u001b]0;owned\\u0007' is\nunknown\n"
 
 
 def test_status_shows_why_a_run_failed(server: type[FakeClient]) -> None:

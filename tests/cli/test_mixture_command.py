@@ -76,6 +76,13 @@ def test_it_shows_the_batch_that_is_filled_and_the_ratios_of_the_next(
     assert server.put == []
 
 
+def test_tags_are_shown_as_text(server: type[FakeClient]) -> None:
+    progress = {"ratio": 1.0, "slots": 4, "ready": 1, "under_way": 2, "blocked": False}
+    tag = "[/x]\x1b[2J"
+    server.answer = {"config": {"ratios": {tag: 1.0}}, "step": 1, "tags": {tag: progress}}
+    assert rows(ajet())["[/x]\\u001b[2J"] == ["1", "1", "4", "1", "2"]
+
+
 def test_the_ratios_of_the_next_batch_are_those_of_the_schedule(server: type[FakeClient]) -> None:
     server.answer = {**STATUS, "step": 7}
     found = rows(ajet())

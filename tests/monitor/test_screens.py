@@ -304,6 +304,19 @@ async def test_the_list_asks_for_what_was_chosen() -> None:
         assert "step=7" in server.asked[-1]
 
 
+async def test_why_a_run_is_paused_is_shown_once() -> None:
+    server = ScriptedServer()
+    overview = copy.deepcopy(OVERVIEW)
+    overview["sentence"] = "The run is paused: no space"
+    paused = {"code": "paused", "message": "the run is paused: no space", "seconds": 1.0}
+    overview["status"]["findings"].insert(0, {**paused, "stuck": False})
+    server.answers["/v1/overview"] = overview
+    app = monitor(server)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await settle(pilot)
+        assert screen_text(app).count("no space") == 1
+
+
 @pytest.mark.parametrize("place", ["sentence", "finding", "client", "task", "message", "token"])
 async def test_hostile_text_is_shown_as_text(place: str) -> None:
     server = ScriptedServer()

@@ -48,7 +48,40 @@ _IDLE = ServerStatus(
             ),
         ),
         ({"batch": None, "step": 1}, "Run cats has been trained for 1 step."),
+        (
+            {
+                "findings": [
+                    Finding(code="waiting_for_episodes", message="", seconds=65.0, stuck=True)
+                ]
+            },
+            (
+                "Run cats waits for model calls of 1 open episode since 1970-01-01 00:58 UTC; "
+                "the batch of step 5 has 3 of 8 tasks."
+            ),
+        ),
         ({"paused": "no space"}, "The run is paused: no space"),
+        (
+            {
+                "paused": "batch 5 was not trained: rewards fell; it grew. Run `ajet resume`",
+                "findings": [
+                    Finding(code="paused", message="", seconds=65.0, stuck=True),
+                    Finding(
+                        code="length", message="it grew", seconds=1.0, stuck=False, since_step=4
+                    ),
+                    Finding(
+                        code="reward_drop",
+                        message="rewards fell",
+                        seconds=1.0,
+                        stuck=False,
+                        since_step=4,
+                    ),
+                ],
+            },
+            (
+                "The run is paused since 1970-01-01 00:58 UTC: batch 5 was not trained: "
+                "reward drop; length. Run `ajet resume`"
+            ),
+        ),
         (
             {"error": ErrorDetail(type="trainer_error", message="the trainer died")},
             "The run failed: the trainer died",

@@ -166,7 +166,10 @@ async def test_tasks_have_the_steps_and_rewards_between_which_they_changed(serve
     some = TaskRows.model_validate(await get(server, "/v1/tasks", find="b", limit=1))
     assert ([row.task_id for row in some.tasks], some.more) == (["b"], False)
     first = TaskRows.model_validate(await get(server, "/v1/tasks", limit=1))
-    assert first.more
+    assert (first.more, first.total) == (True, 2)
+    second = TaskRows.model_validate(await get(server, "/v1/tasks", limit=1, skip=1))
+    assert [row.task_id for row in second.tasks] == ["b"]
+    assert (second.more, second.total) == (False, 2)
 
 
 def reached(server: Running, step: int) -> bool:

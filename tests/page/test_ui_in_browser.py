@@ -306,6 +306,76 @@ async def test_a_task_of_two_steps_is_found_and_its_best_messages_are_compared(
     assert page.url.endswith("#/step/2")
 
 
+async def test_why_a_run_is_paused_is_shown_once(open_page: Open, listening: Running) -> None:
+    body = {"reason": "<b>no space</b>"}
+    answer = await listening.http.post("/v1/run/pause", headers=CONTROL, json=body)
+    assert answer.status_code == 200
+    page = await open_page()
+    await page.locator("#sentence", has_text="The run is paused since ").wait_for()
+    assert (await page.inner_text("body")).count("<b>no space</b>") == 1
+
+
+async def test_what_a_step_reported_is_folded_below_findings_of_the_run(open_page: Open) -> None:
+    page = await open_page("server")
+    found = {"code": "cut_off", "message": "<i>cut</i>", "seconds": 1.0, "stuck": False}
+
+    async def answer(route: Any) -> None:
+        overview = await (await route.fetch()).json()
+        overview["status"]["findings"] = [{**found, "since_step": 1, "good_step": 0}]
+        overview["status"]["last_step"]["findings"] = ["<i>cut</i>", "cut in other words"]
+        await route.fulfill(json=overview)
+
+    await page.route("**/v1/overview", answer)
+    await page.get_by_role("link", name="Overview").click()
+    await page.wait_for_selector(".findings")
+    assert await page.locator(".findings li").count() == 1
+    other = page.get_by_text("cut in other words")
+    assert not await other.is_visible()
+    await page.get_by_text("Also reported for step 1").click()
+    assert await other.is_visible()
+    assert await page.locator("i").count() == 0
+
+
+async def with_pages_of_one(page: Any, path: str, size: int) -> None:
+    """Let the server answer with one row where the page asks for `size`."""
+
+    async def ask(route: Any) -> None:
+        url = route.request.url
+        await route.continue_(
+            url=url.replace(f"limit={size}", "limit=1").replace(f"skip={size}", "skip=1")
+        )
+
+    await page.route(f"**{path}?*", ask)
+
+
+@pytest.mark.parametrize(
+    ("view", "nouns", "total"), [("tasks", "Tasks", 2), ("episodes", "Episodes", 4)]
+)
+async def test_a_list_has_further_pages(open_page: Open, view: str, nouns: str, total: int) -> None:
+    page = await open_page("server")
+    await with_pages_of_one(page, f"/v1/{view}", 200)
+    await page.get_by_role("link", name=nouns, exact=True).click()
+    await page.locator("caption", has_text=f"{nouns} 1 to 1 of {total}").wait_for()
+    first = await page.inner_text("td >> nth=0")
+    await page.get_by_role("link", name="next page").click()
+    await page.locator("caption", has_text=f"{nouns} 201 to 201 of {total}").wait_for()
+    assert await page.inner_text("td >> nth=0") != first
+    await page.get_by_role("link", name="previous page").click()
+    await page.locator("caption", has_text=f"{nouns} 1 to 1 of {total}").wait_for()
+    assert await page.inner_text("td >> nth=0") == first
+
+
+async def test_a_step_leads_to_all_its_episodes(open_page: Open) -> None:
+    page = await open_page("server")
+    await with_pages_of_one(page, "/v1/episodes", 100)
+    await page.fill("#goto-step", "1")
+    await page.keyboard.press("Enter")
+    await page.locator("caption", has_text="The 100 with the highest reward first").wait_for()
+    await page.get_by_role("link", name="all 4 episodes of step 1").click()
+    await page.locator("caption", has_text="4 episodes").wait_for()
+    assert await page.input_value("#step") == "1"
+
+
 async def test_the_mixture_form_has_the_ratios_of_the_present_stage(
     open_page: Open, listening: Running
 ) -> None:

@@ -53,11 +53,36 @@ def test_what_makes_training_useless_comes_before_missing_clients() -> None:
 
 
 def test_an_agent_that_does_not_come_back_is_named() -> None:
-    found = only(replace(IDLE, open=[EPISODE, replace(EPISODE, episode_id="e2", idle=90.0)]))
+    longer = replace(EPISODE, episode_id="e2", task_id="t2", idle=90.0)
+    found = only(replace(IDLE, open=[EPISODE, longer]))
     assert found.code == "waiting_for_episodes"
     assert found.seconds == 65.0
-    assert "task 't1' (episode e2 of client client: no model call for 90 s" in found.message
+    assert "task 't2' (episode e2 of client client: no model call for 90 s" in found.message
     assert found.message.index("e2") < found.message.index("e1")
+
+
+def test_an_agent_that_stalls_is_told_from_a_client_that_is_gone() -> None:
+    gone = replace(EPISODE, seen_ago=65.0)
+    stalled = replace(EPISODE, episode_id="e2", client_id="other", seen_ago=3.0)
+    message = only(replace(IDLE, open=[stalled])).message
+    assert "no model call for 65 s, the last heartbeat 3 s ago" in message
+    assert "The client runs, but its agent has stalled" in message
+    message = only(replace(IDLE, open=[gone])).message
+    assert "no heartbeat since, its lease ends in 20 s" in message
+    assert "The client may be gone" in message
+    both = only(replace(IDLE, open=[gone, stalled])).message
+    assert (
+        "Where heartbeats arrive, the agent has stalled; otherwise the client may be gone" in both
+    )
+
+
+def test_a_client_names_a_silent_task_once() -> None:
+    episodes = [replace(EPISODE, episode_id=f"e{i}", idle=65.0 + i) for i in range(8)]
+    message = only(replace(IDLE, open=episodes)).message
+    assert message.startswith(
+        "waiting for task 't1' (episode e7 of client client: no model call for 72 s"
+    )
+    assert " and 7 more. " in message
 
 
 def test_a_task_that_nobody_goes_on_with_is_named() -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from agentjet.client import SwarmClient
 from ajet_cli.commands.run.status import spending_rows
-from ajet_cli.output import table_console
+from ajet_cli.output import plain, table_console
 from ajet_cli.servers import find_server, server_options
 from ajet_cli.state import CliState, config_option, pass_state
 
@@ -79,5 +78,5 @@ def budget(
         table.add_column(style="bold")
         table.add_column(overflow="fold")
         for name, value, style in spending_rows(status):
-            table.add_row(name, Text(value, style=style))
+            table.add_row(name, plain(value, style))
         table_console().print(table)

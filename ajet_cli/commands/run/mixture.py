@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from agentjet.client import SwarmClient
-from ajet_cli.output import table_console
+from ajet_cli.output import plain, table_console
 from ajet_cli.servers import find_server
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.protocol import MixtureStatus, TagProgress
@@ -75,7 +75,7 @@ def _table(status: MixtureStatus) -> Table:
     for tag in sorted({*ratios, *status.tags}):
         now, coming = status.tags.get(tag), ratios.get(tag)
         table.add_row(
-            tag,
+            plain(tag),
             *_numbers(coming if now is None else now.ratio, coming),
             *(["", "", "", ""] if now is None else _progress(now)),
         )

@@ -18,6 +18,7 @@ from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.errors import DeadlineError, UnknownComponentError, error_from_payload
 from ajet_core.plugin import PluginManager
 from ajet_core.protocol import PreflightReport, RunConfig, ServerStatus
+from ajet_server.page.visible_text import visible
 
 _RETRIES = 1
 _LOOK_SECONDS = 0.5
@@ -181,8 +182,8 @@ def table(report: PreflightReport) -> str:
     lines = []
     for check in report.checks:
         verdict = click.style(f"{check.verdict:<5}", fg=_COLOURS[check.verdict])
-        lines.append(f"{verdict} {check.name:<9} {check.found}")
+        lines.append(f"{verdict} {check.name:<9} {visible(check.found)}")
         if check.way_out:
-            lines.append(f"{'':<15} -> {check.way_out}")
+            lines.append(f"{'':<15} -> {visible(check.way_out)}")
     lines.append(f"preflight of step {report.step}: {report.verdict} ({report.seconds:.1f} s)")
     return "\n".join(lines)

@@ -9,10 +9,9 @@ from pathlib import Path
 import click
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from agentjet.client import SwarmClient
-from ajet_cli.output import table_console
+from ajet_cli.output import plain, table_console
 from ajet_cli.servers import find_server, server_options
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.protocol import (
@@ -111,7 +110,7 @@ def render(status: ServerStatus, url: str, *, checks: bool = False) -> Table:
         ("up", _duration(status.uptime_seconds), ""),
     ]
     for name, value, style in rows:
-        table.add_row(name, Text(value, style=style))
+        table.add_row(plain(name), plain(value, style))
     return table
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 import click
 
+from ajet_cli.output import echo_plain
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_sources import check_source, chosen_tasks, load_source
 from ajet_sources.checking import SourceCheck
@@ -60,7 +61,7 @@ def check(
         click.echo(json.dumps({**asdict(done), **of_rows}, indent=1))
     else:
         if isinstance(rows, RowsReport):
-            click.echo(str(rows))
+            echo_plain(str(rows))
         _print(done, show)
     if done.findings:
         raise SystemExit(_FAILED)
@@ -68,7 +69,7 @@ def check(
 
 def _print(done: SourceCheck, show: int) -> None:
     for finding in done.findings[:show]:
-        click.echo(str(finding))
+        echo_plain(str(finding))
     if len(done.findings) > show:
         click.echo(f"and {len(done.findings) - show} more")
     counts = Counter(finding.fault for finding in done.findings)
@@ -86,7 +87,7 @@ def _print(done: SourceCheck, show: int) -> None:
     if done.without_reference:
         click.echo(f"{len(done.without_reference)} tasks have no solution to compare with")
     if done.hosts:
-        click.echo(f"the grader reached {', '.join(done.hosts)}: its rewards depend on the network")
+        echo_plain(f"the grader reached {', '.join(done.hosts)}: its rewards depend on the network")
     if done.keys:
         click.echo(
             f"the grader can read {', '.join(done.keys)}: unset what it does not need, because a "

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ajet_cli.output import echo_plain
 from ajet_cli.state import CliState, config_option, pass_state
 from ajet_core.interfaces import ModelEndpoint
 from ajet_sources import (
@@ -113,9 +114,10 @@ def evaluate(
         click.echo(json.dumps([asdict(result) for result in results], indent=1))
     else:
         for result in results:
-            click.echo(_line(result))
+            echo_plain(_line(result))
         for episode in [episode for episode in episodes if episode.error][:1]:
-            click.echo(f"the first failure (task {episode.task_id!r}): {episode.error}", err=True)
+            failure = f"the first failure (task {episode.task_id!r}): {episode.error}"
+            echo_plain(failure, err=True)
     if any(result.failed for result in results):
         raise SystemExit(_FAILED)
 

@@ -86,6 +86,27 @@ export function table(caption, columns, rows) {
   );
 }
 
+/** The rows that a view leaves out before its first one. */
+export function skipped(query, most) {
+  return Math.min(Math.max(0, Math.trunc(Number(query.get("skip")) || 0)), most);
+}
+
+/** Which rows of how many a table has: "Tasks 1 to 200 of 3,000", or "3 tasks" if these are all. */
+export function partOf(nouns, skip, rows, more, total) {
+  if (!skip && !more) return rows.length === 1 ? `1 ${nouns.slice(0, -1)}` : `${number(rows.length)} ${nouns}`;
+  return `${nouns[0].toUpperCase()}${nouns.slice(1)} ${number(skip + 1)} to ${number(skip + rows.length)} of ${total}`;
+}
+
+/** Links to the pages before and after the one that the query names. */
+export function pages(view, query, skip, size, more) {
+  const turn = (to, title) => {
+    const chosen = new URLSearchParams(query);
+    chosen.set("skip", to);
+    return make("a", { href: `#/${view}?${chosen}` }, title);
+  };
+  return make("p", { class: "pages" }, skip > 0 && turn(Math.max(0, skip - size), "previous page"), " ", more && turn(skip + size, "next page"));
+}
+
 /** A section with a heading. */
 export function section(title, ...children) {
   return make("section", {}, make("h2", {}, title), ...children);

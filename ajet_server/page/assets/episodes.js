@@ -1,7 +1,7 @@
 // Episodes: lists, and one of them with its messages and tokens, also while it is open.
 
 import { get } from "./api.js";
-import { clock, duration, make, number, section, table } from "./dom.js";
+import { clock, duration, make, number, pages, partOf, section, skipped, table } from "./dom.js";
 import { messageItem } from "./messages.js";
 import { runningCalls } from "./running.js";
 
@@ -96,18 +96,13 @@ export async function episodesView(place, app, { query }) {
   const update = async () => {
     const wanted = Object.fromEntries(["state", "kind", "task", "step", "cause", "client", "order"].map((name) => [name, query.get(name)]));
     if (wanted.step && !/^[1-9][0-9]{0,8}$/.test(wanted.step)) return list.replaceChildren(make("p", { class: "dim" }, `${wanted.step} is not a step: the first one is step 1.`));
-    const skip = Math.min(Math.max(0, Math.trunc(Number(query.get("skip")) || 0)), MOST_SKIPPED);
+    const skip = skipped(query, MOST_SKIPPED);
     const { episodes: rows, endings: shared, more, total } = await get("/v1/episodes", { ...wanted, limit: PAGE, skip, outputs: query.get("outputs") === "1" });
-    const part = skip || more ? `Episodes ${number(skip + 1)} to ${number(skip + rows.length)} of ${total === null ? "more than 2,000" : number(total)}` : `${rows.length} episodes`;
-    const turn = (to, title) => {
-      const chosen = new URLSearchParams(query);
-      chosen.set("skip", to);
-      return make("a", { href: `#/episodes?${chosen}` }, title);
-    };
+    const part = partOf("episodes", skip, rows, more, total === null ? "more than 2,000" : number(total));
     list.replaceChildren(
       endings(shared),
       rows.length ? episodeTable(part, rows) : make("p", { class: "dim" }, "No episode matches."),
-      make("p", { class: "pages" }, skip > 0 && turn(Math.max(0, skip - PAGE), "previous page"), " ", more && skip + PAGE <= MOST_SKIPPED && turn(skip + PAGE, "next page")),
+      pages("episodes", query, skip, PAGE, more && skip + PAGE <= MOST_SKIPPED),
     );
   };
   await update();

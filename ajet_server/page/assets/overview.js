@@ -177,7 +177,10 @@ function mixtureForm(app, now) {
 function findings({ status }) {
   const sentences = new Set(status.findings.map((finding) => finding.message));
   const others = (status.last_step?.findings ?? []).filter((text) => !sentences.has(text));
-  if (status.findings.length === 0 && others.length === 0) {
+  // The sentence above has why the run is paused.
+  const present = status.findings.filter((finding) => finding.code !== "paused");
+  const judged = present.some((finding) => finding.since_step !== null);
+  if (present.length === 0 && others.length === 0) {
     if (status.state === "OFFLINE") return make("div");
     return make("p", { class: "good" }, "No findings: nothing that is watched looks wrong.");
   }
@@ -186,10 +189,12 @@ function findings({ status }) {
     make(
       "ul",
       { class: "findings" },
-      status.findings.map((finding) => make("li", { class: finding.stuck ? "stuck" : "" }, make("strong", {}, finding.code.replaceAll("_", " ")), " ", linked(finding.message), since(finding), example(finding, status))),
-      others.map((text) => make("li", {}, make("strong", {}, make("a", { href: `#/step/${status.last_step.step}` }, `step ${status.last_step.step}`)), " ", linked(text))),
+      present.map((finding) => make("li", { class: finding.stuck ? "stuck" : "" }, make("strong", {}, finding.code.replaceAll("_", " ")), " ", linked(finding.message), since(finding), example(finding, status))),
+      judged ? [] : others.map((text) => make("li", {}, make("strong", {}, make("a", { href: `#/step/${status.last_step.step}` }, `step ${status.last_step.step}`)), " ", linked(text))),
       (status.last_step?.forks ?? []).map((text) => make("li", { class: "dim" }, linked(text))),
     ),
+    // Mostly the same in other words, about that step alone.
+    judged && others.length > 0 && make("details", {}, make("summary", {}, `Also reported for step ${status.last_step.step}`), make("ul", {}, others.map((text) => make("li", {}, linked(text))))),
   );
 }
 

@@ -44,7 +44,7 @@ export async function stepView(place, app, { id, query }) {
   if (compared) {
     place.append(...side(step, batch.episodes, Number(other), compared.episodes));
     if (task) place.append(await spoken([Number(other), compared.episodes], [step, batch.episodes]));
-  } else place.append(rewards(batch.episodes), endings(batch.endings), section("Episodes", episodeTable(batch.more ? `The ${MANY} with the highest reward first` : "Those with the highest reward first", batch.episodes)));
+  } else place.append(rewards(batch.episodes), endings(batch.endings), section("Episodes", episodeTable(batch.more ? `The ${MANY} with the highest reward first` : "Those with the highest reward first", batch.episodes), batch.more && rest(step, task, batch.total)));
   const at = await metricsOf(step);
   if (!compared && at) {
     place.append(
@@ -55,6 +55,12 @@ export async function stepView(place, app, { id, query }) {
     );
   }
   return null;
+}
+
+/** A link to all episodes of a step. */
+function rest(step, task, total) {
+  const chosen = new URLSearchParams({ step, order: "highest", ...(task ? { task } : {}) });
+  return make("p", {}, make("a", { href: `#/episodes?${chosen}` }, `all ${number(total)} episodes of step ${step}`));
 }
 
 /** The address of a step's view, with what is chosen of the query. */

@@ -1,7 +1,10 @@
 // The index of tasks: which step taught what.
 
 import { get } from "./api.js";
-import { make, number, table } from "./dom.js";
+import { make, number, pages, partOf, skipped, table } from "./dom.js";
+
+const PAGE = 200;
+const MOST_SKIPPED = 20_000;
 
 const ORDERS = [
   ["newest", "newest first"],
@@ -26,15 +29,17 @@ export async function tasksView(place, app, { query }) {
     make("label", {}, "tasks with ", find),
     make("label", {}, " ", order),
   );
-  const { tasks, more } = await get("/v1/tasks", { find: query.get("find"), order: query.get("order") });
-  place.append(form, tasks.length ? taskTable(tasks, more) : make("p", { class: "dim" }, "No trained task matches."));
+  const skip = skipped(query, MOST_SKIPPED);
+  const { tasks, more, total } = await get("/v1/tasks", { find: query.get("find"), order: query.get("order"), limit: PAGE, skip });
+  const list = tasks.length ? taskTable(partOf("tasks", skip, tasks, more, number(total)), tasks) : make("p", { class: "dim" }, "No trained task matches.");
+  place.append(form, list, pages("tasks", query, skip, PAGE, more));
   return null;
 }
 
-function taskTable(tasks, more) {
+function taskTable(caption, tasks) {
   const step = (row, at) => make("a", { href: `#/step/${at}?${new URLSearchParams({ task: row.task_id })}` }, String(at));
   return table(
-    more ? `The first ${tasks.length} tasks` : tasks.length === 1 ? "1 task" : `${tasks.length} tasks`,
+    caption,
     [
       ["task", (row) => make("a", { href: `#/episodes?${new URLSearchParams({ task: row.task_id, outputs: 1 })}` }, row.task_id)],
       ["episodes", (row) => number(row.episodes), true],

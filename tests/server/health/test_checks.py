@@ -124,6 +124,33 @@ def test_each_fault_is_found_by_its_check(kind: str, changes: dict[str, Any], wo
 
 
 @pytest.mark.parametrize(
+    ("changes", "way_out"),
+    [
+        ({"tasks_alike": [8]}, "set a sampling temperature above 0"),
+        ({}, "check the reward function, or choose easier or harder tasks"),
+        (
+            {"reward_mean": [-0.5] * 5},
+            "if tasks and rewards are unchanged, go back to an earlier checkpoint",
+        ),
+    ],
+)
+def test_the_way_out_of_no_signal_fits_its_cause(
+    changes: dict[str, list[float]], way_out: str
+) -> None:
+    reading = read("zero_signal", steps(no_signal=[1] * 5, **changes))
+    assert reading.way_out.startswith(way_out)
+
+
+def test_answers_that_are_cut_off_since_some_step_are_told_from_a_limit_that_is_too_low() -> None:
+    since = read("cut_off", steps(calls_cut_off=[200]))
+    assert "in an earlier step, it was 1 %" in since.cause
+    assert since.way_out.startswith("the model may have unlearnt to end its answers")
+    always = read("cut_off", [{**step, "calls_cut_off": 200.0} for step in steps()])
+    assert "in an earlier step" not in always.cause
+    assert always.way_out == ""
+
+
+@pytest.mark.parametrize(
     ("kind", "changes"),
     [
         # One batch is chance, and a single value may be anything.
@@ -334,10 +361,20 @@ def test_rewards_that_follow_the_length_and_not_success_are_a_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"reward_success_correlation": 0.9}, {"reward_length_correlation": 0.5}]
+    "changes", [{"reward_success_correlation": 0.9}, {"reward_length_correlation": 0.4}]
 )
 def test_rewards_that_follow_success_or_not_the_length_are_none(changes: dict[str, float]) -> None:
     assert read("reward_mismatch", hacked(12, **changes)).level == 0
+
+
+def test_rewards_that_follow_the_length_less_closely_keep_a_finding_and_begin_none() -> None:
+    loosely = {"reward_length_correlation": 0.6}
+    history = [*hacked(6), *hacked(2, **loosely)]
+    reading = read("reward_mismatch", history)
+    assert 0.5 <= reading.level < 1
+    assert "in the last 8 batches, rewards follow the length" in reading.cause
+    assert 0.5 <= read("reward_mismatch", hacked(12, **loosely)).level < 1
+    assert read("reward_mismatch", [*history, *steps(1)]).level == 0
 
 
 def test_batches_without_differences_do_not_end_a_row_of_mismatches() -> None:
