@@ -12,20 +12,24 @@ async with AsyncSwarmClient() as client:
 The command ``ajet exec`` does it without Python.
 """
 
+from ajet_exec.disk import DiskBudgetError
 from ajet_exec.endpoint import port_of, relay
 from ajet_exec.grading import GradingError, ProgramResult
 from ajet_exec.launcher import BoxedProgram, NoCallsError
 from ajet_exec.profiles import EndpointProfile, filled, load_profiles
 from ajet_exec.sandboxes import load_sandbox
 from ajet_exec.terms import ProgramTerms
+from ajet_exec.workshop import Workshop
 
 __all__ = [
     "BoxedProgram",
+    "DiskBudgetError",
     "EndpointProfile",
     "GradingError",
     "NoCallsError",
     "ProgramResult",
     "ProgramTerms",
+    "Workshop",
     "filled",
     "load_profiles",
     "load_sandbox",
