@@ -72,9 +72,13 @@ class Sandbox(Generic[SettingsT_co], ABC):
 
     :cvar isolated: whether programs see only what they were given. If not, they use the host's
         paths and network: `read_only`, `endpoints` and ``/work`` do not exist.
+    :cvar shared_limits: fields of `BoxLimits` that hold for all processes of a program together.
+    :cvar ignored_limits: those that have no effect. All others hold for each process or file.
     """
 
     isolated: ClassVar[bool] = True
+    shared_limits: ClassVar[frozenset[str]] = frozenset()
+    ignored_limits: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, settings: SettingsT_co) -> None:
         self.settings = settings

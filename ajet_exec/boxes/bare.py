@@ -26,6 +26,7 @@ class BareSandbox(Sandbox):
     """
 
     isolated: ClassVar[bool] = False
+    ignored_limits: ClassVar[frozenset[str]] = frozenset({"processes"})
 
     def problem(self) -> str:
         """Return which program is missing."""

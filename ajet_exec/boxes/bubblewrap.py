@@ -15,6 +15,7 @@ import signal
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from ajet_core.credentials import state_dir
 from ajet_core.errors import SandboxError
@@ -43,6 +44,9 @@ class BubblewrapSettings(ComponentSettings):
 
 class BubblewrapSandbox(Sandbox[BubblewrapSettings]):
     """Runs programs with ``bwrap``."""
+
+    # The kernel counts the processes of a user in a user namespace, or of the box's own user.
+    shared_limits: ClassVar[frozenset[str]] = frozenset({"processes"})
 
     def problem(self) -> str:
         """Return which program is missing, or why namespaces cannot be created."""

@@ -45,6 +45,7 @@ class ContainerSettings(ComponentSettings):
 class _ContainerSandbox(Sandbox[ContainerSettings]):
     """Runs programs in containers of an image, whose files are read-only."""
 
+    shared_limits: ClassVar[frozenset[str]] = frozenset({"memory_bytes", "processes"})
     client: ClassVar[str]
     package: ClassVar[str]
     security: ClassVar[str]
