@@ -158,7 +158,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             how = "was stopped after its time limit" if ended.timed_out else "ended"
             raise NoCallsError(
                 f"the program {how} with status {ended.status} and made no model call that was "
-                f"answered; the end of its stderr: {_tail(stderr) or '(empty)'}"
+                f"answered; {_last_words(stdout, stderr)}"
             )
         outcome = await self._reward(result, directory)
         await self._workshop.check(directory)
@@ -393,6 +393,13 @@ def _without(item: Any, hidden: frozenset[str]) -> Any:
 
 def _is_inside(file: Path, directory: Path) -> bool:
     return file.resolve().is_relative_to(directory.resolve())
+
+
+def _last_words(stdout: Path, stderr: Path) -> str:
+    """Return the end of what a program printed: of its stdout if its stderr is empty."""
+    if said := _tail(stderr):
+        return f"the end of its stderr: {said}"
+    return f"its stderr is empty; the end of its stdout: {_tail(stdout) or '(empty)'}"
 
 
 def _tail(path: Path, length: int = _TAIL) -> str:

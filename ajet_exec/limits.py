@@ -21,9 +21,10 @@ def limits_in_force(limits: BoxLimits, sandbox: Sandbox) -> str:
 
 def _words(field: str, value: int | None, sandbox: Sandbox) -> str:
     name, each = _WORDS[field]
-    if value is None or field in sandbox.ignored_limits:
+    of = sandbox.limits_of.get(field)
+    if value is None or of == "nothing":
         return f"{name}: unlimited"
-    if field in sandbox.shared_limits:
+    if of == "sandbox":
         each = "the whole sandbox"
     text = _size(value) if field.endswith("_bytes") else str(value)
     if field == "cpu_seconds":

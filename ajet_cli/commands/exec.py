@@ -275,7 +275,7 @@ def _refuse_ignored(given: Sequence[str], sandbox: Sandbox) -> None:
     """Refuse limits that a sandbox cannot set: they would be no protection."""
     for text in given:
         name = text.partition("=")[0]
-        if _LIMITS[name] in sandbox.ignored_limits:
+        if sandbox.limits_of.get(_LIMITS[name]) == "nothing":
             raise click.UsageError(f"--limit {text}: this sandbox cannot limit {name}")
 
 

@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -46,7 +46,7 @@ class BubblewrapSandbox(Sandbox[BubblewrapSettings]):
     """Runs programs with ``bwrap``."""
 
     # The kernel counts the processes of a user in a user namespace, or of the box's own user.
-    shared_limits: ClassVar[frozenset[str]] = frozenset({"processes"})
+    limits_of: ClassVar[Mapping[str, str]] = {"processes": "sandbox"}
 
     def problem(self) -> str:
         """Return which program is missing, or why namespaces cannot be created."""
