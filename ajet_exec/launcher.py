@@ -51,7 +51,7 @@ class NoCallsError(RuntimeError):
     """
 
     def __init__(self, how: str, said: str) -> None:
-        super().__init__(f"{how}; the end of its stderr: {said or '(empty)'}")
+        super().__init__(f"{how}; {said}")
         self.how = how
 
 
@@ -167,7 +167,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             raise NoCallsError(
                 f"the program {how} with status {ended.status} and made no model call that was "
                 "answered",
-                _tail(stderr),
+                _last_words(stdout, stderr),
             )
         outcome = await self._reward(result, directory)
         await self._workshop.check(directory)
@@ -402,6 +402,13 @@ def _without(item: Any, hidden: frozenset[str]) -> Any:
 
 def _is_inside(file: Path, directory: Path) -> bool:
     return file.resolve().is_relative_to(directory.resolve())
+
+
+def _last_words(stdout: Path, stderr: Path) -> str:
+    """Return the end of what a program printed: of its stdout if its stderr is empty."""
+    if said := _tail(stderr):
+        return f"the end of its stderr: {said}"
+    return f"its stderr is empty; the end of its stdout: {_tail(stdout) or '(empty)'}"
 
 
 def _tail(path: Path, length: int = _TAIL) -> str:

@@ -26,6 +26,7 @@ from ajet_core.plugin import PluginManager
 from ajet_core.protocol import CallRules, CallSampling
 from ajet_exec import BoxedProgram, ProgramTerms, load_profiles, load_sandbox
 from ajet_exec.endpoint import target_of
+from ajet_exec.limits import limits_in_force
 from ajet_exec.terms import HIDDEN_FIELDS
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -162,6 +163,8 @@ def exec_(
         hidden_fields=HIDDEN_FIELDS | frozenset(options["hide"]),
     )
     sandbox = _sandbox(options, state.plugins)
+    _refuse_ignored(options["limits"], sandbox)
+    in_force = limits_in_force(terms.limits, sandbox)
     settings = state.settings(set_flags("client", url=url)).client
     token = settings.token.get_secret_value() if settings.token else None
     run = None if options["run_file"] is None else read_run(Path(options["run_file"]))
@@ -169,7 +172,9 @@ def exec_(
     async def roll_out() -> bool:
         async with AsyncSwarmClient(settings.url, token) as client:
             if options["once"]:
+                click.echo(f"--- limits\n{in_force}")
                 return await _once(client, terms, sandbox, tasks[0])
+            click.echo(f"limits: {in_force}", err=True)
             async with BoxedProgram(terms, sandbox, client) as boxed:
                 report = await train_async(
                     boxed,
@@ -278,6 +283,14 @@ def _limits(given: Sequence[str]) -> BoxLimits:
             )
         values[_LIMITS[name]] = _size(f"--limit {name}", value)
     return BoxLimits(**values)
+
+
+def _refuse_ignored(given: Sequence[str], sandbox: Sandbox) -> None:
+    """Refuse limits that a sandbox cannot set: they would be no protection."""
+    for text in given:
+        name = text.partition("=")[0]
+        if sandbox.limits_of.get(_LIMITS[name]) == "nothing":
+            raise click.UsageError(f"--limit {text}: this sandbox cannot limit {name}")
 
 
 def _size(option: str, text: str) -> int:

@@ -45,6 +45,8 @@ def completion_rows(stored: StoredEpisode, untrained_agents: Collection[str]) ->
     """Yield a row for each call, with the fields ``prompt``, ``completion`` and ``tools`` of TRL.
 
     Arguments of tool calls are objects, as templates take them.
+
+    :param untrained_agents: agents whose calls are omitted, in addition to those of the episode.
     """
     record = stored.record
     for one in _conversations(stored, untrained_agents):
@@ -65,6 +67,8 @@ def message_rows(stored: StoredEpisode, untrained_agents: Collection[str]) -> It
     A call is part of the row of the call that continues it. Answers that are trained in another
     row, or that were not sampled in this run, have ``"weight": 0``. Arguments of tool calls are
     JSON text.
+
+    :param untrained_agents: as in `completion_rows`.
     """
     all_of_them = _conversations(stored, untrained_agents)
     sampled = {one.digests[-1] for one in all_of_them}
@@ -86,9 +90,10 @@ def message_rows(stored: StoredEpisode, untrained_agents: Collection[str]) -> It
 
 
 def _conversations(stored: StoredEpisode, untrained_agents: Collection[str]) -> list[_Conversation]:
+    untrained = stored.record.untrained_agents.union(untrained_agents)
     result = []
     for call in stored.calls:
-        if call.finish_reason == "abort" or call.answer is None or call.agent in untrained_agents:
+        if call.finish_reason == "abort" or call.answer is None or call.agent in untrained:
             continue
         texts = [*(placed.text for placed in call.conversation()), call.answer]
         messages = [kept_message(text) for text in texts]

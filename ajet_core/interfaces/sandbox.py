@@ -16,9 +16,8 @@ Serve = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxLimits:
-    """Limits of a program and its children; None is no limit.
+    """Limits of a program and its children; None is no limit. `Sandbox.limits_of` says of what.
 
-    :param cpu_seconds: of each process; `memory_bytes` likewise, or of all if they are added up.
     :param output_bytes: what is kept of stdout, and of stderr: the first and the last half.
     """
 
@@ -72,9 +71,11 @@ class Sandbox(Generic[SettingsT_co], ABC):
 
     :cvar isolated: whether programs see only what they were given. If not, they use the host's
         paths and network: `read_only`, `endpoints` and ``/work`` do not exist.
+    :cvar limits_of: by field of `BoxLimits`: the whole "sandbox", or "nothing"; else each process.
     """
 
     isolated: ClassVar[bool] = True
+    limits_of: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: SettingsT_co) -> None:
         self.settings = settings
@@ -94,4 +95,3 @@ class Sandbox(Generic[SettingsT_co], ABC):
 
     def remove_leftovers(self) -> None:
         """Remove what is left of programs whose caller was killed, if anything can be."""
-        return

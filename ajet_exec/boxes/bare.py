@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ajet_core.errors import SandboxError
@@ -26,6 +27,7 @@ class BareSandbox(Sandbox):
     """
 
     isolated: ClassVar[bool] = False
+    limits_of: ClassVar[Mapping[str, str]] = {"processes": "nothing"}
 
     def problem(self) -> str:
         """Return which program is missing."""

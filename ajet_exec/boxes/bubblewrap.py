@@ -13,8 +13,9 @@ import os
 import secrets
 import signal
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from ajet_core.credentials import state_dir
 from ajet_core.errors import SandboxError
@@ -43,6 +44,9 @@ class BubblewrapSettings(ComponentSettings):
 
 class BubblewrapSandbox(Sandbox[BubblewrapSettings]):
     """Runs programs with ``bwrap``."""
+
+    # The kernel counts the processes of a user in a user namespace, or of the box's own user.
+    limits_of: ClassVar[Mapping[str, str]] = {"processes": "sandbox"}
 
     def problem(self) -> str:
         """Return which program is missing, or why namespaces cannot be created."""

@@ -11,7 +11,7 @@ import resource
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -45,6 +45,7 @@ class ContainerSettings(ComponentSettings):
 class _ContainerSandbox(Sandbox[ContainerSettings]):
     """Runs programs in containers of an image, whose files are read-only."""
 
+    limits_of: ClassVar[Mapping[str, str]] = {"memory_bytes": "sandbox", "processes": "sandbox"}
     client: ClassVar[str]
     package: ClassVar[str]
     security: ClassVar[str]

@@ -73,7 +73,13 @@ def test_its_commands_train_and_show_an_episode(example: ScriptedSwarm, tmp_path
     said = run(train[0], "--resume", *train[1:]).output
     assert len(example.episodes()) == 2, said
     shown = run(*once).output
-    for part in ("--- command", "--- environment", "--- stdout of the reward", "--- reward\n1 "):
+    for part in (
+        "--- limits\nmemory: unlimited; ",
+        "--- command",
+        "--- environment",
+        "--- stdout of the reward",
+        "--- reward\n1 ",
+    ):
         assert part in shown
     (key,) = re.findall(r'"OPENAI_API_KEY": "([^"]*)"', shown)
     assert key == "***"
@@ -126,6 +132,10 @@ def test_what_is_missing_is_named(example: ScriptedSwarm) -> None:
         (with_option("--limit", "memory=lots"), "--limit memory=lots: give a number"),
         (with_option("--disk", "lots"), "--disk=lots: give a number, such as 4G"),
         (with_option("--limit", "size=1"), "--limit size=1: give"),
+        (
+            with_option("--box", "none", "--limit", "processes=8"),
+            "--limit processes=8: this sandbox cannot limit processes",
+        ),
         (with_option("--allow-host", "https://pypi.org/simple"), "is not HOST or HOST:PORT"),
         (with_option("--box", "cardboard"), "cardboard"),
         (with_option("--files", "nowhere"), "nowhere"),

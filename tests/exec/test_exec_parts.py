@@ -16,9 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_core.errors import SandboxError
+from ajet_core.interfaces import BoxLimits, ComponentSettings, Sandbox
+from ajet_exec.boxes.bare import BareSandbox
+from ajet_exec.boxes.bubblewrap import BubblewrapSandbox, BubblewrapSettings
 from ajet_exec.boxes.capture import CappedFile
+from ajet_exec.boxes.containers import ContainerSettings, PodmanSandbox
 from ajet_exec.boxes.namespaces import MOST_CONNECTIONS, _served
 from ajet_exec.disk import Disk, DiskBudgetError
+from ajet_exec.limits import limits_in_force
 from ajet_exec.redacting import redact_file
 
 ROOT = Path(__file__).parents[2]
@@ -181,3 +186,27 @@ def test_output_that_cannot_be_kept_is_a_failure() -> None:
         file.write(b"lost")
     with pytest.raises(SandboxError, match="cannot keep what the program printed"):
         file.close()
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "memory", "processes"),
+    [
+        (BubblewrapSandbox(BubblewrapSettings()), "each process", "32 for the whole sandbox"),
+        (
+            PodmanSandbox(ContainerSettings(image="any")),
+            "the whole sandbox",
+            "32 for the whole sandbox",
+        ),
+        (BareSandbox(ComponentSettings()), "each process", "unlimited"),
+    ],
+)
+def test_limits_say_what_they_are_of(sandbox: Sandbox, memory: str, processes: str) -> None:
+    limits = BoxLimits(memory_bytes=3 * 2**29, processes=32, cpu_seconds=1, output_bytes=1000)
+    assert limits_in_force(limits, sandbox).split("; ") == [
+        f"memory: 1536M for {memory}",
+        f"processes: {processes}",
+        "file: 1G for each file",
+        "cpu: 1 s for each process",
+        "output: 1000 for each of stdout and stderr",
+    ]
+    assert limits_in_force(BoxLimits(), sandbox).startswith("memory: unlimited; ")

@@ -119,6 +119,12 @@ async def test_a_program_without_a_call_is_aborted_with_the_end_of_its_stderr(ro
     assert "config file missing" in reason
 
 
+async def test_without_stderr_the_cause_is_the_end_of_stdout(rolled: Exec) -> None:
+    """Some programs say there that they are out of date, and exit with 0."""
+    reason = await rolled.failure("echo 'no longer maintained'")
+    assert "its stderr is empty; the end of its stdout: no longer maintained" in reason
+
+
 async def test_a_program_that_hangs_after_a_call_is_stopped_and_rewarded(rolled: Exec) -> None:
     outcome = await rolled.reward("python3 ask.py; sleep 1000", timeout=8.0)
     assert (outcome.reward, outcome.metadata["timed_out"]) == (1.0, "True")

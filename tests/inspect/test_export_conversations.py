@@ -167,6 +167,19 @@ def test_each_answer_is_trained_in_one_row(model_dir: Path, tmp_path: Path) -> N
     assert completions[0]["tools"] is None
 
 
+@pytest.mark.parametrize("of", ["messages", "completions"])
+def test_side_calls_named_by_a_claim_are_left_out(model_dir: Path, tmp_path: Path, of: str) -> None:
+    """`ajet exec` names those of a profile in its claims; the run's configuration has none."""
+    recording = Recording(model_dir)
+    episode = recording.episode("one")
+    recording.call(episode, [said("user", "hello")], "a title", agent="titles")
+    recording.call(episode, [said("user", "hello there")], "the answer")
+    recording.end(episode, 1.0, rules={"untrained_agents": ["titles"]})
+    (row,) = exported(recording.write(tmp_path / "run"), of)
+    (answer,) = row["completion"] if of == "completions" else row["messages"][-1:]
+    assert answer["content"] == "the answer"
+
+
 def weight(message: dict[str, Any]) -> int:
     return int(message.get("weight", 1))
 
