@@ -49,7 +49,9 @@ def test_the_list_ends_with_why_episodes_were_aborted(run_dir: Path) -> None:
 
 
 def test_reasons_are_shown_as_text_and_the_frequent_ones_first() -> None:
-    summary = EpisodeSummary(*("id", "task", "group", "train", "aborted", None, None), *[0] * 8)
+    summary = EpisodeSummary(
+        *("id", "task", "group", "train", "aborted", None, None), 0, 0, 0, 0, 0, 0, 0, 0
+    )
     texts = ["KeyError: 'a'", "\x1b[2J", "KeyError: 'a'", *"bcdefg"]
     lines = abort_lines([replace(summary, reason=text) for text in texts])
     shown = [str(line) for line in lines]
