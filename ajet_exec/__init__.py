@@ -12,6 +12,7 @@ async with AsyncSwarmClient() as client:
 The command ``ajet exec`` does it without Python.
 """
 
+from ajet_exec.disk import DiskBudgetError
 from ajet_exec.endpoint import port_of, relay
 from ajet_exec.grading import GradingError, ProgramResult
 from ajet_exec.launcher import BoxedProgram, NoCallsError
@@ -21,6 +22,7 @@ from ajet_exec.terms import ProgramTerms
 
 __all__ = [
     "BoxedProgram",
+    "DiskBudgetError",
     "EndpointProfile",
     "GradingError",
     "NoCallsError",

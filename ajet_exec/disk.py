@@ -49,21 +49,27 @@ def missing_room(place: Path, size: int = 0) -> str:
     return ""
 
 
+class DiskBudgetError(SandboxError):
+    """The working copies use more of the disk than they may: their programs did it."""
+
+    type = "disk_budget"
+
+
 @dataclass(eq=False)
 class DiskUse:
     """What one working copy uses of the disk.
 
     :param size: bytes, as last measured, but at least those that it begins with.
     :ivar directory: its directory, once it exists.
-    :ivar why: why it is aborted.
+    :ivar why: why it is aborted; None as long as it is not.
     """
 
     size: int
     directory: Path | None = None
-    why: str = ""
+    why: SandboxError | None = None
     _scope: asyncio.Timeout | None = field(default=None, init=False)
 
-    def abort(self, why: str) -> None:
+    def abort(self, why: SandboxError) -> None:
         """End the block of `limited`."""
         self.why = self.why or why
         if self._scope is not None and not self._scope.expired():
@@ -73,15 +79,16 @@ class DiskUse:
     async def limited(self) -> AsyncIterator[None]:
         """Cancel the block as soon as the disk is full, or the budget is used up.
 
-        :raises SandboxError: that happened, or an operation of the block met a full disk.
+        :raises DiskBudgetError: the budget is used up.
+        :raises SandboxError: the disk is full, or an operation of the block met a full one.
         """
         try:
             async with asyncio.timeout(None) as self._scope:
                 yield
         # Whatever else fails meanwhile has the same cause.
         except (OSError, SandboxError) as error:
-            if self.why:
-                raise SandboxError(self.why) from error
+            if self.why is not None:
+                raise self.why from error
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise SandboxError(f"the disk is full: {error}") from error
             raise
@@ -131,14 +138,15 @@ class Disk:
     async def check(self, use: DiskUse) -> None:
         """Look at the disk now, because a program has ended.
 
-        :raises SandboxError: it is full, or the copy has used up the budget.
+        :raises DiskBudgetError: the copy has used up the budget.
+        :raises SandboxError: it is full.
         """
         if full := missing_room(self._place):
             raise SandboxError(full)
         if self._budget is not None:
             await self._measure(use)
             if use is self._largest_beyond():
-                raise SandboxError(self._beyond(use))
+                raise self._beyond(use)
 
     def _missing(self, size: int) -> str:
         if self._budget is not None:
@@ -162,7 +170,7 @@ class Disk:
             if full := missing_room(self._place):
                 # Whichever of them filled it, the others may have met it.
                 for use in self._uses:
-                    use.abort(full)
+                    use.abort(SandboxError(full))
             elif self._budget is not None and time.monotonic() - measured >= pause:
                 began = time.monotonic()
                 for use in list(self._uses):
@@ -180,15 +188,15 @@ class Disk:
 
     def _largest_beyond(self) -> DiskUse | None:
         """Return the largest copy if they use more than the budget."""
-        running = [use for use in self._uses if not use.why]
+        running = [use for use in self._uses if use.why is None]
         total = sum(use.size for use in running)
         if self._budget is None or total <= self._budget:
             return None
         return max(running, key=lambda use: use.size)
 
-    def _beyond(self, use: DiskUse) -> str:
+    def _beyond(self, use: DiskUse) -> DiskBudgetError:
         assert self._budget is not None
-        return (
+        return DiskBudgetError(
             f"the working copies use more than {_text(self._budget)} together (--disk), and this "
             f"one uses most: {_text(use.size)}"
         )

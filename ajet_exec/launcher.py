@@ -45,7 +45,14 @@ OnEpisode = Callable[[str, str], object]
 
 
 class NoCallsError(RuntimeError):
-    """A program ended without a model call, so that nothing of it can be trained."""
+    """A program ended without a model call, so that nothing of it can be trained.
+
+    :ivar how: how it ended, without a word of the program.
+    """
+
+    def __init__(self, how: str, said: str) -> None:
+        super().__init__(f"{how}; the end of its stderr: {said or '(empty)'}")
+        self.how = how
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
         """Run the program as an episode, and return its reward.
 
         :raises SandboxError: the sandbox failed, or the disk is full.
+        :raises DiskBudgetError: the programs used more of the disk than they may.
         :raises NoCallsError: the program made no model call that was answered.
         :raises GradingError: the reward failed.
         """
@@ -158,7 +166,8 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             how = "was stopped after its time limit" if ended.timed_out else "ended"
             raise NoCallsError(
                 f"the program {how} with status {ended.status} and made no model call that was "
-                f"answered; the end of its stderr: {_tail(stderr) or '(empty)'}"
+                "answered",
+                _tail(stderr),
             )
         outcome = await self._reward(result, directory)
         await self._workshop.check(directory)

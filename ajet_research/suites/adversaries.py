@@ -1,12 +1,13 @@
 """Suite ``adversaries``: researchers that lie, break or attack, and what becomes of it.
 
-Each proposes a study and interprets a finished one. It must end with a report or a clear refusal;
-nothing that it claims may be in a report, and nothing of the host may reach it.
+Each proposes a study and interprets a finished one, or is an arm of a study whose code attacks it.
+It must end with a report or a clear refusal; nothing that it claims may be in a report, and nothing
+of the host may reach it.
 """
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,16 @@ from ajet_research.researchers.proposing import read_topic
 from ajet_research.runners import FileRunner
 from ajet_research.spending import ResearcherLimits
 from ajet_research.study import canonical
+from ajet_research.suites.attacks import ATTACKS
 from ajet_research.suites.endpoint import EndpointReply, RecordingEndpoint, Script
+from ajet_research.suites.hostile_arms import (
+    CANARY,
+    AdversaryEnd,
+    accepts,
+    attacked,
+    file_hash,
+    processes_with,
+)
 from ajet_research.suites.mutations import finished_study
 from ajet_research.suites.planted import planted_study
 from ajet_research.suites.researching import VirtualClock, scripted_model
@@ -44,7 +54,8 @@ from ajet_research.verifying import verify_study
 _LONGEST = 300.0
 """Seconds after which an adversary counts as a hang. Each of its studies may be checked for one
 minute."""
-_CANARY = "ajet-canary"
+_LONGEST_ARM = 3600.0
+"""The same for the study of an arm, whose four trials may take 900 s each."""
 _STUDIES = 6
 _TOPIC = """\
 Is method b better than method a in the world null?
@@ -80,21 +91,6 @@ class ModelAdversary:
             return EndpointReply(answer if isinstance(answer, str) else json.dumps(answer))
 
         return reply
-
-
-@dataclass(slots=True)
-class _Ended:
-    """What an adversary reached.
-
-    :param refusals: the messages with which its requests ended.
-    """
-
-    lies: list[str] = field(default_factory=list)
-    escapes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    refusals: list[str] = field(default_factory=list)
-    ended: bool = False
-    seconds: float = 0.0
 
 
 def _prose(*texts: str) -> Callable[[Mapping[str, Any]], Sequence[object]]:
@@ -272,12 +268,13 @@ def run_adversaries(*, seed: int, size: int | None = None) -> dict[str, Any]:
     :param size: how many adversaries; all by default.
     """
     began = time.monotonic()
-    results: dict[str, _Ended] = {}
+    results: dict[str, AdversaryEnd] = {}
     with tempfile.TemporaryDirectory() as folder:
         original = finished_study(Path(folder) / "original" / "study", world="null", repeats=0)
-        trials: dict[str, Callable[[Path], _Ended]] = {
+        trials: dict[str, Callable[[Path], AdversaryEnd]] = {
             **{name: _asking(its, original) for name, its in MODELS.items()},
             **{name: _running(its, original) for name, its in PROGRAMS.items()},
+            **{name: functools.partial(attacked, name) for name in ATTACKS},
             "registers-again": lambda place: _registering(place, seed),
         }
         for name in list(trials)[: size or len(trials)]:
@@ -286,7 +283,11 @@ def run_adversaries(*, seed: int, size: int | None = None) -> dict[str, Any]:
             started = time.monotonic()
             results[name] = trials[name](place)
             results[name].seconds = time.monotonic() - started
-    hangs = [name for name, its in results.items() if its.seconds > _LONGEST]
+    hangs = [
+        name
+        for name, its in results.items()
+        if its.seconds > (_LONGEST_ARM if name in ATTACKS else _LONGEST)
+    ]
     lies = [f"{name}: {lie}" for name, its in results.items() for lie in its.lies]
     escapes = [f"{name}: {one}" for name, its in results.items() for one in its.escapes]
     problems = [f"{name}: {one}" for name, its in results.items() for one in its.problems]
@@ -299,6 +300,7 @@ def run_adversaries(*, seed: int, size: int | None = None) -> dict[str, Any]:
         "hangs": len(hangs),
         "ended": ended,
         "slowest_seconds": round(max(its.seconds for its in results.values()), 1),
+        "code_trials": sum(its.trials for its in results.values()),
         "refusals": sum(len(its.refusals) for its in results.values()),
         "problems": [*lies, *escapes, *problems, *hangs],
         "seconds": round(time.monotonic() - began, 1),
@@ -306,8 +308,8 @@ def run_adversaries(*, seed: int, size: int | None = None) -> dict[str, Any]:
     }
 
 
-def _asking(adversary: ModelAdversary, original: Path) -> Callable[[Path], _Ended]:
-    def run(place: Path) -> _Ended:
+def _asking(adversary: ModelAdversary, original: Path) -> Callable[[Path], AdversaryEnd]:
+    def run(place: Path) -> AdversaryEnd:
         with RecordingEndpoint(adversary.script()) as endpoint:
             researcher = scripted_model(endpoint.base_url, timeout=2.0)
             return _tried(researcher, place, original, adversary.lies, apart=adversary.apart)
@@ -322,9 +324,9 @@ def _tried(
     lies: Sequence[str],
     *,
     apart: bool = False,
-) -> _Ended:
+) -> AdversaryEnd:
     """Let a researcher propose, and interpret a finished study."""
-    its = _Ended()
+    its = AdversaryEnd()
     topic, study = place / "topic.md", place / "study"
     topic.write_text(_TOPIC, encoding="utf-8")
     shutil.copytree(original, study)
@@ -365,12 +367,12 @@ class _InformedProgram(ProgramResearcher):
         return super().answer({**request, **self.places})
 
 
-def _running(source: str, original: Path) -> Callable[[Path], _Ended]:
-    def run(place: Path) -> _Ended:
+def _running(source: str, original: Path) -> Callable[[Path], AdversaryEnd]:
+    def run(place: Path) -> AdversaryEnd:
         program = place / "program" / "adversary.py"
         program.parent.mkdir()
         program.write_text(source, encoding="utf-8")
-        os.environ["AJET_CANARY"] = _CANARY
+        os.environ["AJET_CANARY"] = CANARY
         with closing(socket.create_server(("127.0.0.1", 0))) as listener:
             listener.settimeout(0)
             try:
@@ -384,7 +386,7 @@ def _running(source: str, original: Path) -> Callable[[Path], _Ended]:
                 )
             except SandboxError as error:
                 # Without a sandbox, it is refused.
-                return _Ended(refusals=[error.message], ended=True)
+                return AdversaryEnd(refusals=[error.message], ended=True)
             code = Path(__file__).resolve()
             places = [
                 place / "study" / LEDGER,
@@ -397,19 +399,16 @@ def _running(source: str, original: Path) -> Callable[[Path], _Ended]:
                 "port": listener.getsockname()[1],
                 "pid": os.getpid(),
             }
-            before = [_hash(path) for path in places[2:]]
+            before = [file_hash(path) for path in places[2:]]
             its = _tried(researcher, place, original, ())
             its.escapes += _escapes(its.refusals, [str(path) for path in places[2:]])
-            if [_hash(path) for path in places[2:]] != before:
+            if [file_hash(path) for path in places[2:]] != before:
                 its.escapes.append("the code of studies has changed")
             if (place / "topic.md").read_text(encoding="utf-8") != _TOPIC:
                 its.escapes.append("the topic has changed")
-            try:
-                listener.accept()[0].close()
+            if accepts(listener):
                 its.escapes.append("a connection to this machine")
-            except BlockingIOError:
-                pass
-        if left := _left(str(program.parent)):
+        if left := processes_with(str(program.parent)):
             its.escapes.append(f"processes that are left: {left}")
         return its
 
@@ -432,25 +431,9 @@ def _escapes(refusals: Sequence[str], readable: Sequence[str]) -> list[str]:
     ]
 
 
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _left(text: str) -> list[str]:
-    """Return the processes whose command line has a text."""
-    left = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if text.encode() in path.read_bytes():
-                left.append(path.parent.name)
-        except OSError:
-            continue
-    return left
-
-
-def _registering(place: Path, seed: int) -> _Ended:
+def _registering(place: Path, seed: int) -> AdversaryEnd:
     """Register studies of nothing again and again: each lists those before it."""
-    its = _Ended()
+    its = AdversaryEnd()
     for index in range(_STUDIES):
         world = f"null:{seed * 1000 + index}"
         study = planted_study(world, looks=((6, 0.05),))

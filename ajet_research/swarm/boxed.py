@@ -7,6 +7,7 @@ its episode as its only destination, and nothing else of the study.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -26,7 +27,14 @@ from ajet_core.interfaces import (
     WorldCall,
     WorldPrompt,
 )
-from ajet_exec import BoxedProgram, NoCallsError, ProgramResult, ProgramTerms, load_sandbox
+from ajet_exec import (
+    BoxedProgram,
+    DiskBudgetError,
+    NoCallsError,
+    ProgramResult,
+    ProgramTerms,
+    load_sandbox,
+)
 from ajet_research.arenas.code import CODE
 from ajet_research.ledger import LEDGER
 from ajet_worlds.isolation import IsolatedWorld
@@ -39,7 +47,10 @@ _LIMITS = BoxLimits(
     memory_bytes=2**30, processes=32, file_bytes=2**24, cpu_seconds=60, output_bytes=2**16
 )
 _SECONDS = 60.0
-_MOST_WHY = 300
+_DISK_BYTES = 2**30
+"""Of the files of all episodes that run at a time."""
+_SHOWN = 300
+_log = logging.getLogger("ajet.research")
 
 
 class AgentFailedError(AjetError):
@@ -71,7 +82,8 @@ class BoxedAgent:
     async def answer(self, prompt: WorldPrompt, episode: Episode) -> WorldAnswer:
         """Run the program once.
 
-        :raises AgentFailedError: it made no model call, so that nothing can be trained.
+        :raises AgentFailedError: it made no model call, so that nothing can be trained, or it
+            wrote too much.
         """
         if self.failed:
             raise AgentFailedError(self.failed)
@@ -86,9 +98,19 @@ class BoxedAgent:
         try:
             outcome = await self._program.agent(turn, episode)
         except NoCallsError as error:
-            self.failed = " ".join(str(error).split())[:_MOST_WHY]
-            raise AgentFailedError(self.failed) from error
+            # The report has the cause, and would show what the program has written there.
+            _log.warning("%s", error)
+            raise self._failed(error.how) from error
+        except DiskBudgetError as error:
+            # Were it a fault of the machine, an arm could have its worst trials left out.
+            raise self._failed(
+                f"the program wrote more than {_DISK_BYTES // 2**20} MiB of files"
+            ) from error
         return _answer(str(outcome.metadata["answer"]))
+
+    def _failed(self, why: str) -> AgentFailedError:
+        self.failed = why
+        return AgentFailedError(why)
 
 
 class _BoxedChat(Chat):
@@ -128,6 +150,7 @@ async def open_agent(
         read_only=_interpreter(directory, answers),
         hidden=(*answers, *_study_of(directory)),
         limits=_LIMITS,
+        disk_bytes=_DISK_BYTES,
     )
     async with BoxedProgram(terms, _sandbox(), client) as program:
         yield BoxedAgent(world, program)
@@ -161,7 +184,7 @@ async def check_sandbox(directory: Path) -> None:
         ) from error
     if ended.status:
         said = stderr.read_text(encoding="utf-8", errors="replace").strip()
-        raise SandboxError(f"Python cannot run in the sandbox: {said[-_MOST_WHY:] or ended.status}")
+        raise SandboxError(f"Python cannot run in the sandbox: {said[-_SHOWN:] or ended.status}")
 
 
 def _sandbox() -> Sandbox:
@@ -227,11 +250,19 @@ def _answer(text: str) -> WorldAnswer:
     calls = value.get("calls", [])
     try:
         return WorldAnswer(
-            str(value.get("text", "")),
+            _encodable(str(value.get("text", ""))),
             tuple(
-                WorldCall(str(one["name"]), json.dumps(one["arguments"]), f"call-{index}")
+                WorldCall(
+                    _encodable(str(one["name"])), json.dumps(one["arguments"]), f"call-{index}"
+                )
                 for index, one in enumerate(calls)
             ),
         )
-    except (TypeError, KeyError):
+    # What is nested deeply may be read, and yet be too deep to be written.
+    except (TypeError, KeyError, RecursionError):
         return WorldAnswer(text.strip())
+
+
+def _encodable(text: str) -> str:
+    """Return a text without lone surrogates, which JSON can have and a world could not write."""
+    return text.encode("utf-8", "replace").decode()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ajet_core.errors import SandboxError
 from ajet_exec.boxes.capture import CappedFile
 from ajet_exec.boxes.namespaces import MOST_CONNECTIONS, _served
-from ajet_exec.disk import Disk
+from ajet_exec.disk import Disk, DiskBudgetError
 from ajet_exec.redacting import redact_file
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +166,7 @@ async def test_the_largest_copy_is_aborted(tmp_path: Path) -> None:
     )
     small = asyncio.create_task(copy("small", 2**18))
     (error,) = await large
-    assert isinstance(error, SandboxError)
+    assert isinstance(error, DiskBudgetError)
     assert "uses most: 1.0 MiB" in error.message
     while not ended:
         await asyncio.sleep(0)

@@ -214,7 +214,7 @@ async def test_a_program_that_uses_up_the_budget_of_disk_is_aborted(rolled: Exec
         with_engine(rolled.swarm)
         script = f"python3 ask.py; head -c 60000000 /dev/zero > big{then}"
         for reason in await rolled.reasons(script, disk_bytes=budget):
-            assert reason.startswith("SandboxError: the working copies use more than")
+            assert reason.startswith("DiskBudgetError: the working copies use more than")
             assert "together (--disk)" in reason
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -21,6 +21,7 @@ import pytest
 from agentjet.client import AsyncSwarmClient
 from ajet_core.errors import ConfigError, SandboxError, StoreError
 from ajet_core.interfaces import BoxExit, WorldAnswer, WorldCall, WorldPrompt
+from ajet_exec import DiskBudgetError, NoCallsError
 from ajet_research.arenas import MOST_CODE, CodeFiles, read_evidence
 from ajet_research.events import Registered
 from ajet_research.leader import run_study
@@ -205,11 +206,55 @@ async def test_a_sandbox_in_which_python_cannot_run_is_refused(
         ('{"calls": [{"name": "go"}]}', WorldAnswer('{"calls": [{"name": "go"}]}')),
         ('{"reward": 1}', WorldAnswer('{"reward": 1}')),
         ("[" * 100_000, WorldAnswer("[" * 100_000)),
+        ('{"text": "\\ud800"}', WorldAnswer("?")),
+        (
+            '{"calls": [{"name": "\\udfff", "arguments": null}]}',
+            WorldAnswer("", (WorldCall("?", "null", "call-0"),)),
+        ),
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_what_a_program_prints_is_its_answer(text: str, answer: WorldAnswer) -> None:
     assert boxed._answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (
+            NoCallsError("the program ended with status 1 and made no call", "arm b is superior"),
+            "the program ended with status 1 and made no call",
+        ),
+        (DiskBudgetError("1.5 GiB"), "the program wrote more than 1024 MiB of files"),
+    ],
+    ids=["no call", "disk"],
+)
+async def test_what_a_program_does_is_a_failure_of_its_arm_without_its_words(
+    error: Exception, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Program:
+        async def agent(self, *_: object) -> None:
+            raise error
+
+    agent = boxed.BoxedAgent(load_world("bandit"), cast("Any", Program()))
+    prompt = WorldPrompt([{"role": "user", "content": "lamp 0"}], max_tokens=4)
+    for _ in range(2):
+        with pytest.raises(boxed.AgentFailedError, match=f"^{why}$"):
+            await agent.answer(prompt, cast("Any", None))
+    assert agent.failed == why
+    # They are in the log of the trial.
+    assert caplog.text.count("superior") == isinstance(error, NoCallsError)
+
+
+async def test_a_fault_of_the_sandbox_is_none_of_the_arm() -> None:
+    class Program:
+        async def agent(self, *_: object) -> None:
+            raise SandboxError("the disk is full")
+
+    agent = boxed.BoxedAgent(load_world("bandit"), cast("Any", Program()))
+    with pytest.raises(SandboxError, match="is full"):
+        await agent.answer(WorldPrompt([], max_tokens=4), cast("Any", None))
+    assert agent.failed == ""
 
 
 def test_answers_below_the_interpreter_are_covered(
