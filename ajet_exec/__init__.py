@@ -19,6 +19,7 @@ from ajet_exec.launcher import BoxedProgram, NoCallsError
 from ajet_exec.profiles import EndpointProfile, filled, load_profiles
 from ajet_exec.sandboxes import load_sandbox
 from ajet_exec.terms import ProgramTerms
+from ajet_exec.workshop import Workshop
 
 __all__ = [
     "BoxedProgram",
@@ -28,6 +29,7 @@ __all__ = [
     "NoCallsError",
     "ProgramResult",
     "ProgramTerms",
+    "Workshop",
     "filled",
     "load_profiles",
     "load_sandbox",

@@ -35,7 +35,7 @@ from ajet_research.actions import (
     actions,
 )
 from ajet_research.analysis import analyse, decision, final_verdicts, kept
-from ajet_research.arenas import Arena, changed_code, load_arena
+from ajet_research.arenas import Arena, changed_code, load_arena, registered_arena
 from ajet_research.events import (
     Answered,
     AnyEvent,
@@ -192,7 +192,7 @@ class StudyLeader:
 
     @property
     def _arena(self) -> Arena:
-        return load_arena(self.state.registered.base.arena)
+        return registered_arena(self.state.registered.base.arena, self.state.files)
 
     def _ask(self, question: str) -> None:
         (its,) = (one for one in self.state.registered.ask if one.id == question)
@@ -424,7 +424,7 @@ def check_machine(registration: Registration) -> None:
     settings = {
         arm: registration.blueprints[id_].settings for id_, arm in registration.arms.items()
     }
-    for arm, its in settings.items():
+    for arm, its in {**settings, **registration.searched}.items():
         try:
             arena.check_machine(its)
         except AjetError as error:

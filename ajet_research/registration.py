@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet_core.errors import ConfigError
-from ajet_research.arenas import Arena, CodeFiles, TrialBlueprint, load_arena
+from ajet_research.arenas import Arena, CodeArena, CodeFiles, TrialBlueprint, load_arena
 from ajet_research.inference import MOST_SEEDS, least_p, least_seeds
 from ajet_research.planning import planned_trials
 from ajet_research.report.prose import refusals
-from ajet_research.search.refusals import search_refusals
+from ajet_research.search.refusals import program_refusals, search_refusals
 from ajet_research.search.space import BASELINE, SEARCH
 from ajet_research.study import Scalar, Study, arm_name, canonical, outcomes_of_tree
 
@@ -31,7 +31,8 @@ class Registration:
     :param arms: the arm of each trial.
     :param warnings: what the author should know, such as a low power.
     :param directory: relative paths of the study start here.
-    :param files: by path, the code of arms.
+    :param files: by path, the code of arms, and that of candidates.
+    :param searched: by what is searched, settings of candidates whose code no arm has.
     """
 
     study: Study
@@ -40,6 +41,7 @@ class Registration:
     warnings: tuple[str, ...]
     directory: Path
     files: Mapping[str, str] = field(default_factory=dict)
+    searched: Mapping[str, dict[str, Scalar]] = field(default_factory=dict)
 
 
 def register(
@@ -56,7 +58,8 @@ def register(
     :param files: by path, the code of arms; by default it is read from its files.
     :raises ConfigError: the study is refused; each line of the message is one reason.
     """
-    arena = load_arena(study.base.arena)
+    programs = CodeFiles(directory, files)
+    arena = CodeArena(load_arena(study.base.arena), programs)
     refusals = [
         *_unknown_metrics(study, arena),
         *_out_of_reach(study),
@@ -65,22 +68,18 @@ def register(
     ]
     resolved: dict[str, dict[str, Scalar]] = {}
     known = [arm for arm in study.arms if not study.is_chosen(arm)]
-    programs = CodeFiles(directory, files)
     for arm in known:
         try:
-            resolved[arm_name(arm)] = arena.resolve(programs.filled(arena, study.settings(arm)))
+            resolved[arm_name(arm)] = arena.resolve(study.settings(arm))
         except ConfigError as error:
             refusals.append(f"The arm {arm_name(arm)}: {error.message}")
-    if study.search is not None and programs.texts:
-        refusals.append(
-            "A study that searches has no code in its arms: compare arms with code by a factor, "
-            "in a study of their own."
-        )
-    elif len(resolved) == len(known):
+    searched: dict[str, dict[str, Scalar]] = {}
+    if len(resolved) == len(known):
         refusals += _same_arms(resolved)
         refusals += _confounds(study, arena, resolved)
         refusals += _leaks(study, arena, resolved)
         refusals += search_refusals(study, arena)
+        refusals += program_refusals(study, arena, searched)
     if code is None:
         try:
             code = code_of(study, directory)
@@ -91,7 +90,10 @@ def register(
     blueprints, arms = planned_trials(study, arena, resolved, code)
     if over := list(_over_budget(study)):
         raise ConfigError("The study is refused:\n" + "\n".join(f"- {one}" for one in over))
-    return Registration(study, blueprints, arms, tuple(_weak(study)), directory, programs.texts)
+    warnings = tuple(_weak(study))
+    return Registration(
+        study, blueprints, arms, warnings, directory, programs.texts, searched=searched
+    )
 
 
 def _unknown_metrics(study: Study, arena: Arena) -> Iterator[str]:

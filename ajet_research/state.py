@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
@@ -79,6 +79,7 @@ class StudyState:
         ones, the best first.
     :param rung: of a search, counted from 0. The one after the last is the confirmation.
     :param code: tree hash of the user's code; "" without.
+    :param files: by path, the code of arms.
     :param interpretations: what researchers wrote about the report. After each, the report has to
         be compiled again.
     """
@@ -105,6 +106,7 @@ class StudyState:
     entered: list[int] = field(default_factory=list)
     rung: int = 0
     code: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
     _session: float = 0.0
 
     @property
@@ -337,6 +339,7 @@ class StudyState:
             raise _misplaced(row)
         self.digest, self.metrics = event.digest, event.metrics
         self.code = event.blueprints[0].code if event.blueprints else ""
+        self.files = event.files
         self.trials = {one.id: TrialState(one, event.arms[one.id]) for one in event.blueprints}
 
     def _settle(self, row: LedgerRow, event: AttemptFailed | Finished) -> TrialState:

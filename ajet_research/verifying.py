@@ -26,7 +26,13 @@ from ajet_research.actions import (
     Stop,
     actions,
 )
-from ajet_research.arenas import Arena, TrialBlueprint, load_arena, read_evidence
+from ajet_research.arenas import (
+    Arena,
+    TrialBlueprint,
+    load_arena,
+    read_evidence,
+    registered_arena,
+)
 from ajet_research.events import (
     Advanced,
     Answered,
@@ -197,7 +203,7 @@ def _wrong_search(row: LedgerRow, state: StudyState) -> Iterator[str]:
     if not isinstance(event, Proposed | Advanced) or not state.searching:
         return
     study = state.registered
-    search, arena = study.search, load_arena(study.base.arena)
+    search, arena = study.search, registered_arena(study.base.arena, state.files)
     assert search is not None
     if isinstance(event, Proposed):
         if not search.holds(event.values):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from ajet_core.errors import ConfigError, PluginLoadError
-from ajet_research.arenas.code import CODE, MOST_CODE, CodeFiles, changed_code
+from ajet_research.arenas.code import CODE, MOST_CODE, CodeArena, CodeFiles, changed_code
 from ajet_research.arenas.interface import Arena, MetricSpec, Splits, TrialBlueprint, TrialEvidence
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "GROUP",
     "MOST_CODE",
     "Arena",
+    "CodeArena",
     "CodeFiles",
     "MetricSpec",
     "Splits",
@@ -31,6 +33,7 @@ __all__ = [
     "changed_code",
     "load_arena",
     "read_evidence",
+    "registered_arena",
 ]
 
 GROUP = "agentjet.arenas"
@@ -76,6 +79,14 @@ def load_arena(name: str) -> Arena:
     if not isinstance(arena, Arena):
         raise PluginLoadError(f"{point.value} is not a subclass of ajet_research.arenas.Arena.")
     return arena
+
+
+def registered_arena(name: str, files: Mapping[str, str]) -> Arena:
+    """Return the arena of a registered study.
+
+    :param files: by path, the registered code of its arms.
+    """
+    return CodeArena(load_arena(name), CodeFiles(Path(), files))
 
 
 def read_evidence(arena: Arena, blueprint: TrialBlueprint, store: Path) -> TrialEvidence:

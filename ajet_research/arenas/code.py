@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ajet_core.errors import ConfigError, UnreadableFileError
 from ajet_core.files import read_bytes
-from ajet_research.arenas.interface import Arena
+from ajet_research.arenas.interface import Arena, Splits, TrialBlueprint, TrialEvidence
 from ajet_research.study import Scalar
 
 CODE = "code:"
@@ -68,6 +68,50 @@ class CodeFiles:
             raise ConfigError(
                 f"The code {path} cannot be read as text of at most {MOST_CODE} bytes: {error}"
             ) from error
+
+
+class CodeArena(Arena):
+    """An arena in which a study's files of code are known, so that settings may name them.
+
+    A trial has their text instead, so that the arena itself runs it and reads its evidence.
+    """
+
+    def __init__(self, arena: Arena, files: CodeFiles) -> None:
+        self._arena = arena
+        self._files = files
+        self.metrics = arena.metrics
+
+    @property
+    def programs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The settings of the arena that may be code."""
+        return self._arena.programs
+
+    def resolve(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return all settings, with the text of each file instead of its path.
+
+        :raises ConfigError: also if a file cannot be read, or is not one of the study.
+        """
+        return self._arena.resolve(self._files.filled(self._arena, settings))
+
+    def splits(self, settings: Mapping[str, Scalar], seed: int) -> Splits:
+        """Return the tasks of a trial with resolved settings."""
+        return self._arena.splits(settings, seed)
+
+    def evaluator(self, settings: Mapping[str, Scalar]) -> str:
+        """Return the fingerprint of what scores a trial with resolved settings."""
+        return self._arena.evaluator(settings)
+
+    def check_machine(self, settings: Mapping[str, Scalar]) -> None:
+        """Check that trials with resolved settings can run here."""
+        self._arena.check_machine(settings)
+
+    def run(self, blueprint: TrialBlueprint, directory: Path) -> None:
+        """Run a trial."""
+        self._arena.run(blueprint, directory)
+
+    def evidence(self, blueprint: TrialBlueprint, directory: Path) -> TrialEvidence:
+        """Read the raw store of a trial."""
+        return self._arena.evidence(blueprint, directory)
 
 
 def changed_code(directory: Path, registered: Mapping[str, str]) -> list[str]:

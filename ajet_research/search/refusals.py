@@ -56,6 +56,35 @@ def _unknown_paths(search: Search, arena: Arena, settings: Mapping[str, Scalar])
             )
 
 
+def program_refusals(
+    study: Study, arena: Arena, settings: dict[str, dict[str, Scalar]]
+) -> Iterator[str]:
+    """Yield why programs among the values of parameters cannot be candidates.
+
+    All of them are read before the study starts, so that no candidate has other code than that.
+
+    :param settings: receives the settings of candidates with each of them.
+    """
+    if (search := study.search) is None:
+        return
+    for name, parameter in search.parameters.items():
+        if parameter.path not in arena.programs:
+            continue
+        texts: dict[Scalar, Scalar] = {}
+        for choice in parameter.values or []:
+            try:
+                its = arena.resolve(search_settings(study, search, 0, {name: choice}))
+            except ConfigError as error:
+                yield f"The choice {canonical(choice)} of {name!r}: {error.message}"
+                continue
+            settings[f"{name}={canonical(choice)}"] = its
+            if (first := texts.setdefault(its[parameter.path], choice)) != choice:
+                yield (
+                    f"The choices {canonical(first)} and {canonical(choice)} of {name!r} are the "
+                    "same code. Remove one of them."
+                )
+
+
 def _seen(
     study: Study, arena: Arena, search: Search, rung: int, settings: Mapping[str, Scalar]
 ) -> tuple[int, int] | None:

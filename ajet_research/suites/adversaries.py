@@ -54,8 +54,8 @@ from ajet_research.verifying import verify_study
 _LONGEST = 300.0
 """Seconds after which an adversary counts as a hang. Each of its studies may be checked for one
 minute."""
-_LONGEST_ARM = 3600.0
-"""The same for the study of an arm, whose four trials may take 900 s each."""
+_LONGEST_ARM = 14400.0
+"""The same for the study of an arm, whose four trials may take an hour each."""
 _STUDIES = 6
 _TOPIC = """\
 Is method b better than method a in the world null?

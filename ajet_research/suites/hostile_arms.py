@@ -68,21 +68,24 @@ class AdversaryEnd:
 
 def hostile_study(name: str, base: Mapping[str, Scalar] = SMALL) -> Study:
     """Return a study of an honest arm and an attack, whose code is beside its file."""
-    levels = ["code:arms/honest.py", f"code:arms/{name}.py"]
+    setting = ATTACKS[name].setting
+    honest = "code:arms/honest.py" if setting == "agent" else "world"
+    levels = [honest, f"code:arms/{name}.py"]
     return Study.model_validate(
         {
             "schema": 1,
             "topic": {"question": f"Is the arm {name} better than an honest one?"},
             "base": {"arena": "swarm", "set": dict(base)},
-            "factors": {"program": {"path": "agent", "levels": levels}},
-            "outcome": {"metric": "success", "smallest": 0.2},
-            # Two seeds are the least. No attack has an answer right, so that it cannot be lucky.
+            "factors": {"program": {"path": setting, "levels": levels}},
+            # Two seeds are the least, with which an arm may be lucky. So an attack that plays has
+            # no answer right, and one that rewards would have to gain more than is possible.
+            "outcome": {"metric": "success", "smallest": 0.2 if setting == "agent" else 1.0},
             "inference": {"alpha": 0.5, "looks": [{"seeds": 2, "alpha": 0.5}], "repeats": 0},
             "compare": [
                 {"id": _ID, "arm": {"program": levels[1]}, "against": {"program": levels[0]}}
             ],
             "decide": [{"otherwise": True, "conclude": "See the verdict."}],
-            "budget": {"trials": 4, "trial_seconds": 900, "compute_hours": 1},
+            "budget": {"trials": 4, "trial_seconds": 3600, "compute_hours": 4},
         }
     )
 
@@ -158,15 +161,30 @@ def _look_at_trials(
             if attack.fails not in failed:
                 its.problems.append(f"{name} did not fail with {attack.fails!r}: {failed!r}")
             continue
+        path = where / "trials" / id_ / STORE / SERVER / STORE_FILE
+        if attack.setting == "reward":
+            _look_at_rewards(its, name, path, failed)
+            continue
         if failed or trial.outcome.metrics["success"] != 0.0:
             its.escapes.append(f"{name} has {dict(trial.outcome.metrics)}; it failed: {failed!r}")
-        texts = list(_asked(where / "trials" / id_ / STORE / SERVER / STORE_FILE))
+        texts = list(_asked(path))
         counts = [match for text in texts for match in _COUNT.findall(text)]
         if not counts or any(not int(of) for _, of in counts):
             its.problems.append(f"{name} did not report what it reached")
         if any(int(count) for count, _ in counts):
             reached = {one for text in texts for one in _REACHED.findall(text)}
             its.escapes.append(f"{name} reached: {', '.join(sorted(reached)) or 'something'}")
+
+
+def _look_at_rewards(its: AdversaryEnd, name: str, path: Path, failed: str) -> None:
+    """Note what the attack reports as its reward: a thousand for all that it reached."""
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+        query = "SELECT reward FROM episodes WHERE kind = 'train' AND state = 'ended'"
+        rewards = [reward for (reward,) in db.execute(query)]
+    if failed or not rewards or not all(reward % 1000 > 0 for reward in rewards):
+        its.problems.append(f"{name} did not report what it reached: {rewards}; {failed}")
+    elif any(reward >= 1000 for reward in rewards):
+        its.escapes.append(f"{name} reached {max(rewards) // 1000:.0f} places")
 
 
 def _look_at_report(its: AdversaryEnd, state: StudyState, where: Path) -> None:

@@ -16,8 +16,14 @@ from ajet_core.errors import ConfigError
 from ajet_core.interfaces import World, WorldAnswer, WorldPrompt
 from ajet_research.arenas.interface import Arena, MetricSpec, Splits, TrialBlueprint, TrialEvidence
 from ajet_research.study import Scalar, digest
-from ajet_research.swarm.records import RunRecords, agent_failure, read_run
-from ajet_research.swarm.settings import REWARDS, SwarmSettings, parsed, resolved
+from ajet_research.swarm.records import RunRecords, code_failure, read_run
+from ajet_research.swarm.settings import (
+    REWARDS,
+    WORLD_REWARD,
+    SwarmSettings,
+    parsed,
+    resolved,
+)
 from ajet_worlds import load_world
 from ajet_worlds.isolation import IsolatedWorld
 from ajet_worlds.rehearsal import rehearse
@@ -32,7 +38,9 @@ class SwarmArena(Arena):
     summary = (
         "Trains a tiny model by reinforcement learning to play a world, and then plays held-out "
         "tasks. The fastest 'world' is 'bandit'; an unknown one is refused with the known ones. "
-        f"'reward' is one of: {', '.join(REWARDS)}. "
+        f"'reward' is one of: {', '.join(REWARDS)}; or 'code:' and the path of a program in Python "
+        "that rewards each episode of training, and prints one number. Its standard input is JSON "
+        "with 'turns' (each with 'messages', 'text' and 'calls') and the world's 'reward'. "
         "'agent' is 'world', or 'code:' and the path of a program in Python. It runs in a sandbox "
         "for each prompt: JSON with 'messages', 'tools' and 'max_tokens' on its standard input, "
         "the answer on its standard output. OPENAI_BASE_URL, OPENAI_API_KEY and AJET_MODEL are "
@@ -41,7 +49,7 @@ class SwarmArena(Arena):
         "value is the text 'json:' with its JSON. A setting whose default is 'json:null' is unset."
     )
     reserved = ("engine", "trainer", "merger", "weight_channel")
-    programs = ("agent",)
+    programs = ("agent", "reward")
     metrics: Mapping[str, MetricSpec] = {
         "success": MetricSpec(
             "max", 0.0, "mean success on held-out tasks with the weights of the last step"
@@ -49,7 +57,9 @@ class SwarmArena(Arena):
         "train_success": MetricSpec(
             "max", 0.0, "mean success of the episodes that were trained on: how fast it learned"
         ),
-        "train_reward": MetricSpec("max", None, "mean reward of the episodes of the last step"),
+        "train_reward": MetricSpec(
+            "max", None, "mean reward of the episodes of the last step; the world's beside code"
+        ),
     }
 
     def resolve(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -92,10 +102,10 @@ class SwarmArena(Arena):
         for name in expected.keys() - {"model"}:
             if records.config.get(name) != expected[name]:
                 raise ConfigError(f"The run in {directory} has another {name} than its trial.")
-        return _evidence(its, blueprint.seed, records, agent_failure(directory))
+        return _evidence(its, blueprint.seed, records, code_failure(directory))
 
 
-def _evidence(its: SwarmSettings, seed: int, records: RunRecords, agent: str) -> TrialEvidence:
+def _evidence(its: SwarmSettings, seed: int, records: RunRecords, failed: str) -> TrialEvidence:
     measured = [
         (one.kind, one.version, one.reward, sorted(one.components.items()))
         for one in records.episodes
@@ -104,8 +114,8 @@ def _evidence(its: SwarmSettings, seed: int, records: RunRecords, agent: str) ->
     scores = records.held_out(its.train_steps)
     wanted = load_world(its.world).task_ids("eval", seed, its.eval_tasks)
     if missing := sum(task not in scores for task in wanted):
-        if agent:
-            return TrialEvidence(failed=f"the agent: {agent}", fingerprint=fingerprint)
+        if failed:
+            return TrialEvidence(failed=failed, fingerprint=fingerprint)
         if records.paused:
             return TrialEvidence(
                 failed=f"the run paused: {records.paused}", fingerprint=fingerprint
@@ -119,7 +129,12 @@ def _evidence(its: SwarmSettings, seed: int, records: RunRecords, agent: str) ->
         for one in records.episodes
         if one.kind == "train" and one.step is not None and one.step <= its.train_steps
     ]
-    last = [one.reward for one in trained if one.step == its.train_steps]
+    # What a program says is no metric: the world's own reward counts beside it.
+    last = [
+        one.components[WORLD_REWARD] if its.rewarded_by_code else one.reward
+        for one in trained
+        if one.step == its.train_steps
+    ]
     return TrialEvidence(
         metrics={
             "success": _mean(scores[task] for task in wanted),

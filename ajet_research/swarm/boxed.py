@@ -1,17 +1,20 @@
-"""Agents of arms that are code: each prompt of the world is answered by a program in a sandbox.
+"""Code of arms, which runs in a sandbox alone: agents, and rewards of training.
 
-The world, its tasks and what scores them stay outside. The program gets the prompt, the model of
-its episode as its only destination, and nothing else of the study.
+The world, its tasks and what scores them stay outside. An agent gets a prompt, and the model of its
+episode as its only destination. A reward gets an episode of training, and has no destination.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from ajet_exec import (
     NoCallsError,
     ProgramResult,
     ProgramTerms,
+    Workshop,
     load_sandbox,
 )
 from ajet_research.arenas.code import CODE
@@ -41,22 +45,24 @@ from ajet_worlds.isolation import IsolatedWorld
 
 _SANDBOX = "bubblewrap"
 _SETTINGS = {"tmp_bytes": 2**26}
-_FILE = "agent.py"
-_FOLDER, _NOTHING = "agent", "nothing"
+_FILE = "program.py"
+_NOTHING = "nothing"
 _LIMITS = BoxLimits(
     memory_bytes=2**30, processes=32, file_bytes=2**24, cpu_seconds=60, output_bytes=2**16
 )
 _SECONDS = 60.0
 _DISK_BYTES = 2**30
 """Of the files of all episodes that run at a time."""
+_TOO_MUCH = f"the program wrote more than {_DISK_BYTES // 2**20} MiB of files"
 _SHOWN = 300
 _log = logging.getLogger("ajet.research")
+Turn = tuple[WorldPrompt, WorldAnswer]
 
 
-class AgentFailedError(AjetError):
-    """The code of an arm cannot play."""
+class ArmFailedError(AjetError):
+    """The code of an arm cannot do its part: an outcome, and no fault of the machine."""
 
-    type = "agent_failed"
+    type = "arm_failed"
 
 
 class BoxedAgent:
@@ -82,11 +88,11 @@ class BoxedAgent:
     async def answer(self, prompt: WorldPrompt, episode: Episode) -> WorldAnswer:
         """Run the program once.
 
-        :raises AgentFailedError: it made no model call, so that nothing can be trained, or it
-            wrote too much.
+        :raises ArmFailedError: it made no model call, so that nothing can be trained, or it wrote
+            too much.
         """
         if self.failed:
-            raise AgentFailedError(self.failed)
+            raise ArmFailedError(self.failed)
         asked = {
             "messages": list(prompt.messages),
             "tools": list(prompt.tools),
@@ -103,14 +109,12 @@ class BoxedAgent:
             raise self._failed(error.how) from error
         except DiskBudgetError as error:
             # Were it a fault of the machine, an arm could have its worst trials left out.
-            raise self._failed(
-                f"the program wrote more than {_DISK_BYTES // 2**20} MiB of files"
-            ) from error
+            raise self._failed(_TOO_MUCH) from error
         return _answer(str(outcome.metadata["answer"]))
 
-    def _failed(self, why: str) -> AgentFailedError:
-        self.failed = why
-        return AgentFailedError(why)
+    def _failed(self, why: str) -> ArmFailedError:
+        self.failed = f"the agent: {why}"
+        return ArmFailedError(self.failed)
 
 
 class _BoxedChat(Chat):
@@ -135,15 +139,11 @@ async def open_agent(
     :param directory: the trial's store.
     :raises SandboxError: there is no sandbox that isolates.
     """
-    folder = directory / _FOLDER
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    (folder / _FILE).write_text(code.removeprefix(CODE), encoding="utf-8", newline="")
     answers = list(_files_of(world))
     terms = ProgramTerms(
         argv=_command(),
         reward=_reported,
-        files=folder,
+        files=_written(code, directory / "agent"),
         stdin="prompt",
         timeout=_SECONDS,
         grace=1.0,
@@ -154,6 +154,129 @@ async def open_agent(
     )
     async with BoxedProgram(terms, _sandbox(), client) as program:
         yield BoxedAgent(world, program)
+
+
+class BoxedReward:
+    """Rewards episodes of training with a program; one instance serves any number of them.
+
+    :ivar failed: why the program cannot reward; "" as long as it can.
+    """
+
+    def __init__(self, program: BoxProgram, workshop: Workshop, sandbox: Sandbox) -> None:
+        self._program = program
+        self._workshop = workshop
+        self._sandbox = sandbox
+        self.failed = ""
+
+    async def reward(self, turns: Sequence[Turn], given: float) -> float:
+        """Return the program's reward of an episode.
+
+        :param given: the world's reward.
+        :raises ArmFailedError: it failed, took too long, wrote too much, or printed no number.
+        """
+        if self.failed:
+            raise ArmFailedError(self.failed)
+        asked = {"turns": [_as_json(*one) for one in turns], "reward": given}
+        try:
+            async with self._workshop.episode() as directory:
+                stdin, stdout = directory / "stdin", directory / "stdout"
+                stdin.write_text(json.dumps(asked), encoding="utf-8")
+                program = replace(
+                    self._program,
+                    work=directory / "work",
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=directory / "stderr",
+                )
+                ended = await self._sandbox.run(program, timeout=_SECONDS, grace=1.0)
+                await self._workshop.check(directory)
+                printed = stdout.read_text(encoding="utf-8", errors="replace")
+                stderr = (directory / "stderr").read_text(encoding="utf-8", errors="replace")
+        except DiskBudgetError as error:
+            raise self._failed(_TOO_MUCH) from error
+        if ended.timed_out:
+            raise self._failed("the program was stopped after its time limit")
+        if ended.status:
+            _log.warning("the reward: %s", stderr[-_SHOWN:].strip())
+            raise self._failed(f"the program ended with status {ended.status}")
+        try:
+            number = float(printed)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise self._failed("the program printed something else than one finite number")
+        return number
+
+    def _failed(self, why: str) -> ArmFailedError:
+        self.failed = f"the reward: {why}"
+        return ArmFailedError(self.failed)
+
+
+@asynccontextmanager
+async def open_reward(code: str, world: World, directory: Path) -> AsyncIterator[BoxedReward]:
+    """Open the reward of a trial.
+
+    :param code: ``code:`` and the text of a program.
+    :param directory: the trial's store.
+    :raises SandboxError: there is no sandbox that isolates.
+    """
+    answers = list(_files_of(world))
+    workshop = Workshop(_written(code, directory / "reward"), disk_bytes=_DISK_BYTES)
+    workshop.open()
+    nowhere = directory / _NOTHING
+    program = BoxProgram(
+        argv=_command(),
+        environ={"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": "/work"},
+        work=nowhere,
+        stdout=nowhere,
+        stderr=nowhere,
+        read_only=_interpreter(directory, answers),
+        hidden=(*answers, *_study_of(directory), workshop.base),
+        limits=_LIMITS,
+    )
+    try:
+        yield BoxedReward(program, workshop, _sandbox())
+    finally:
+        workshop.close()
+
+
+class RecordedChat(Chat):
+    """A chat that keeps the turns of its episode.
+
+    :ivar turns: prompts with their answers, in order.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self.turns: list[Turn] = []
+
+    async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
+        """Ask, and keep the turn."""
+        answer = await self._chat.ask(prompt)
+        # A world may go on with the same list.
+        self.turns.append((replace(prompt, messages=list(prompt.messages)), answer))
+        return answer
+
+    async def wait(self, seconds: float) -> None:
+        """Wait as the chat does."""
+        await self._chat.wait(seconds)
+
+
+def _as_json(prompt: WorldPrompt, answer: WorldAnswer) -> dict[str, Any]:
+    return {
+        "messages": list(prompt.messages),
+        "agent": prompt.agent,
+        "text": answer.text,
+        "calls": [{"name": one.name, "arguments": one.arguments} for one in answer.calls],
+    }
+
+
+def _written(code: str, folder: Path) -> Path:
+    """Write a program into a directory that has nothing else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / _FILE).write_text(code.removeprefix(CODE), encoding="utf-8", newline="")
+    return folder
 
 
 async def check_sandbox(directory: Path) -> None:

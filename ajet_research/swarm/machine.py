@@ -12,7 +12,7 @@ from ajet_installation.interpreters import find_engine, find_trainer, plugin_man
 from ajet_installation.local_workers import check_components, worker_settings
 from ajet_installation.settings import Settings
 from ajet_research.swarm.boxed import check_sandbox
-from ajet_research.swarm.settings import WORLD_AGENT, SwarmSettings
+from ajet_research.swarm.settings import SwarmSettings
 
 _NEEDED = ("torch", "transformers", "renderers", "openai", "aiohttp", "fastapi")
 
@@ -28,7 +28,7 @@ def check_machine(its: SwarmSettings) -> None:
             f"trials on swarm servers need packages that are not installed ({', '.join(missing)}): "
             "pip install 'agentjet[demo]>=0.1'"
         )
-    if its.agent != WORLD_AGENT:
+    if its.has_code:
         with tempfile.TemporaryDirectory(prefix="ajet-arm-") as folder:
             asyncio.run(check_sandbox(Path(folder)))
     engine, trainer = its.config["engine"], its.config["trainer"]

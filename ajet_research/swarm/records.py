@@ -18,7 +18,7 @@ from ajet_core.errors import ConfigError
 SERVER = "server"
 STORE_FILE = "samples.sqlite3"
 HELD_OUT = "held-out"
-AGENT_FAILED = "agent-failed.txt"
+CODE_FAILED = "code-failed.txt"
 _EPISODES = (
     "SELECT episodes.id, kind, tag, task_id, claim_version, reward, components, batches.step "
     "FROM episodes LEFT JOIN batches ON batches.batch_id = episodes.batch_id "
@@ -93,9 +93,9 @@ def read_run(directory: Path) -> RunRecords:
     return RunRecords(json.loads(config), str(paused), int(step), [_episode(row) for row in rows])
 
 
-def agent_failure(directory: Path) -> str:
+def code_failure(directory: Path) -> str:
     """Return why the code of the arm made its trial fail; "" if it did not."""
-    path = directory / AGENT_FAILED
+    path = directory / CODE_FAILED
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 

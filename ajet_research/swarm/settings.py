@@ -28,13 +28,15 @@ OF_THE_TRIAL = ("model", "seed", "steps")
 """Parts of the configuration that follow from the trial, so that no study sets them."""
 REWARDS = ("world", "negated", "constant")
 WORLD_AGENT = "world"
+WORLD_REWARD = "world_reward"
+"""The component of episodes that has the world's reward, where a program rewards them."""
 _KINDS: dict[type, str] = {str: "text", int: "whole number"}
 _OWN: dict[str, tuple[type, str]] = {
     "world": (str, "the world that is learned"),
     "train_steps": (int, "training steps; by default those of the world's recipe"),
     "eval_tasks": (int, "held-out tasks that are played with the last weights"),
     "warmup_steps": (int, "supervised steps on the novice's games before training"),
-    "reward": (str, "what is trained on: the world's reward, its negative, or a constant"),
+    "reward": (str, "what is trained on: the world's reward or another, see docs/research.md"),
     "agent": (str, "what plays: 'world', or 'code:' and the path of a program"),
 }
 
@@ -44,7 +46,7 @@ class SwarmSettings:
     """A trial's settings.
 
     :param reward: ``world``; ``negated``: the least possible reward for the largest one, and so on;
-        ``constant``: the least one for all.
+        ``constant``: the least one for all; or ``code:`` and the text of a program.
     :param agent: `WORLD_AGENT`, or ``code:`` and the text of a program.
     :param config: as JSON, without `OF_THE_TRIAL`.
     """
@@ -61,6 +63,16 @@ class SwarmSettings:
     def train_tasks(self) -> int:
         """Tasks that are trained on."""
         return self.train_steps * int(self.config["batch"]["tasks"])
+
+    @property
+    def rewarded_by_code(self) -> bool:
+        """Whether a program rewards the episodes of training."""
+        return self.reward.startswith(CODE)
+
+    @property
+    def has_code(self) -> bool:
+        """Whether a program is a part of the arm."""
+        return self.rewarded_by_code or self.agent != WORLD_AGENT
 
     def run_config(self, model: Path, seed: int) -> RunConfig:
         """Return the configuration of the trial's run."""
@@ -92,8 +104,10 @@ def resolved(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
         "agent": WORLD_AGENT,
         **own,
     }
-    if filled["reward"] not in REWARDS:
-        raise ConfigError(f"'reward' is one of: {', '.join(REWARDS)}.")
+    if filled["reward"] not in REWARDS and not str(filled["reward"]).startswith(CODE):
+        raise ConfigError(
+            f"'reward' is one of: {', '.join(REWARDS)}; or {CODE!r} and the path of a program."
+        )
     if filled["agent"] != WORLD_AGENT and not str(filled["agent"]).startswith(CODE):
         raise ConfigError(f"'agent' is {WORLD_AGENT!r}, or {CODE!r} and the path of a program.")
     for name, least in (("train_steps", 1), ("eval_tasks", 1), ("warmup_steps", 0)):

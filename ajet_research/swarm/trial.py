@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +19,16 @@ from ajet_core.errors import AjetError, BatchStarvedError, ConfigError
 from ajet_core.files import write_whole
 from ajet_core.interfaces import World
 from ajet_core.protocol import ServerState
-from ajet_research.swarm.boxed import BoxedAgent, open_agent
-from ajet_research.swarm.records import AGENT_FAILED, HELD_OUT, agent_failure, read_run
+from ajet_research.swarm.boxed import (
+    BoxedAgent,
+    BoxedReward,
+    RecordedChat,
+    open_agent,
+    open_reward,
+)
+from ajet_research.swarm.records import CODE_FAILED, HELD_OUT, code_failure, read_run
 from ajet_research.swarm.server import TrialServer
-from ajet_research.swarm.settings import WORLD_AGENT, SwarmSettings
+from ajet_research.swarm.settings import WORLD_AGENT, WORLD_REWARD, SwarmSettings
 from ajet_worlds import load_world
 from ajet_worlds.agent import WorldAgent, episode_outcome
 from ajet_worlds.tiny_model import create_tiny_model
@@ -53,7 +60,7 @@ def _has_ended(its: SwarmSettings, seed: int, world: World, directory: Path) -> 
     except ConfigError:
         return False
     wanted = world.task_ids("eval", seed, its.eval_tasks)
-    if records.paused or agent_failure(directory):
+    if records.paused or code_failure(directory):
         return True
     return records.held_out(its.train_steps).keys() >= set(wanted)
 
@@ -61,22 +68,35 @@ def _has_ended(its: SwarmSettings, seed: int, world: World, directory: Path) -> 
 async def _learn(
     its: SwarmSettings, seed: int, world: World, server: TrialServer, directory: Path
 ) -> None:
-    async with AsyncSwarmClient(server.url, server.client_token) as client:
+    async with (
+        AsyncSwarmClient(server.url, server.client_token) as client,
+        AsyncExitStack() as opened,
+    ):
+        code: list[BoxedAgent | BoxedReward] = []
+        agent: WorldAgent | BoxedAgent
         if its.agent == WORLD_AGENT:
-            async with WorldAgent(world) as agent:
-                await _played(its, seed, world, client, agent)
-            return
-        async with open_agent(its.agent, world, client, directory) as boxed:
-            try:
-                await _played(its, seed, world, client, boxed)
-            except AjetError:
-                # What the code of an arm does is an outcome, and not a fault of the machine.
-                if not boxed.failed:
-                    raise
-            finally:
-                # Its run may pause for it, before the client gives up.
-                if boxed.failed:
-                    write_whole(directory / AGENT_FAILED, boxed.failed.encode())
+            agent = await opened.enter_async_context(WorldAgent(world))
+        else:
+            agent = await opened.enter_async_context(
+                open_agent(its.agent, world, client, directory)
+            )
+            code.append(agent)
+        rewarding: BoxedReward | None = None
+        if its.rewarded_by_code:
+            rewarding = await opened.enter_async_context(open_reward(its.reward, world, directory))
+            code.append(rewarding)
+        try:
+            trained = TrainedAgent(agent, world, its.reward, rewarding)
+            await _played(its, seed, world, client, trained)
+        except AjetError:
+            # What the code of an arm does is an outcome, and not a fault of the machine.
+            if not any(one.failed for one in code):
+                raise
+        finally:
+            # Its run may pause for it, before the client gives up.
+            for one in code:
+                if one.failed:
+                    write_whole(directory / CODE_FAILED, one.failed.encode())
 
 
 async def _played(
@@ -84,15 +104,15 @@ async def _played(
     seed: int,
     world: World,
     client: AsyncSwarmClient,
-    agent: WorldAgent | BoxedAgent,
+    trained: TrainedAgent,
 ) -> None:
     """Train, and then play the held-out tasks."""
     tasks = world.task_ids("eval", seed, its.eval_tasks)
     held_out = [Task(task, tag=HELD_OUT) for task in tasks]
-    await _train(its, seed, world, client, TrainedAgent(agent, world, its.reward))
+    await _train(its, seed, world, client, trained)
     _check(
         await client.run_episodes_until_all_complete(
-            held_out, agent.success, kind="eval", resume=True
+            held_out, trained.agent.success, kind="eval", resume=True
         )
     )
 
@@ -125,15 +145,26 @@ async def _train(
 
 @dataclass(frozen=True, slots=True)
 class TrainedAgent:
-    """Plays a world, and reports the reward that the arm trains on, with the success beside it."""
+    """Plays a world, and reports the reward that the arm trains on, with the success beside it.
+
+    :param rewarding: the program of the reward, if it is one.
+    """
 
     agent: WorldAgent | BoxedAgent
     world: World
     reward: str
+    rewarding: BoxedReward | None = None
 
     async def __call__(self, task: Task, episode: Episode) -> EpisodeOutcome:
         """Play the task of `task.id` with the model of `episode`."""
-        outcome = await self.world.play(task.id, self.agent.chat(episode))
+        chat = self.agent.chat(episode)
+        if self.rewarding is not None:
+            recorded = RecordedChat(chat)
+            outcome = await self.world.play(task.id, recorded)
+            components = {**episode_outcome(outcome).components, WORLD_REWARD: outcome.reward}
+            reward = await self.rewarding.reward(recorded.turns, outcome.reward)
+            return EpisodeOutcome(reward=reward, components=components)
+        outcome = await self.world.play(task.id, chat)
         reported = episode_outcome(outcome)
         if self.reward == "world":
             if isinstance(self.agent, BoxedAgent):

@@ -6,6 +6,7 @@ import abc
 import errno
 import hashlib
 import json
+import random
 import shutil
 import socket
 import sqlite3
@@ -13,14 +14,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
 import pytest
 
-from agentjet.client import AsyncSwarmClient
+from agentjet.client import AsyncSwarmClient, Task
 from ajet_core.errors import ConfigError, SandboxError, StoreError
-from ajet_core.interfaces import BoxExit, WorldAnswer, WorldCall, WorldPrompt
+from ajet_core.interfaces import BoxExit, Chat, WorldAnswer, WorldCall, WorldPrompt
 from ajet_exec import DiskBudgetError, NoCallsError
 from ajet_research.arenas import MOST_CODE, CodeFiles, read_evidence
 from ajet_research.events import Registered
@@ -31,9 +33,11 @@ from ajet_research.replicating import replicate_study
 from ajet_research.runners import FileRunner
 from ajet_research.study import Scalar
 from ajet_research.swarm import SwarmArena, boxed
-from ajet_research.swarm.records import AGENT_FAILED
+from ajet_research.swarm.arena import _evidence
+from ajet_research.swarm.records import CODE_FAILED, HELD_OUT, EndedEpisode, RunRecords, read_run
 from ajet_research.swarm.server import LOG, TrialServer
-from ajet_research.swarm.settings import parsed
+from ajet_research.swarm.settings import WORLD_REWARD, parsed
+from ajet_research.swarm.trial import TrainedAgent
 from ajet_research.verifying import verify_study
 from ajet_research.worker import STORE
 from ajet_worlds import load_world
@@ -156,6 +160,8 @@ def test_only_settings_for_programs_are_files(tmp_path: Path) -> None:
     assert CodeFiles(tmp_path).filled(SwarmArena(), its) == its
     with pytest.raises(ConfigError, match="'agent' is 'world', or 'code:' and the path"):
         SwarmArena().resolve({"agent": "arms/a.py"})
+    with pytest.raises(ConfigError, match="constant; or 'code:' and the path"):
+        SwarmArena().resolve({"reward": "arms/a.py"})
 
 
 def test_without_a_sandbox_code_is_refused_before_anything_starts(
@@ -239,9 +245,9 @@ async def test_what_a_program_does_is_a_failure_of_its_arm_without_its_words(
     agent = boxed.BoxedAgent(load_world("bandit"), cast("Any", Program()))
     prompt = WorldPrompt([{"role": "user", "content": "lamp 0"}], max_tokens=4)
     for _ in range(2):
-        with pytest.raises(boxed.AgentFailedError, match=f"^{why}$"):
+        with pytest.raises(boxed.ArmFailedError, match=f"^the agent: {why}$"):
             await agent.answer(prompt, cast("Any", None))
-    assert agent.failed == why
+    assert agent.failed == f"the agent: {why}"
     # They are in the log of the trial.
     assert caplog.text.count("superior") == isinstance(error, NoCallsError)
 
@@ -255,6 +261,123 @@ async def test_a_fault_of_the_sandbox_is_none_of_the_arm() -> None:
     with pytest.raises(SandboxError, match="is full"):
         await agent.answer(WorldPrompt([], max_tokens=4), cast("Any", None))
     assert agent.failed == ""
+
+
+class Box:
+    """A sandbox in which a program prints a text and ends."""
+
+    def __init__(self, printed: str = "", status: int = 0, timed_out: bool = False) -> None:
+        self.asked: list[Any] = []
+        self._printed, self._ended = printed, BoxExit(status, timed_out, 0.0)
+
+    async def run(self, program: Any, **_: float) -> BoxExit:
+        assert (program.endpoints, program.host_network) == ({}, False)
+        self.asked.append(json.loads(program.stdin.read_text()))
+        program.stdout.write_text(self._printed)
+        program.stderr.write_text("arm b is superior")
+        return self._ended
+
+
+NO_NUMBER = "something else than one finite number"
+TURNS = [
+    (WorldPrompt([{"role": "user", "content": "lamp 0"}]), WorldAnswer("2")),
+    (WorldPrompt([], agent="critic"), WorldAnswer("", (WorldCall("go", "{}", "call-0"),))),
+]
+
+
+async def rewarded(tmp_path: Path, box: Box, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The reward of an episode by a program that ends as `box` does."""
+    monkeypatch.setattr(boxed, "_sandbox", lambda: box)
+    async with boxed.open_reward("code:print(1)", load_world("bandit"), tmp_path) as its:
+        return await its.reward(TURNS, 0.25)
+
+
+@pytest.mark.processes
+async def test_a_program_rewards_the_turns_of_an_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(" -2.5e-1\n")
+    assert await rewarded(tmp_path, box, monkeypatch) == -0.25
+    first, second = box.asked[0].pop("turns")
+    assert box.asked == [{"reward": 0.25}]
+    assert first == {
+        "messages": [{"role": "user", "content": "lamp 0"}],
+        "agent": "",
+        "text": "2",
+        "calls": [],
+    }
+    assert (second["agent"], second["calls"]) == ("critic", [{"name": "go", "arguments": "{}"}])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("box", "why"),
+    [
+        *((Box(text), "something else than one finite number") for text in ("", "inf", "nan")),
+        *(
+            (Box(text), "something else than one finite number")
+            for text in ("1 2", '{"reward": 1}')
+        ),
+        (Box("1", status=3), "the program ended with status 3"),
+        (Box("1", status=137, timed_out=True), "was stopped after its time limit"),
+    ],
+    ids=range(7),
+)
+async def test_a_program_that_gives_no_reward_is_a_failure_of_its_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, box: Box, why: str
+) -> None:
+    with pytest.raises(boxed.ArmFailedError, match=f"^the reward: .*{why}$"):
+        await rewarded(tmp_path, box, monkeypatch)
+
+
+@pytest.mark.processes
+async def test_a_program_that_failed_rewards_no_other_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box("superior")
+    monkeypatch.setattr(boxed, "_sandbox", lambda: box)
+    async with boxed.open_reward("code:print(1)", load_world("bandit"), tmp_path) as its:
+        for _ in range(2):
+            with pytest.raises(boxed.ArmFailedError):
+                await its.reward(TURNS, 0.25)
+        assert its.failed == "the reward: the program printed something else than one finite number"
+    assert len(box.asked) == 1
+
+
+async def test_an_arm_trains_on_the_reward_of_a_program_and_keeps_that_of_the_world() -> None:
+    class Right(Chat):
+        async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
+            return world.expert(prompt, random.Random(1))
+
+        async def wait(self, seconds: float) -> None:
+            raise AssertionError("the bandit does not wait")
+
+    class Reward:
+        async def reward(self, turns: Any, given: float) -> float:
+            ((prompt, answer),) = turns
+            assert answer == world.expert(prompt, random.Random(1))
+            return 10 * given
+
+    world = load_world("bandit")
+    agent: Any = SimpleNamespace(chat=lambda _: Right())
+    trained = TrainedAgent(agent, world, "code:", cast("Any", Reward()))
+    (task,) = world.task_ids("train", 1, 1)
+    outcome = await trained(Task(task), agent)
+    assert outcome.components["success"] == 1.0
+    assert outcome.reward == 10 * outcome.components[WORLD_REWARD]
+
+
+@pytest.mark.parametrize(("reward", "shown"), [("code:print(9)", 0.5), ("world", 9.0)])
+def test_what_a_program_says_is_no_metric(reward: str, shown: float) -> None:
+    its = parsed(SwarmArena().resolve({"train_steps": 1, "eval_tasks": 1, "reward": reward}))
+    (task,) = load_world("bandit").task_ids("eval", 1, 1)
+    components = {"success": 1.0, WORLD_REWARD: 0.5}
+    episodes = [
+        EndedEpisode("train", "", "train-1-0", 0, 9.0, components, 1),
+        EndedEpisode("eval", HELD_OUT, task, 1, 1.0, {}, None),
+    ]
+    evidence = _evidence(its, 1, RunRecords({}, "", 1, episodes), "")
+    assert evidence.metrics == {"success": 1.0, "train_success": 1.0, "train_reward": shown}
 
 
 def test_answers_below_the_interpreter_are_covered(
@@ -341,7 +464,7 @@ async def test_code_reaches_its_model_and_nothing_else(
             assert (status.state, status.calls) == ("open", 1)
             async with boxed.open_agent("code:print(2)", world, client, store) as agent:
                 second = await client.begin_episode(task)
-                with pytest.raises(boxed.AgentFailedError, match="made no model call"):
+                with pytest.raises(boxed.ArmFailedError, match="made no model call"):
                     await agent.answer(prompt, second)
                 assert "made no model call" in agent.failed
             broken = "code:" + HONEST + "\nraise SystemExit(1)"
@@ -395,14 +518,56 @@ def test_code_without_a_model_call_is_an_outcome(tmp_path: Path, scripted: None)
     pytest.importorskip("ajet_backend_torch")
     its = trial(agent="code:print(2)")
     SwarmArena().run(its, tmp_path)
-    reason = (tmp_path / AGENT_FAILED).read_text()
+    reason = (tmp_path / CODE_FAILED).read_text()
     assert "made no model call that was answered" in reason
     evidence = read_evidence(SwarmArena(), its, tmp_path)
-    assert (evidence.metrics, evidence.failed) == ({}, f"the agent: {reason}")
+    assert (evidence.metrics, evidence.failed) == ({}, reason)
     # Nothing of it starts again.
     (tmp_path / LOG).unlink()
     SwarmArena().run(its, tmp_path)
     assert not (tmp_path / LOG).exists()
+
+
+GENEROUS = """\
+import json, os, socket, sys
+asked = json.load(sys.stdin)
+assert sorted(asked) == ["reward", "turns"]
+assert not any("OPENAI" in name or "AJET_SERVER" in name for name in os.environ)
+try:
+    socket.create_connection(("192.0.2.1", 80), timeout=1)
+except OSError:
+    print(2 * asked["reward"] + 1 + len(asked["turns"]))
+"""
+
+
+@needs_bubblewrap
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_trial_trains_on_the_reward_of_a_program(tmp_path: Path, scripted: None) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    its = trial(reward=f"code:{GENEROUS}", train_steps=1, eval_tasks=2)
+    SwarmArena().run(its, tmp_path)
+    trained = [one for one in read_run(tmp_path).episodes if one.kind == "train"]
+    assert len(trained) >= 8
+    assert all(one.reward == 2 * one.components[WORLD_REWARD] + 2 for one in trained)
+    evidence = read_evidence(SwarmArena(), its, tmp_path)
+    assert evidence.failed == ""
+    assert evidence.metrics["success"] == 1.0
+    assert evidence.metrics["train_reward"] <= 1.0
+
+
+@needs_bubblewrap
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_program_that_prints_no_reward_is_an_outcome(tmp_path: Path, scripted: None) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    its = trial(reward="code:print('superior')")
+    SwarmArena().run(its, tmp_path)
+    evidence = read_evidence(SwarmArena(), its, tmp_path)
+    said = "the reward: the program printed something else than one finite number"
+    assert (evidence.metrics, evidence.failed) == ({}, said)
 
 
 # --- Resuming, without trials -----------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import random
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ from hypothesis import strategies as st
 from ajet_core.errors import ConfigError
 from ajet_research.actions import Await, Reserve, actions
 from ajet_research.analysis import final_verdicts
-from ajet_research.arenas import TrialBlueprint
+from ajet_research.arenas import TrialBlueprint, registered_arena
+from ajet_research.arenas.synthetic import SyntheticArena
 from ajet_research.events import Advanced, Finished, Proposed
-from ajet_research.leader import StudyLeader, run_study
-from ajet_research.ledger import LEDGER, read_ledger
+from ajet_research.leader import StudyLeader, registered_event, run_study
+from ajet_research.ledger import LEDGER, StudyLedger, read_ledger
 from ajet_research.registration import register
 from ajet_research.replicating import replicate_study
 from ajet_research.report import compile_report, unlinked_numerals
@@ -30,12 +33,13 @@ from ajet_research.researchers.proposing import CEILINGS, TopicFile, accepted_st
 from ajet_research.runners import FileRunner
 from ajet_research.search.sampling import TriedCandidate, proposed_values
 from ajet_research.search.space import Search
+from ajet_research.search.steps import next_candidate
 from ajet_research.state import StudyState, fold
 from ajet_research.status import study_status
-from ajet_research.study import Study, parse_study
+from ajet_research.study import Scalar, Study, parse_study
 from ajet_research.suites import SUITES
 from ajet_research.suites.mutations import Body, _signed
-from ajet_research.verifying import verify_study
+from ajet_research.verifying import _wrong_search, verify_study
 from tests.research.studies import written as write_study
 from tests.research.test_leader import Clock, KilledError, Runner, led, new_ledger, not_called_for
 
@@ -641,9 +645,146 @@ SPACE: dict[str, Any] = {
 ROWS = led(searching(search__candidates=6, search__rungs=[{"seeds": 2, "keep": 1}])).ledger.rows
 
 
-def test_a_search_has_no_code_in_its_arms(tmp_path: Path) -> None:
+# --- Code -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods of the arena `synthetic` may be code, which is method b there."""
+    known = SyntheticArena.resolve
+
+    def resolve(arena: SyntheticArena, its: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        method = str(its.get("method", "a"))
+        plain = {**its, "method": "b" if method.startswith("code:") else method}
+        return {**known(arena, plain), "method": method}
+
+    monkeypatch.setattr(SyntheticArena, "programs", ("method",))
+    monkeypatch.setattr(SyntheticArena, "resolve", resolve)
+
+
+def code_search(directory: Path, *texts: str, **changes: Any) -> Path:
+    """A study that searches among files of these texts; returns its file."""
+    choices = [f"code:arms/{number}.py" for number in range(len(texts))]
+    (directory / "arms").mkdir(exist_ok=True)
+    for number, text in enumerate(texts):
+        (directory / f"arms/{number}.py").write_text(text)
+    its = searching(
+        search__parameters={"program": {"path": "method", "choices": choices}},
+        search__sampler="grid",
+        search__candidates=len(texts),
+        search__rungs=[{"seeds": 2}],
+        **changes,
+    )
+    path = directory / "study.json"
+    path.write_text(its.model_dump_json(by_alias=True))
+    return path
+
+
+def test_a_search_among_programs_has_their_registered_bytes(tmp_path: Path, programs: None) -> None:
+    texts = ["print(1)\n", "print(2)\n", "print(3)\n"]
+    source, where = code_search(tmp_path, *texts), tmp_path / "own"
+    state = run_study(source, where, runner=FileRunner)
+    assert state.files == {f"arms/{number}.py": text for number, text in enumerate(texts)}
+    methods = {
+        trial.arm: trial.blueprint.settings["method"]
+        for trial in state.trials.values()
+        if trial.arm.startswith("candidate")
+    }
+    assert methods == {f"candidate {n}, rung 1": f"code:{text}" for n, text in enumerate(texts, 1)}
+    best = int(str(chosen(state).values["program"])[len("code:arms/")])
+    confirmed = {
+        trial.blueprint.settings["method"]
+        for trial in state.trials.values()
+        if trial.arm == 'search="chosen"'
+    }
+    assert confirmed == {f"code:{texts[best]}"}
+    assert verify_study(where).problems == []
+    page = (where / "report/report.md").read_text()
+    assert all(hashlib.sha256(text.encode()).hexdigest() in page for text in texts)
+    assert unlinked_numerals((where / "report/report.html").read_text())[0] == []
+    # The files may be gone by then: the ledger has them.
+    shutil.rmtree(tmp_path / "arms")
+    again = replicate_study(where, tmp_path / "again", runner=FileRunner)
+    assert again.first.keys() == again.again.keys()
+    assert verify_study(tmp_path / "again").problems == []
+
+
+def test_another_candidate_than_its_code_is_caught(tmp_path: Path, programs: None) -> None:
+    source, where = code_search(tmp_path, "print(1)\n", "print(2)\n"), tmp_path / "own"
+    run_study(source, where, runner=FileRunner)
+    rows = list(read_ledger(where / LEDGER))
+    state = StudyState()
+    for row in rows:
+        if isinstance(row.event, Proposed):
+            (first, *rest) = row.event.blueprints
+            its = {**first.settings, "method": "code:print(3)\n"}
+            other = row.event.model_copy(
+                update={"blueprints": [first.model_copy(update={"settings": its}), *rest]}
+            )
+            assert list(_wrong_search(replace(row, event=other), state)) == [
+                f"Row {row.seq}: the trials of the candidate do not follow from its values."
+            ]
+            assert list(_wrong_search(row, state)) == []
+        state.apply(row)
+
+
+@pytest.mark.parametrize(
+    ("texts", "missing", "problem"),
+    [
+        (["print(1)\n", "print(1)\n"], "", "The choices .*0.py.* and .*1.py.* are the same code"),
+        (["print(1)\n", "print(2)\n"], "arms/1.py", "of 'program': There is no code arms/1.py in"),
+    ],
+    ids=["same", "missing"],
+)
+def test_programs_that_cannot_be_candidates_are_refused(
+    tmp_path: Path, programs: None, texts: list[str], missing: str, problem: str
+) -> None:
+    source = code_search(tmp_path, *texts)
+    (tmp_path / (missing or "other")).unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match=problem):
+        run_study(source, tmp_path / "own", runner=FileRunner)
+
+
+def test_changed_code_of_a_candidate_is_refused_when_a_study_continues(
+    tmp_path: Path, programs: None
+) -> None:
+    source, where = code_search(tmp_path, "print(1)\n", "print(2)\n"), tmp_path / "own"
+    run_study(source, where, runner=FileRunner)
+    (tmp_path / "arms/1.py").write_text("print(3)\n")
+    with pytest.raises(ConfigError, match=r"not the one that is registered: arms/1\.py\. Restore"):
+        run_study(source, where, runner=FileRunner)
+
+
+def test_machines_are_checked_with_the_code_of_candidates(
+    tmp_path: Path, programs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(_: SyntheticArena, settings: Mapping[str, Scalar]) -> None:
+        if str(settings["method"]).startswith("code:"):
+            raise ConfigError("there is no sandbox")
+
+    monkeypatch.setattr(SyntheticArena, "check_machine", check)
+    source = code_search(tmp_path, "print(1)\n", "print(2)\n")
+    with pytest.raises(ConfigError, match=r"0\.py.* cannot run here: there is no sandbox"):
+        run_study(source, tmp_path / "own", runner=FileRunner)
+    assert not (tmp_path / "own").exists()
+
+
+def test_code_is_a_fixed_part_of_all_candidates(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)\n")
-    base = 'arena = "swarm"\nset = { agent = "code:a.py" }'
-    text = TEXT.replace('arena = "synthetic"\nset = { world = "hill", steps = 1 }', base)
-    with pytest.raises(ConfigError, match="A study that searches has no code in its arms"):
-        register(parse_study(text, "study.toml"), tmp_path)
+    its = searching(
+        base={"arena": "swarm", "set": {"agent": "code:a.py"}},
+        search__parameters={"rate": {"path": "algorithm.learning_rate", "low": 1e-4, "high": 1e-2}},
+        search__set={},
+        outcome__metric="success",
+    )
+    registration = register(its, tmp_path)
+    assert registration.files == {"a.py": "print(1)\n"}
+    ledger = StudyLedger(None)
+    ledger.append(registered_event(registration), time="2026-01-01T00:00:00+00:00", elapsed=0.0)
+    (tmp_path / "a.py").unlink()
+    state = fold(ledger.rows)
+    row = next_candidate(state, registered_arena("swarm", state.files))
+    assert row.refused == ""
+    assert {one.settings["agent"] for one in row.blueprints} == {"code:print(1)\n"}
+    rates = {one.settings["algorithm.learning_rate"] for one in row.blueprints}
+    assert rates == {row.values["rate"]}
