@@ -30,15 +30,18 @@ class ServerCommand:
 
     :param read_only: offer only tools that change nothing.
     :param environ: variables that the assistant might not pass; no secrets.
+    :param on: absolute path of the file of places in which studies run; "" for this machine.
     """
 
     read_only: bool
     environ: Mapping[str, str]
+    on: str = ""
 
     @property
     def program(self) -> list[str]:
         """The command line."""
         options = ["--read-only"] if self.read_only else []
+        options += ["--on", self.on] if self.on else []
         return [sys.executable, "-P", "-m", _MODULE, "mcp", *options]
 
 

@@ -19,6 +19,7 @@ from ajet_cli.studies.leading import begin_study, wait_for_news
 from ajet_cli.studies.places import source_and_directory
 from ajet_core.errors import RequestError, StateError
 from ajet_research.checking import StudyCheck, check_study
+from ajet_research.places import LOCAL, runner_in
 from ajet_research.researchers import (
     proposal_request,
     read_topic,
@@ -107,10 +108,17 @@ class Submitted(BaseModel):
 
 
 class ResearchTools:
-    """The tools of studies below a directory. Their docstrings are what assistants read."""
+    """The tools of studies below a directory. Their docstrings are what assistants read.
 
-    def __init__(self, root: Path) -> None:
+    :param on: where trials of studies run, see `runner_in`. No tool has it as an argument: a file
+        of places has commands, and an assistant may be able to write files.
+    :raises ConfigError: the file cannot be used.
+    """
+
+    def __init__(self, root: Path, on: str | None = None) -> None:
         self._root = root.resolve()
+        runner_in(on)
+        self._on = on if on in (None, LOCAL) else str(Path(on).resolve())
 
     def tools(self) -> Sequence[AssistantTool]:
         """Return all tools of studies."""
@@ -295,12 +303,13 @@ class ResearchTools:
     ) -> ToolAnswer[StudyNow]:
         """Register a study and start it, or continue one that was interrupted.
 
-        It runs in a process of its own, which continues without the assistant. A study that is
-        registered does not change: check it first. Then call research_wait.
+        It runs in a process of its own, which continues without the assistant; its trials run where
+        the user set these tools up to run them. A study that is registered does not change: check
+        it first. Then call research_wait.
         """
         source, where = source_and_directory(self._inside(study), None)
         where = self._inside(str(where))
-        status = await asyncio.to_thread(begin_study, source, where, parallel)
+        status = await asyncio.to_thread(begin_study, source, where, parallel, self._on)
         name = where.relative_to(self._root).as_posix()
         return ToolAnswer(data=StudyNow(directory=name, status=status))
 

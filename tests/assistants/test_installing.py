@@ -277,6 +277,15 @@ def test_options_reach_the_entry_and_no_token_does(
     assert not [name for name, content in files(project).items() if b"my-secret" in content]
 
 
+def test_the_place_of_studies_reaches_the_entry(project: Path) -> None:
+    assert install("--on", "hosts.toml").exit_code == 2
+    places = project / "hosts.toml"
+    places.write_text('[ssh]\nhosts = ["node1"]\n')
+    assert install("--on", "hosts.toml", names="claude").exit_code == 0
+    entry = json.loads((project / ".mcp.json").read_text())["mcpServers"]["agentjet"]
+    assert entry["args"] == [*OPTIONS, "--on", str(places.resolve())]
+
+
 def test_a_commented_configuration_of_opencode_is_used(project: Path) -> None:
     (project / "opencode.jsonc").write_text("{ /* mine */ }")
     assert install(names="opencode").exit_code == 0

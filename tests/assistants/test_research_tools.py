@@ -21,10 +21,14 @@ from ajet_cli.mcp.answers import MAX_BYTES
 from ajet_cli.mcp.registry import ToolRegistry
 from ajet_cli.mcp.research import ResearchTools
 from ajet_cli.mcp.server import mcp_server
+from ajet_core.errors import ConfigError
 from ajet_research.leader import run_study
 from ajet_research.runners import FileRunner
 from ajet_research.steering import leader_of
 from tests.research.studies import TEXT
+from tests.research.test_places import Fake, ssh
+
+__all__ = ["ssh"]
 
 READ_ONLY = {
     "research_check",
@@ -45,8 +49,10 @@ deadline_hours = 12
 
 
 @asynccontextmanager
-async def tools_of(root: Path, *, read_only: bool = False) -> AsyncIterator[Client]:
-    registry = ToolRegistry(ResearchTools(root).tools())
+async def tools_of(
+    root: Path, *, read_only: bool = False, on: str | None = None
+) -> AsyncIterator[Client]:
+    registry = ToolRegistry(ResearchTools(root, on).tools())
     server = mcp_server(registry.read_only() if read_only else registry, list)
     async with Client(server) as connected:
         yield connected
@@ -222,3 +228,39 @@ async def test_a_study_is_driven_from_its_file_to_its_report(project: Path) -> N
         (amended, answer) = result["amendments"]
         assert "through an assistant: budget.compute_hours: 1 -> 3" in amended
         assert "begin was answered with yes" in answer
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+async def test_studies_start_in_the_place_that_the_user_chose(project: Path, ssh: Fake) -> None:
+    places = ssh.root / "hosts.toml"
+    places.write_text('poll_seconds = 0.1\n[ssh]\nhosts = ["node1"]\nslots = 2\n')
+    where = project / "topic.study"
+    async with tools_of(project, on=str(places)) as client:
+        await call(client, "research_start", study="topic.toml", parallel=2)
+        phase = ""
+        while phase != "finished":
+            news = await call(client, "research_wait", directory="topic.study")
+            phase = news["status"]["phase"]
+        assert (await call(client, "research_verify", directory="topic.study"))["problems"] == []
+    assert (where / "place").read_text() == f"{places}\n"
+    assert {host for host, _ in ssh.connections()} == {"node1"}
+
+
+@pytest.mark.processes
+async def test_no_tool_chooses_the_place_or_leaves_it(project: Path, tmp_path: Path) -> None:
+    places = tmp_path / "hosts.toml"
+    with pytest.raises(ConfigError, match="There is no file"):
+        ResearchTools(project, str(places))
+    places.write_text('[ssh]\nhosts = ["node1"]\n')
+    async with tools_of(project, on=str(places)) as client:
+        tools = (await client.list_tools()).tools
+    (start,) = (tool for tool in tools if tool.name == "research_start")
+    assert set(start.input_schema["properties"]) == {"study", "parallel"}
+    # It began in a place that these tools do not have.
+    (project / "topic.study").mkdir()
+    (project / "topic.study/place").write_text(f"{places}\n")
+    async with tools_of(project) as client:
+        said = await refusal(client, "research_start", study="topic.toml")
+    assert f"run in the place of the file '{places}'" in said

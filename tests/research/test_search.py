@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_core.errors import ConfigError
+from ajet_core.errors import ConfigError, StoreError
 from ajet_research.actions import Await, Reserve, actions
 from ajet_research.analysis import final_verdicts
 from ajet_research.arenas import TrialBlueprint, registered_arena
@@ -748,8 +749,13 @@ def test_programs_that_cannot_be_candidates_are_refused(
 def test_changed_code_of_a_candidate_is_refused_when_a_study_continues(
     tmp_path: Path, programs: None
 ) -> None:
+    class Full(FileRunner):
+        def poll(self, *_: Any) -> Any:
+            raise OSError(errno.ENOSPC, "full")
+
     source, where = code_search(tmp_path, "print(1)\n", "print(2)\n"), tmp_path / "own"
-    run_study(source, where, runner=FileRunner)
+    with pytest.raises(StoreError, match="cannot run"):
+        run_study(source, where, runner=Full)
     (tmp_path / "arms/1.py").write_text("print(3)\n")
     with pytest.raises(ConfigError, match=r"not the one that is registered: arms/1\.py\. Restore"):
         run_study(source, where, runner=FileRunner)

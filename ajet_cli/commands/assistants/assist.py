@@ -39,6 +39,12 @@ def assist() -> None:
 )
 @click.option("--url", help="URL of the swarm server.  [default: AJET_URL, or this machine's]")
 @click.option("--read-only", is_flag=True, help="Offer only tools that change nothing.")
+@click.option(
+    "--on",
+    metavar="PLACES",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File that says where trials of studies run.  [default: on this machine]",
+)
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if files are stale.")
 @click.option("--print", "show", is_flag=True, help="Write nothing; print what is merged.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -48,6 +54,7 @@ def install(
     root: Path,
     url: str | None,
     read_only: bool,
+    on: Path | None,
     check: bool,
     show: bool,
     as_json: bool,
@@ -65,7 +72,8 @@ def install(
     if importlib.util.find_spec("mcp") is None:
         raise ConfigError("`ajet mcp` requires the package mcp: pip install 'agentjet[mcp]>=0.1'")
     environ = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
-    command = ServerCommand(read_only, environ | ({"AJET_URL": url} if url else {}))
+    environ |= {"AJET_URL": url} if url else {}
+    command = ServerCommand(read_only, environ, str(on.resolve()) if on else "")
     planned = plan(root, [HOSTS[name] for name in names.split(",")], command)
     if not (check or show):
         write(root, planned)
