@@ -268,7 +268,10 @@ class Box:
 
     def __init__(self, printed: str = "", status: int = 0, timed_out: bool = False) -> None:
         self.asked: list[Any] = []
-        self._printed, self._ended = printed, BoxExit(status, timed_out, 0.0)
+        self._printed, self._ended = (
+            printed,
+            BoxExit(status=status, timed_out=timed_out, seconds=0.0),
+        )
 
     async def run(self, program: Any, **_: float) -> BoxExit:
         assert (program.endpoints, program.host_network) == ({}, False)
