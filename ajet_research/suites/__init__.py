@@ -5,6 +5,7 @@ from typing import Any
 
 from ajet_research.suites.adversaries import run_adversaries
 from ajet_research.suites.faults import run_faults
+from ajet_research.suites.links import run_links
 from ajet_research.suites.mutations import run_mutations
 from ajet_research.suites.planted import run_effects, run_null
 from ajet_research.suites.researching import run_budgets, run_outage
@@ -18,7 +19,8 @@ SUITES: dict[str, Callable[..., dict[str, Any]]] = {
     "null": run_null,
     "effects": run_effects,
     "search": run_search,
-    "mutations": run_mutations,
+    "verify": run_mutations,
+    "links": run_links,
     "faults": run_faults,
     "swarm": run_swarm,
     "adversaries": run_adversaries,

@@ -61,7 +61,7 @@ def run_mutations(*, seed: int, size: int = 48) -> dict[str, Any]:
                 missed.append(f"{name} ({index})")
             shutil.rmtree(forged)
     return {
-        "suite": "mutations",
+        "suite": "verify",
         "mutations": size,
         "kinds": min(size, len(FORGERIES)),
         "caught": size - len(missed),

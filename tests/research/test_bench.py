@@ -10,7 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from ajet_cli.main import cli
+from ajet_research.ledger import LEDGER, read_ledger
+from ajet_research.state import fold
 from ajet_research.suites import SUITES
+from ajet_research.suites.links import _left_out
 from ajet_research.suites.mutations import finished_study
 from ajet_research.suites.planted import PEERS, upper_bound
 from tests.research.studies import TEXT, written
@@ -33,6 +36,24 @@ def test_large_effects_are_found_and_trivial_ones_are_not_called_better() -> Non
     assert result["right"]["large"] == 1.0
     assert result["right"]["one"] >= 0.5
     assert "better" not in result["verdicts"]["small"]
+
+
+@pytest.mark.slow
+def test_each_numeral_of_a_report_links_and_no_trial_is_left_out() -> None:
+    result = SUITES["links"](seed=3)
+    assert (result["unlinked"], result["unreported_trials"]) == ([], [])
+    assert result["passed"]
+    assert result["linked"] == result["numerals"] > 1000
+
+
+def test_a_trial_that_a_report_lacks_is_noticed(tmp_path: Path) -> None:
+    finished_study(tmp_path)
+    state = fold(read_ledger(tmp_path / LEDGER))
+    assert _left_out(tmp_path, state) == []
+    first, *_ = state.trials
+    page = tmp_path / "report/report.html"
+    page.write_text(page.read_text().replace(f'id="trial-{first}"', ""))
+    assert _left_out(tmp_path, state) == [first]
 
 
 @pytest.mark.parametrize(("count", "bound"), [(0, 0.0074), (25, 0.0729), (500, 1.0)])

@@ -1,0 +1,262 @@
+"""Suite ``drivers``: one scripted researcher, by each way in which it can drive a study.
+
+In-process, it calls the functions behind the commands. Elsewhere it calls the tools of ``ajet mcp``
+over MCP: in memory, over stdio and over HTTP. All of them have to leave the same ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_core.errors import AjetError, ConfigError
+from ajet_research.leader import run_study
+from ajet_research.ledger import LEDGER, read_ledger
+from ajet_research.researchers import submit_proposal, submit_prose
+from ajet_research.study import canonical
+from ajet_research.suites.researching import GOOD_PROSE
+from ajet_research.verifying import verify_study
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+_NAME = "assistant"
+"""What the tools call the researcher."""
+_TOPIC, _OUTPUT, _STUDY = "topic.md", "topic.toml", "topic.study"
+_QUESTION = "Is method b worth its cost?\n"
+_SEEDS = "{ seeds = 2, alpha = 0.5 }"
+_PROPOSAL = f"""\
+[base]
+arena = "synthetic"
+set = {{ world = "clear", steps = 2 }}
+
+[factors.method]
+path = "method"
+levels = ["a", "b"]
+
+[outcome]
+metric = "score"
+smallest = 0.2
+
+[inference]
+alpha = 0.5
+looks = [{_SEEDS}]
+
+[[compare]]
+id = "b-vs-a"
+arm = {{ method = "b" }}
+against = {{ method = "a" }}
+
+[[decide]]
+otherwise = true
+conclude = "See the verdict."
+
+[budget]
+trials = 5
+"""
+_HOPELESS = _PROPOSAL.replace(_SEEDS, "{ seeds = 1, alpha = 0.5 }")
+"""Its look can never show anything, so that it is refused."""
+_LIE = "It is better by 2."
+_SECONDS = 600.0
+_URL = "http://127.0.0.1:9"
+"""No server is there: the tools of studies need none."""
+_MEASURED = frozenset({"host", "pid", "seconds"})
+"""Of rows, what differs from run to run."""
+_COMMAND = (sys.executable, "-P", "-m", "ajet_cli.main", "mcp")
+
+Drive = Callable[[Path], list[str]]
+"""Drives the study of a project's topic, and returns what went wrong."""
+
+
+def run_drivers(*, seed: int, size: int | None = None) -> dict[str, Any]:
+    """Drive the same study in each way, and compare the ledgers.
+
+    :param seed: nothing depends on it.
+    :param size: how many ways; all by default.
+    :raises ConfigError: the package mcp is not installed.
+    """
+    _ = seed
+    try:
+        import mcp
+    except ImportError as error:
+        raise ConfigError(
+            "the suite drivers needs the package mcp: pip install 'agentjet[mcp]>=0.1'"
+        ) from error
+    _ = mcp
+    began = time.monotonic()
+    ledgers: dict[str, str] = {}
+    rows: dict[str, int] = {}
+    problems: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, drive in list(DRIVERS.items())[: size or len(DRIVERS)]:
+            project = Path(folder) / name
+            project.mkdir()
+            (project / _TOPIC).write_text(_QUESTION, encoding="utf-8")
+            try:
+                problems += [f"{name}: {one}" for one in drive(project)]
+                text = ledger_text(project / _STUDY)
+            except (AjetError, OSError, TimeoutError) as error:
+                problems.append(f"{name}: {type(error).__name__}: {error}")
+                continue
+            rows[name] = text.count("\n") + 1
+            ledgers[name] = hashlib.sha256(text.encode()).hexdigest()
+    return {
+        "suite": "drivers",
+        "drivers": rows,
+        "ledgers": len(set(ledgers.values())),
+        "digests": {name: its[:12] for name, its in ledgers.items()},
+        "problems": problems,
+        "seconds": round(time.monotonic() - began, 1),
+        "passed": not problems and len(set(ledgers.values())) == 1,
+    }
+
+
+def ledger_text(directory: Path) -> str:
+    """Return the rows of a ledger, one a line, without what differs from run to run.
+
+    The hashes of rows depend on their times, and jumps of the clock on the machine.
+    """
+    lines = []
+    for row in read_ledger(directory / LEDGER):
+        if row.event.kind != "clock_jumped":
+            body = row.event.model_dump(mode="json", by_alias=True)
+            lines.append(canonical({k: v for k, v in body.items() if k not in _MEASURED}))
+    return "\n".join(lines)
+
+
+def _in_process(project: Path) -> list[str]:
+    topic, output, study = (project / name for name in (_TOPIC, _OUTPUT, _STUDY))
+    problems = []
+    if not submit_proposal(topic, output, _HOPELESS, {}, name=_NAME).problems:
+        problems.append("a study that can show nothing was accepted")
+    problems += submit_proposal(topic, output, _PROPOSAL, {}, name=_NAME).problems
+    run_study(output, study)
+    if not submit_prose(study, _LIE, name=_NAME).problems:
+        problems.append("prose with a number was accepted")
+    problems += submit_prose(study, GOOD_PROSE, name=_NAME).problems
+    return [*problems, *verify_study(study).problems]
+
+
+async def _by_tools(client: Client) -> list[str]:
+    """Do the same by tools.
+
+    :raises ConfigError: a tool refused what it has to do.
+    """
+
+    async def call(tool: str, **arguments: Any) -> dict[str, Any]:
+        result = await client.call_tool(tool, arguments)
+        if result.is_error or result.structured_content is None:
+            raise ConfigError(f"{tool}: {getattr(result.content[0], 'text', result.content)}")
+        data: dict[str, Any] = result.structured_content["data"]
+        return data
+
+    problems: list[str] = []
+    proposal = {"topic": _TOPIC, "output": _OUTPUT}
+    if (await call("research_propose", **proposal, study=_HOPELESS))["accepted"]:
+        problems.append("a study that can show nothing was accepted")
+    problems += (await call("research_propose", **proposal, study=_PROPOSAL))["problems"]
+    where = (await call("research_start", study=_OUTPUT))["directory"]
+    phase = ""
+    while phase != "finished":
+        status = (await call("research_wait", directory=where))["status"]
+        phase = status["phase"]
+        if phase != "finished" and not status["leader"]:
+            raise ConfigError(f"the study is {phase}, and its leader has ended")
+    if (await call("research_interpret", directory=where, prose=_LIE))["accepted"]:
+        problems.append("prose with a number was accepted")
+    done = await call("research_interpret", directory=where, prose=GOOD_PROSE)
+    verified = await call("research_verify", directory=where)
+    return [*problems, *done["problems"], *verified["problems"]]
+
+
+@asynccontextmanager
+async def _in_memory(project: Path) -> AsyncIterator[Client]:
+    from mcp import Client
+
+    from ajet_cli.mcp.registry import ToolRegistry
+    from ajet_cli.mcp.research import ResearchTools
+    from ajet_cli.mcp.server import mcp_server
+
+    async with Client(mcp_server(ToolRegistry(ResearchTools(project).tools()), list)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _over_stdio(project: Path) -> AsyncIterator[Client]:
+    from mcp import Client
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
+    server = StdioServerParameters(
+        command=_COMMAND[0], args=list(_COMMAND[1:]), cwd=project, env=_environ("none")
+    )
+    async with Client(stdio_client(server)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _over_http(project: Path) -> AsyncIterator[Client]:
+    import httpx2
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
+    token = secrets.token_urlsafe(32)
+    with (project / "mcp.log").open("wb") as log:
+        server = await asyncio.create_subprocess_exec(
+            *(*_COMMAND, "--http", "--port", "0"),
+            cwd=project,
+            env=_environ(token),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.PIPE,
+        )
+    assert server.stderr is not None
+    try:
+        line = (await server.stderr.readline()).decode().split()
+        if not line:
+            raise ConfigError("ajet mcp --http ended before it served")
+        headers = {"authorization": f"Bearer {token}"}
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=_SECONDS) as http,
+            Client(streamable_http_client(line[-1], http_client=http)) as client,
+        ):
+            yield client
+    finally:
+        if server.returncode is None:
+            server.send_signal(signal.SIGTERM)
+        await server.communicate()
+
+
+def _environ(token: str) -> dict[str, str]:
+    """Return the environment of `ajet mcp`: as small as that which assistants pass."""
+    passed = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    return {**passed, "AJET_URL": _URL, "AJET_TOKEN": token}
+
+
+def _connected(
+    connect: Callable[[Path], AbstractAsyncContextManager[Client]],
+) -> Drive:
+    async def driven(project: Path) -> list[str]:
+        async with asyncio.timeout(_SECONDS), connect(project) as client:
+            return await _by_tools(client)
+
+    return lambda project: asyncio.run(driven(project))
+
+
+DRIVERS: dict[str, Drive] = {
+    "in-process": _in_process,
+    "memory": _connected(_in_memory),
+    "stdio": _connected(_over_stdio),
+    "http": _connected(_over_http),
+}
+"""By name."""

@@ -1,0 +1,48 @@
+"""The suite `drivers`: the same study in-process, and by the tools of `ajet mcp`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mcp")
+pytest.importorskip("scipy")
+
+from ajet_cli.studies import drivers
+from ajet_core.errors import ConfigError
+from ajet_research.suites.mutations import finished_study
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(1800)
+def test_all_ways_leave_the_same_ledger() -> None:
+    result = drivers.run_drivers(seed=0)
+    assert result["problems"] == []
+    assert set(result["drivers"]) == {"in-process", "memory", "stdio", "http"}
+    assert (result["ledgers"], result["passed"]) == (1, True)
+    # It is a whole study: registered, four trials, a look, a decision, and accepted words.
+    assert min(result["drivers"].values()) > 12
+
+
+def test_another_ledger_and_an_error_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finished(world: str) -> drivers.Drive:
+        def drive(project: Path) -> list[str]:
+            finished_study(project / "topic.study", world=world)
+            return []
+
+        return drive
+
+    def broken(project: Path) -> list[str]:
+        raise ConfigError(f"no tools in {project.name}")
+
+    monkeypatch.setattr(drivers, "DRIVERS", {"a": finished("clear"), "b": finished("clear")})
+    same = drivers.run_drivers(seed=0)
+    assert (same["ledgers"], same["passed"]) == (1, True)
+    monkeypatch.setattr(drivers, "DRIVERS", {"a": finished("clear"), "b": finished("null")})
+    other = drivers.run_drivers(seed=0)
+    assert (other["ledgers"], other["problems"], other["passed"]) == (2, [], False)
+    monkeypatch.setattr(drivers, "DRIVERS", {"a": finished("clear"), "b": broken})
+    assert drivers.run_drivers(seed=0)["problems"] == ["b: ConfigError: no tools in b"]
+    assert drivers.run_drivers(seed=0, size=1)["passed"]
