@@ -94,7 +94,9 @@ class StudyLedger:
         seq, previous = len(self.rows) + 1, self.head
         body = canonical(event.model_dump(mode="json", by_alias=True))
         values = (seq, time, elapsed, event.kind, body, previous)
-        row = LedgerRow(seq, time, elapsed, event, _hash(values))
+        # As whoever reads it has it, also in the order of its parts: a report is the same bytes.
+        read = EVENTS.validate_json(body, strict=True)
+        row = LedgerRow(seq, time, elapsed, read, _hash(values))
         try:
             self._connection.execute(
                 f"INSERT INTO events ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - constant

@@ -25,6 +25,7 @@ from ajet_research.events import (
     Looked,
     Lost,
     Paused,
+    Registered,
     Reported,
     Reserved,
     Resumed,
@@ -67,6 +68,22 @@ def test_rows_come_back_with_the_chain_that_they_were_written_with(path: Path) -
     assert ledger.head == again[-1].hash != GENESIS
     assert [row.seq for row in again] == [1, 2, 3, 4]
     ledger.close()
+
+
+def test_a_row_is_what_its_readers_have_also_in_its_order(tmp_path: Path) -> None:
+    event = registered_event(register(study(), Path()))
+    files = {"arms/second.py": "2", "arms/first.py": "1"}
+    ledger = StudyLedger(tmp_path / LEDGER)
+    ledger.append(
+        event.model_copy(update={"files": files}), time="2026-01-01T00:00:00+00:00", elapsed=0.0
+    )
+    ledger.close()
+    (kept,), (read,) = ledger.rows, read_ledger(tmp_path / LEDGER)
+    assert kept == read
+    for row in (kept, read):
+        assert isinstance(row.event, Registered)
+        assert list(row.event.files) == sorted(files)
+        assert list(row.event.arms) == sorted(event.arms)
 
 
 @pytest.mark.parametrize(

@@ -663,12 +663,17 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SyntheticArena, "resolve", resolve)
 
 
+def code_of(number: int) -> str:
+    """The path of a file. Its order in the study is not the one of its name."""
+    return f"arms/{9 - number}.py"
+
+
 def code_search(directory: Path, *texts: str, **changes: Any) -> Path:
     """A study that searches among files of these texts; returns its file."""
-    choices = [f"code:arms/{number}.py" for number in range(len(texts))]
+    choices = [f"code:{code_of(number)}" for number in range(len(texts))]
     (directory / "arms").mkdir(exist_ok=True)
     for number, text in enumerate(texts):
-        (directory / f"arms/{number}.py").write_text(text)
+        (directory / code_of(number)).write_text(text)
     its = searching(
         search__parameters={"program": {"path": "method", "choices": choices}},
         search__sampler="grid",
@@ -685,14 +690,14 @@ def test_a_search_among_programs_has_their_registered_bytes(tmp_path: Path, prog
     texts = ["print(1)\n", "print(2)\n", "print(3)\n"]
     source, where = code_search(tmp_path, *texts), tmp_path / "own"
     state = run_study(source, where, runner=FileRunner)
-    assert state.files == {f"arms/{number}.py": text for number, text in enumerate(texts)}
+    assert state.files == {code_of(number): text for number, text in enumerate(texts)}
     methods = {
         trial.arm: trial.blueprint.settings["method"]
         for trial in state.trials.values()
         if trial.arm.startswith("candidate")
     }
     assert methods == {f"candidate {n}, rung 1": f"code:{text}" for n, text in enumerate(texts, 1)}
-    best = int(str(chosen(state).values["program"])[len("code:arms/")])
+    best = 9 - int(str(chosen(state).values["program"])[len("code:arms/")])
     confirmed = {
         trial.blueprint.settings["method"]
         for trial in state.trials.values()
@@ -732,8 +737,8 @@ def test_another_candidate_than_its_code_is_caught(tmp_path: Path, programs: Non
 @pytest.mark.parametrize(
     ("texts", "missing", "problem"),
     [
-        (["print(1)\n", "print(1)\n"], "", "The choices .*0.py.* and .*1.py.* are the same code"),
-        (["print(1)\n", "print(2)\n"], "arms/1.py", "of 'program': There is no code arms/1.py in"),
+        (["print(1)\n", "print(1)\n"], "", "The choices .*9.py.* and .*8.py.* are the same code"),
+        (["print(1)\n", "print(2)\n"], "arms/8.py", "of 'program': There is no code arms/8.py in"),
     ],
     ids=["same", "missing"],
 )
@@ -756,8 +761,8 @@ def test_changed_code_of_a_candidate_is_refused_when_a_study_continues(
     source, where = code_search(tmp_path, "print(1)\n", "print(2)\n"), tmp_path / "own"
     with pytest.raises(StoreError, match="cannot run"):
         run_study(source, where, runner=Full)
-    (tmp_path / "arms/1.py").write_text("print(3)\n")
-    with pytest.raises(ConfigError, match=r"not the one that is registered: arms/1\.py\. Restore"):
+    (tmp_path / "arms/8.py").write_text("print(3)\n")
+    with pytest.raises(ConfigError, match=r"not the one that is registered: arms/8\.py\. Restore"):
         run_study(source, where, runner=FileRunner)
 
 
@@ -770,7 +775,7 @@ def test_machines_are_checked_with_the_code_of_candidates(
 
     monkeypatch.setattr(SyntheticArena, "check_machine", check)
     source = code_search(tmp_path, "print(1)\n", "print(2)\n")
-    with pytest.raises(ConfigError, match=r"0\.py.* cannot run here: there is no sandbox"):
+    with pytest.raises(ConfigError, match=r"9\.py.* cannot run here: there is no sandbox"):
         run_study(source, tmp_path / "own", runner=FileRunner)
     assert not (tmp_path / "own").exists()
 
