@@ -104,7 +104,10 @@ def run_drivers(*, seed: int, size: int | None = None) -> dict[str, Any]:
             project.mkdir()
             (project / _TOPIC).write_text(_QUESTION, encoding="utf-8")
             try:
-                problems += [f"{name}: {one}" for one in drive(project)]
+                wrong = drive(project)
+                problems += [f"{name}: {one}" for one in wrong]
+                if wrong:
+                    continue
                 text = ledger_text(project / _STUDY)
             except (AjetError, OSError, TimeoutError) as error:
                 problems.append(f"{name}: {type(error).__name__}: {error}")
@@ -125,13 +128,19 @@ def run_drivers(*, seed: int, size: int | None = None) -> dict[str, Any]:
 def ledger_text(directory: Path) -> str:
     """Return the rows of a ledger, one a line, without what differs from run to run.
 
-    The hashes of rows depend on their times, and jumps of the clock on the machine.
+    The hashes of rows depend on their times, as the record does, and jumps of the clock on the
+    machine.
     """
     lines = []
     for row in read_ledger(directory / LEDGER):
-        if row.event.kind != "clock_jumped":
-            body = row.event.model_dump(mode="json", by_alias=True)
-            lines.append(canonical({k: v for k, v in body.items() if k not in _MEASURED}))
+        if row.event.kind == "clock_jumped":
+            continue
+        body = row.event.model_dump(mode="json", by_alias=True)
+        body = {key: value for key, value in body.items() if key not in _MEASURED}
+        if row.event.kind == "reported":
+            files = row.event.files.items()
+            body["files"] = {name: its for name, its in files if not name.startswith("record.")}
+        lines.append(canonical(body))
     return "\n".join(lines)
 
 
@@ -140,7 +149,8 @@ def _in_process(project: Path) -> list[str]:
     problems = []
     if not submit_proposal(topic, output, _HOPELESS, {}, name=_NAME).problems:
         problems.append("a study that can show nothing was accepted")
-    problems += submit_proposal(topic, output, _PROPOSAL, {}, name=_NAME).problems
+    if refused := submit_proposal(topic, output, _PROPOSAL, {}, name=_NAME).problems:
+        return [*problems, *refused]
     run_study(output, study)
     if not submit_prose(study, _LIE, name=_NAME).problems:
         problems.append("prose with a number was accepted")
@@ -165,7 +175,8 @@ async def _by_tools(client: Client) -> list[str]:
     proposal = {"topic": _TOPIC, "output": _OUTPUT}
     if (await call("research_propose", **proposal, study=_HOPELESS))["accepted"]:
         problems.append("a study that can show nothing was accepted")
-    problems += (await call("research_propose", **proposal, study=_PROPOSAL))["problems"]
+    if refused := (await call("research_propose", **proposal, study=_PROPOSAL))["problems"]:
+        return [*problems, *refused]
     where = (await call("research_start", study=_OUTPUT))["directory"]
     phase = ""
     while phase != "finished":
@@ -248,7 +259,11 @@ def _connected(
 ) -> Drive:
     async def driven(project: Path) -> list[str]:
         async with asyncio.timeout(_SECONDS), connect(project) as client:
-            return await _by_tools(client)
+            try:
+                return await _by_tools(client)
+            except AjetError as error:
+                # Beyond this block, it would be one of a group of errors.
+                return [error.message]
 
     return lambda project: asyncio.run(driven(project))
 
