@@ -17,10 +17,20 @@ from typing import Any, cast
 
 import pytest
 
+from ajet_core.interfaces import WorldPrompt
+from ajet_research.ledger import LEDGER
 from ajet_research.registration import register
 from ajet_research.suites import adversaries, hostile_arms
-from ajet_research.suites.attacks import ATTACKS, HONEST_ARM, Attack, attack_source
+from ajet_research.suites.attacks import (
+    ATTACKS,
+    HONEST_ARM,
+    LIE_WORDS,
+    Attack,
+    attack_source,
+)
 from ajet_research.suites.hostile_arms import SMALL, AdversaryEnd, attacked, hostile_study
+from ajet_research.swarm import boxed
+from ajet_worlds import bandit, load_world
 from tests.exec.usable import no_bubblewrap
 from tests.research.test_swarm import replies, scripted
 
@@ -184,6 +194,102 @@ def test_the_suite_has_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not result["passed"]
 
 
+# --- In a box, without a study --------------------------------------------------------------------
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0)
+        yield listening
+
+
+def begun_trial(directory: Path) -> Path:
+    """The store of a trial whose study is in a directory."""
+    store = directory / "study/trials/t/store"
+    store.mkdir(parents=True)
+    (directory / "study" / LEDGER).write_text("rows")
+    return store
+
+
+def targets_in(directory: Path, listener: socket.socket) -> dict[str, Any]:
+    evaluator = Path(bandit.__file__).resolve()
+    return {
+        "secrets": [str(evaluator), str(directory / "study" / LEDGER), "/etc/shadow"],
+        "directories": [str(directory / "study"), str(evaluator.parent)],
+        "port": listener.getsockname()[1],
+        "mark": f"left-behind-{directory.name}",
+        "asked": ["messages", "tools", "agent", "max_tokens"],
+    }
+
+
+@needs_sandbox
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name in ATTACKS if not name.startswith("reward-")])
+async def test_an_attack_reaches_nothing_from_its_box(
+    name: str, tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = begun_trial(tmp_path)
+    targets = targets_in(tmp_path, listener)
+    monkeypatch.setenv("AJET_CANARY", "ajet-canary")
+    if name == "never-ends":
+        monkeypatch.setattr(boxed, "_SECONDS", 5.0)
+    world = load_world("bandit")
+    with model() as server:
+
+        async def status(_: object) -> Any:
+            return SimpleNamespace(calls=len(server.asked), limit=None)
+
+        client: Any = SimpleNamespace(episode_status=status)
+        episode: Any = SimpleNamespace(
+            base_url=f"http://127.0.0.1:{server.server_port}/v1",
+            api_key="key-of-the-episode",
+            model="model",
+            episode_id="0123456789abcdef",
+            redact=str,
+        )
+        code = f"code:{attack_source(name, targets)}"
+        prompt = WorldPrompt([{"role": "user", "content": "lamp 0"}], max_tokens=4)
+        async with boxed.open_agent(code, world, client, store) as agent:
+            if fails := ATTACKS[name].fails:
+                with pytest.raises(boxed.ArmFailedError, match=fails) as failed:
+                    await agent.answer(prompt, episode)
+                assert LIE_WORDS not in failed.value.message
+            else:
+                answer = await agent.answer(prompt, episode)
+                assert answer.text not in ("0", "1", "2", "3")
+                assert len(answer.text) <= 2**18
+        asked = list(server.asked)
+    if not agent.failed:
+        count = hostile_arms._COUNT.fullmatch(asked[0])
+        assert count is not None
+        assert (int(count[1]), asked[1:]) == (0, [])
+        assert int(count[2]) > 0
+    assert not hostile_arms.accepts(listener)
+    assert hostile_arms.processes_with(targets["mark"]) == []
+    assert list(tmp_path.rglob("planted")) == []
+    assert (tmp_path / "study" / LEDGER).read_text() == "rows"
+
+
+@needs_sandbox
+@pytest.mark.processes
+async def test_a_reward_reaches_nothing_from_its_box(
+    tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = begun_trial(tmp_path)
+    monkeypatch.setenv("AJET_CANARY", "ajet-canary")
+    world, targets = load_world("bandit"), targets_in(tmp_path, listener)
+    code = f"code:{attack_source('reward-reads', targets)}"
+    async with boxed.open_reward(code, world, store) as reward:
+        assert 0 < await reward.reward([], 1.0) < 1000
+    code = f"code:{attack_source('reward-forges', targets)}"
+    async with boxed.open_reward(code, world, store) as reward:
+        with pytest.raises(boxed.ArmFailedError, match="than one finite number"):
+            await reward.reward([], 1.0)
+    assert not hostile_arms.accepts(listener)
+
+
 # --- Real studies ---------------------------------------------------------------------------------
 
 
@@ -204,7 +310,7 @@ def test_without_a_sandbox_an_attack_is_refused(
 @pytest.mark.processes
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "name", ["kills", "forks", "fills-the-disk", "garbles", "speaks-in-the-report"]
+    "name", ["kills", "fills-the-disk", "speaks-in-the-report", "reward-reads"]
 )
 def test_no_attack_is_believed_or_escapes(name: str, tmp_path: Path, scripted: None) -> None:
     pytest.importorskip("ajet_backend_torch")
