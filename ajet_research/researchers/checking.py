@@ -83,7 +83,8 @@ def check_apart(
         )
         problems = json.loads(done.stdout)["problems"]
     except subprocess.TimeoutExpired:
-        return [f"checking the study took longer than {seconds:g} s: it is too large"]
+        why = "it is too large, or this machine is busy: ask for less, or try again"
+        return [f"checking the study took longer than {seconds:g} s: {why}"]
     except (OSError, ValueError, KeyError):
         return ["checking the study failed: it is too large"]
     return [str(one) for one in problems]
