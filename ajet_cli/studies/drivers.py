@@ -217,6 +217,7 @@ async def _over_stdio(project: Path) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def _over_http(project: Path) -> AsyncIterator[Client]:
+    # The package mcp needs it for its clients.
     import httpx2
     from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
