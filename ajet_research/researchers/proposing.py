@@ -58,8 +58,9 @@ with {"declined": "reason"} if no arena can answer the question.
 - Values in `fixed` are set; leave them out. Leave out `topic` and `schema` too.
 - The decisions cover every case: end with "otherwise": true. Conclusions say what to do. They have
   no numbers, number words or words that compare, such as better, worse, equal or improves.
-- Where an arena has a setting for programs, a level is "code:arms/NAME.py", and `files` of STUDY
-  has its text by path. Names have small letters, digits and hyphens.
+- Where an arena has a setting for programs, a level, or a choice of a search's parameter, is
+  "code:arms/NAME.py", and `files` of STUDY has its text by path. Names have small letters, digits
+  and hyphens.
 - `problems` lists why your previous answer was refused, with lines of `previous`, which is your
   answer as a file. Remove all of them.
 """

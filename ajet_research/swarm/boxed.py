@@ -105,7 +105,7 @@ class BoxedAgent:
             outcome = await self._program.agent(turn, episode)
         except NoCallsError as error:
             # The report has the cause, and would show what the program has written there.
-            _log.warning("%s", error)
+            _log.warning("%r", str(error))
             raise self._failed(error.how) from error
         except DiskBudgetError as error:
             # Were it a fault of the machine, an arm could have its worst trials left out.
@@ -197,7 +197,7 @@ class BoxedReward:
         if ended.timed_out:
             raise self._failed("the program was stopped after its time limit")
         if ended.status:
-            _log.warning("the reward: %s", stderr[-_SHOWN:].strip())
+            _log.warning("the reward: %r", stderr[-_SHOWN:].strip())
             raise self._failed(f"the program ended with status {ended.status}")
         try:
             number = float(printed)
