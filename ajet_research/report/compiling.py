@@ -137,7 +137,7 @@ def _code(report: Document, first: AnyEvent) -> None:
     report.heading("Code of arms")
     report.paragraph(
         Text(
-            "It ran in a sandbox, without the tasks, their answers and what scores them. Its text "
+            "It ran in a sandbox, without the answers of tasks and what scores them. Its text "
             "is in the first row of the ledger."
         )
     )
