@@ -95,7 +95,7 @@ class RunHealth:
         if grave := self._newly_grave(record.step):
             raise BatchHeld(
                 f"the batch of step {record.step} was not trained: {self._words(grave)}. Run "
-                "`ajet resume` to train it"
+                "`ajet resume` to train this batch and continue"
             )
 
     def stepped(

@@ -6,6 +6,9 @@ const COLOURS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6"];
 // Lines are told apart by dashes as well; ui.css has them for the legend.
 const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [12, 4], [4, 2]];
 
+// There is nothing between two steps, so the marks of the axis are whole numbers.
+const BETWEEN_STEPS = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((each) => each * 10 ** power));
+
 // uPlot keeps a plot until it is destroyed.
 const plots = new Map();
 
@@ -65,7 +68,7 @@ export function chart(title, data, names, { stacked = false, unit = "", onStep =
         cursor: { y: false, points: { size: 5 } },
         scales: { x: { time: false }, y: stacked ? { range: (_, low, high) => [0, high * 1.05 || 1] } : {} },
         axes: [
-          { ...axis, size: 28 },
+          { ...axis, size: 28, incrs: BETWEEN_STEPS },
           { ...axis, size: 56, values: (_, splits) => splits.map(number) },
         ],
         series: [{}, ...series],
