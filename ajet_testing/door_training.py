@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from agentjet.agents import train, trainable
 from agentjet.client import AsyncSwarmClient, SwarmClient, Task
@@ -30,6 +31,8 @@ from ajet_core.protocol import RunConfig
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import PLANNER, REPLIES, WORKER
+from ajet_testing.tokenizers import SPECIALS, write_model
+from ajet_testing.tokenizers import train as train_tokenizer
 
 __all__ = ["assert_learns", "learning_python", "real_server"]
 
@@ -39,6 +42,8 @@ _BACKEND = "ajet_backend_torch"
 _STEPS = 8
 _TASKS = 4
 _EPISODES = 16
+_WORDS = 1024
+_RENDERER = "qwen3"
 
 _Play = Callable[[str], Awaitable[list[str]]]
 
@@ -48,7 +53,13 @@ def _score(_task: str, doors: list[str]) -> float:
     return float(doors[:1] == ["left"])
 
 
-def assert_learns(play: _Play, directory: Path, replies: Sequence[ScriptedReply] = REPLIES) -> None:
+def assert_learns(
+    play: _Play,
+    directory: Path,
+    replies: Sequence[ScriptedReply] = REPLIES,
+    *,
+    own_words: bool = False,
+) -> None:
     """Train for some steps; check that rewards rise and every call was trained in its episode.
 
     It takes a minute or two: give the test a marker such as ``pytest.mark.timeout(600)``. Without
@@ -57,13 +68,18 @@ def assert_learns(play: _Play, directory: Path, replies: Sequence[ScriptedReply]
     :param play: runs both agents on a task, and returns the doors that they opened, in order.
     :param directory: an empty one.
     :param replies: the answers that the model is first taught.
+    :param own_words: give the model a tokenizer trained on the program's texts. For programs whose
+        answers have a long form: in letters, a tiny model does not learn it, all rewards are 0, and
+        nothing is trained.
     """
     python = learning_python()
     recorded = _record(play, directory / "scripted", replies)
+    tokenizer = directory / "scripted" / "models" / "scripted"
+    if own_words:
+        recorded, tokenizer = _in_own_words(recorded, tokenizer, directory / "words")
     lesson = directory / "lesson.json"
     lesson.write_text(json.dumps(recorded))
     model = directory / "models" / "doors"
-    tokenizer = directory / "scripted" / "models" / "scripted"
     teach = [python, "-m", "ajet_testing.teach", lesson, tokenizer, model]
     subprocess.run([*map(str, teach)], cwd=directory, check=True, env=_dev_env())  # noqa: S603
     with real_server(directory, python) as (url, token, metrics):
@@ -129,6 +145,25 @@ def _record(
         ]
 
 
+def _in_own_words(
+    recorded: Sequence[dict[str, list[int]]], tokenizer: Path, directory: Path
+) -> tuple[list[dict[str, list[int]]], Path]:
+    """Train a tokenizer on a lesson; return the lesson in its tokens, and its directory."""
+    before = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    texts = [
+        {name: before.decode(ids, skip_special_tokens=False) for name, ids in call.items()}
+        for call in recorded
+    ]
+    corpus = ["".join(call.values()) for call in texts]
+    after = train_tokenizer(SPECIALS[_RENDERER], _WORDS, corpus)
+    write_model(directory, _RENDERER, tokenizer=after)
+    lesson = [
+        {name: after.encode(text, add_special_tokens=False).ids for name, text in call.items()}
+        for call in texts
+    ]
+    return lesson, directory
+
+
 @contextlib.contextmanager
 def real_server(directory: Path, python: str) -> Iterator[tuple[str, str, Path]]:
     """Run a server with a real engine and trainer; yield its URL, control token and metrics.
@@ -163,7 +198,7 @@ def real_server(directory: Path, python: str) -> Iterator[tuple[str, str, Path]]
 def _config(model: Path) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "model": {"path": str(model), "renderer": "qwen3"},
+            "model": {"path": str(model), "renderer": _RENDERER},
             "batch": {"tasks": _TASKS, "episodes_per_task": _EPISODES},
             "algorithm": {
                 "learning_rate": 1e-3,
