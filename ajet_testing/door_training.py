@@ -12,8 +12,10 @@ Elsewhere it is this interpreter, with ``pip install 'agentjet[testing,torch]>=0
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +46,7 @@ _TASKS = 4
 _EPISODES = 16
 _WORDS = 1024
 _RENDERER = "qwen3"
+_NAME = re.compile(r"t\d{3}x")
 
 _Play = Callable[[str], Awaitable[list[str]]]
 
@@ -69,7 +72,7 @@ def assert_learns(
     :param directory: an empty one.
     :param replies: the answers that the model is first taught.
     :param own_words: give the model a tokenizer trained on the program's texts. For programs whose
-        answers have a long form: in letters, a tiny model does not learn it, all rewards are 0, and
+        answers have a long form: otherwise a tiny model does not learn it, all rewards are 0, and
         nothing is trained.
     """
     python = learning_python()
@@ -83,7 +86,7 @@ def assert_learns(
     teach = [python, "-m", "ajet_testing.teach", lesson, tokenizer, model]
     subprocess.run([*map(str, teach)], cwd=directory, check=True, env=_dev_env())  # noqa: S603
     with real_server(directory, python) as (url, token, metrics):
-        tasks = [Task(f"t{i:03}x") for i in range(_STEPS * _TASKS)]
+        tasks = list(map(Task, _names()))
         report = train(
             trainable(play, reward=_score),
             tasks,
@@ -111,6 +114,11 @@ def assert_learns(
         assert [line["step"] for line in trained] == list(range(1, len(trained) + 1))
         assert all(line["episodes"] >= size for line in trained)
         assert sum(steps[-2:]) > sum(steps[:2])
+
+
+def _names() -> list[str]:
+    """Return the names of the tasks that the program learns from."""
+    return [f"t{i:03}x" for i in range(_STEPS * _TASKS)]
 
 
 def learning_python() -> str:
@@ -148,17 +156,26 @@ def _record(
 def _in_own_words(
     recorded: Sequence[dict[str, list[int]]], tokenizer: Path, directory: Path
 ) -> tuple[list[dict[str, list[int]]], Path]:
-    """Train a tokenizer on a lesson; return the lesson in its tokens, and its directory."""
+    """Train a tokenizer on a lesson; return the lesson in its tokens, and its directory.
+
+    The tasks of the lesson get the names of those that are rolled out later. With names of another
+    length in tokens, the model, which copies the form from the prompt by its distance, would lose
+    the words of its answers.
+    """
     before = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    names = itertools.cycle(_names())
     texts = [
-        {name: before.decode(ids, skip_special_tokens=False) for name, ids in call.items()}
-        for call in recorded
+        {
+            part: _NAME.sub(task, before.decode(ids, skip_special_tokens=False))
+            for part, ids in call.items()
+        }
+        for call, task in zip(recorded, names, strict=False)
     ]
     corpus = ["".join(call.values()) for call in texts]
     after = train_tokenizer(SPECIALS[_RENDERER], _WORDS, corpus)
     write_model(directory, _RENDERER, tokenizer=after)
     lesson = [
-        {name: after.encode(text, add_special_tokens=False).ids for name, text in call.items()}
+        {part: after.encode(text, add_special_tokens=False).ids for part, text in call.items()}
         for call in texts
     ]
     return lesson, directory
