@@ -12,8 +12,10 @@ Elsewhere it is this interpreter, with ``pip install 'agentjet[testing,torch]>=0
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from agentjet.agents import train, trainable
 from agentjet.client import AsyncSwarmClient, SwarmClient, Task
@@ -30,6 +33,8 @@ from ajet_core.protocol import RunConfig
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import PLANNER, REPLIES, WORKER
+from ajet_testing.tokenizers import SPECIALS, write_model
+from ajet_testing.tokenizers import train as train_tokenizer
 
 __all__ = ["assert_learns", "learning_python", "real_server"]
 
@@ -39,6 +44,9 @@ _BACKEND = "ajet_backend_torch"
 _STEPS = 8
 _TASKS = 4
 _EPISODES = 16
+_WORDS = 1024
+_RENDERER = "qwen3"
+_NAME = re.compile(r"t\d{3}x")
 
 _Play = Callable[[str], Awaitable[list[str]]]
 
@@ -48,7 +56,13 @@ def _score(_task: str, doors: list[str]) -> float:
     return float(doors[:1] == ["left"])
 
 
-def assert_learns(play: _Play, directory: Path, replies: Sequence[ScriptedReply] = REPLIES) -> None:
+def assert_learns(
+    play: _Play,
+    directory: Path,
+    replies: Sequence[ScriptedReply] = REPLIES,
+    *,
+    own_words: bool = False,
+) -> None:
     """Train for some steps; check that rewards rise and every call was trained in its episode.
 
     It takes a minute or two: give the test a marker such as ``pytest.mark.timeout(600)``. Without
@@ -57,17 +71,22 @@ def assert_learns(play: _Play, directory: Path, replies: Sequence[ScriptedReply]
     :param play: runs both agents on a task, and returns the doors that they opened, in order.
     :param directory: an empty one.
     :param replies: the answers that the model is first taught.
+    :param own_words: give the model a tokenizer trained on the program's texts. For programs whose
+        answers have a long form: otherwise a tiny model does not learn it, all rewards are 0, and
+        nothing is trained.
     """
     python = learning_python()
     recorded = _record(play, directory / "scripted", replies)
+    tokenizer = directory / "scripted" / "models" / "scripted"
+    if own_words:
+        recorded, tokenizer = _in_own_words(recorded, tokenizer, directory / "words")
     lesson = directory / "lesson.json"
     lesson.write_text(json.dumps(recorded))
     model = directory / "models" / "doors"
-    tokenizer = directory / "scripted" / "models" / "scripted"
     teach = [python, "-m", "ajet_testing.teach", lesson, tokenizer, model]
     subprocess.run([*map(str, teach)], cwd=directory, check=True, env=_dev_env())  # noqa: S603
     with real_server(directory, python) as (url, token, metrics):
-        tasks = [Task(f"t{i:03}x") for i in range(_STEPS * _TASKS)]
+        tasks = list(map(Task, _names()))
         report = train(
             trainable(play, reward=_score),
             tasks,
@@ -95,6 +114,11 @@ def assert_learns(play: _Play, directory: Path, replies: Sequence[ScriptedReply]
         assert [line["step"] for line in trained] == list(range(1, len(trained) + 1))
         assert all(line["episodes"] >= size for line in trained)
         assert sum(steps[-2:]) > sum(steps[:2])
+
+
+def _names() -> list[str]:
+    """Return the names of the tasks that the program learns from."""
+    return [f"t{i:03}x" for i in range(_STEPS * _TASKS)]
 
 
 def learning_python() -> str:
@@ -127,6 +151,34 @@ def _record(
             {"prompt_ids": list(call.prompt_ids), "sampled_ids": list(call.sampled_ids)}
             for call in calls
         ]
+
+
+def _in_own_words(
+    recorded: Sequence[dict[str, list[int]]], tokenizer: Path, directory: Path
+) -> tuple[list[dict[str, list[int]]], Path]:
+    """Train a tokenizer on a lesson; return the lesson in its tokens, and its directory.
+
+    The tasks of the lesson get the names of those that are rolled out later. With names of another
+    length in tokens, the model, which copies the form from the prompt by its distance, would lose
+    the words of its answers.
+    """
+    before = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    names = itertools.cycle(_names())
+    texts = [
+        {
+            part: _NAME.sub(task, before.decode(ids, skip_special_tokens=False))
+            for part, ids in call.items()
+        }
+        for call, task in zip(recorded, names, strict=False)
+    ]
+    corpus = ["".join(call.values()) for call in texts]
+    after = train_tokenizer(SPECIALS[_RENDERER], _WORDS, corpus)
+    write_model(directory, _RENDERER, tokenizer=after)
+    lesson = [
+        {part: after.encode(text, add_special_tokens=False).ids for part, text in call.items()}
+        for call in texts
+    ]
+    return lesson, directory
 
 
 @contextlib.contextmanager
@@ -163,7 +215,7 @@ def real_server(directory: Path, python: str) -> Iterator[tuple[str, str, Path]]
 def _config(model: Path) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "model": {"path": str(model), "renderer": "qwen3"},
+            "model": {"path": str(model), "renderer": _RENDERER},
             "batch": {"tasks": _TASKS, "episodes_per_task": _EPISODES},
             "algorithm": {
                 "learning_rate": 1e-3,

@@ -14,7 +14,9 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-STEPS = 150
+STEPS, MOST_STEPS = 150, 600
+"""At least, and at most: between them it ends when the loss has stopped to fall."""
+_SPAN = 25
 BATCH = 6
 LEARNING_RATE = 2e-3
 
@@ -46,8 +48,8 @@ def teach(lesson: Path, tokenizer_directory: Path, directory: Path) -> float:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     rng = random.Random(0)  # noqa: S311 - a lesson is no secret
-    value = 0.0
-    for step in range(STEPS):
+    values: list[float] = []
+    for step in range(MOST_STEPS):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 10)
         loss = _loss(model, rng.sample(calls, min(BATCH, len(calls))))
@@ -55,10 +57,18 @@ def teach(lesson: Path, tokenizer_directory: Path, directory: Path) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        value = float(loss.detach())
+        values.append(float(loss.detach()))
+        if step + 1 >= STEPS and _is_flat(values):
+            break
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    return value
+    return values[-1]
+
+
+def _is_flat(values: list[float]) -> bool:
+    """Return whether losses have stopped to fall."""
+    before, last = values[-2 * _SPAN : -_SPAN], values[-_SPAN:]
+    return sum(last) > 0.9 * sum(before)
 
 
 def _loss(model: LlamaForCausalLM, calls: list[dict[str, list[int]]]) -> torch.Tensor:

@@ -91,6 +91,16 @@ TOOLS: Mapping[str, Sequence[Tool]] = {
     "pi": [shell("bash")],
     "copilot": [shell("bash", description="Write the file", mode="sync")],
     "aider": [],
+    "vibe": [shell("bash")],
+    "kimi-cli": [shell("Shell")],
+    "openhands": [
+        shell("terminal", security_risk="LOW"),
+        ("finish", {"message": "The file is written.", "security_risk": "LOW"}),
+    ],
+    "cline": [("run_commands", {"commands": [WRITE]})],
+    "continue": [shell("Bash")],
+    "nanocoder": [shell("execute_bash")],
+    "gptme": [shell("shell"), ("complete", {})],
 }
 # What the model says to programs that do what its texts say.
 EDITS = {"aider": "answer.txt\n```\n42\n```"}

@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from ajet_testing import door_training
+from ajet_testing.tokenizers import write_model
 from tests.agents import plain
 
 
@@ -48,6 +50,25 @@ def test_a_program_learns_where_torch_is_installed(elsewhere: None, tmp_path: Pa
     directory = tmp_path / "run"
     directory.mkdir()
     door_training.assert_learns(play, directory)
+
+
+def test_a_lesson_in_the_words_of_its_program_is_the_same_and_shorter(tmp_path: Path) -> None:
+    ends = ["[[ ## plan ## ]]\nleft<|im_end|>", "[[ ## plan ## ]]\nright<|im_end|>"]
+    asked = "<|im_start|>user\nRespond with [[ ## plan ## ]].<|im_end|>\n<|im_start|>assistant\n"
+    scripted = write_model(tmp_path / "scripted", "qwen3")
+    letters = Tokenizer.from_file(str(scripted / "tokenizer.json"))
+    lesson = [
+        {"prompt_ids": letters.encode(asked).ids, "sampled_ids": letters.encode(end).ids}
+        for end in ends
+    ]
+    shorter, directory = door_training._in_own_words(lesson, scripted, tmp_path / "words")
+    words = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    for one, before, end in zip(shorter, lesson, ends, strict=True):
+        assert words.decode(one["prompt_ids"], skip_special_tokens=False) == asked
+        assert words.decode(one["sampled_ids"], skip_special_tokens=False) == end
+        assert one["sampled_ids"][-1] == words.token_to_id("<|im_end|>")
+        for name, ids in one.items():
+            assert len(ids) < 0.7 * len(before[name])
 
 
 def test_without_torch_the_line_that_installs_it_is_named(

@@ -183,7 +183,7 @@ def test_the_program_learns(tmp_path: Path) -> None:
         except AdapterParseError:
             return []
 
-    assert_learns(plays, tmp_path, REPLIES)
+    assert_learns(plays, tmp_path, REPLIES, own_words=True)
 
 
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
