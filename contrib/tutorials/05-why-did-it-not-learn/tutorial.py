@@ -181,8 +181,8 @@ plt.savefig("curve.png")
 # ## What to try next
 #
 # - Remove `pause_on`, print `directory`, and run A again. The server pauses the run before it
-#   trains on nothing. What does `train` print meanwhile, and what does `ajet status DIRECTORY/A` say in
-#   another terminal?
+#   trains on nothing. What does `train` print meanwhile, and what does `ajet status DIRECTORY/A`
+#   say in another terminal?
 # - Break it in a way of your own. Is there a finding? If there is none, look at `metrics` of
 #   `status().last_step`, which [metrics](../../../docs/metrics.md) explains.
 # - [Health](../../../docs/health.md) lists all findings with their causes and ways out.

@@ -134,9 +134,7 @@ def test_each_fault_is_found_by_its_check(kind: str, changes: dict[str, Any], wo
         ),
     ],
 )
-def test_the_way_out_of_no_signal_fits_its_cause(
-    changes: dict[str, list[float]], way_out: str
-) -> None:
+def test_the_way_out_of_no_signal_fits_its_cause(changes: dict[str, Any], way_out: str) -> None:
     reading = read("zero_signal", steps(no_signal=[1] * 5, **changes))
     assert reading.way_out.startswith(way_out)
 
