@@ -146,4 +146,5 @@ plt.savefig("curve.png")
 # - Let the tool hang instead: `time.sleep(1000)`. Which setting ends the call?
 #   ([tools of MCP servers](../../../docs/mcp.md#servers))
 # - Let it die at every third call. When does the run pause, and what does `ajet status` say?
-# - [Faults](../../../docs/faults.md) lists what is tried again, by whom, and what is not.
+# - [Agents and tools](../../../docs/faults-clients.md#agents-and-tools) lists what is tried again,
+#   by whom, and what is not.
