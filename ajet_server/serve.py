@@ -105,8 +105,8 @@ class PlainFormatter(logging.Formatter):
     """Formats records without what a terminal would obey: they quote agents and models."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as text; the lines of its message and its traceback stay lines."""
-        return visible(super().format(record), keep="\n\t")
+        """Return a record as text, whose further lines are indented: none looks like a record."""
+        return visible(super().format(record), keep="\n\t").replace("\n", "\n  ")
 
 
 def _log_as(prefix: str, level: str) -> None:

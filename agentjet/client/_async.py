@@ -653,11 +653,15 @@ class AsyncSwarmClient:
         programs that are restarted.
 
         :param config: a `RunConfig`, or its values by name.
-        :raises ValidationError: the values are not the configuration of a run.
+        :raises RequestError: the values are not the configuration of a run.
         :raises StateError: a run with another configuration is active.
         :raises ConfigError: the server cannot use the configuration; nothing has changed then.
         """
-        valid = RunConfig.model_validate(config)
+        valid = (
+            config
+            if isinstance(config, RunConfig)
+            else build(RunConfig, "sync_train_config", **config)
+        )
         return await self._connection.perform(ApiRequest("PUT", "/v1/run", RunStatus, valid))
 
     async def start_engine(self, wait_seconds: float = 600.0) -> RunStatus:

@@ -18,6 +18,7 @@ import click
 from agentjet import AsyncSwarmClient, Task
 from agentjet.agents import read_tasks, task_of, train_async
 from agentjet.client import EpisodeFailure
+from ajet_cli.output import echo_plain
 from ajet_cli.run_files import read_run
 from ajet_cli.state import CliState, config_option, pass_state, set_flags
 from ajet_core.errors import ConfigError, SandboxError, UnreadableFileError
@@ -187,7 +188,7 @@ def exec_(
                     retries=options["retries"],
                     resume=options["resume"],
                 )
-            click.echo(str(report))
+            echo_plain(str(report))
             return not report.failures
 
     if not asyncio.run(roll_out()):
@@ -200,7 +201,7 @@ async def _once(
     """Run one evaluation episode and show everything; return whether it has a reward."""
 
     def show(heading: str, text: str) -> None:
-        click.echo(f"--- {heading}\n{text}")
+        echo_plain(f"--- {heading}\n{text}")
 
     failures: list[EpisodeFailure] = []
     async with BoxedProgram(terms, sandbox, client, on_episode=show) as boxed:

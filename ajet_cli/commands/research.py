@@ -354,10 +354,11 @@ def _progress(quiet: bool) -> Callable[[AnyEvent], None] | None:
     def show(event: AnyEvent) -> None:
         match event.kind:
             case "finished":
-                what = f"failed: {event.failed}" if event.failed else "finished"
+                what = f"failed: {visible(event.failed)}" if event.failed else "finished"
                 click.echo(f"trial {event.trial} {what}", err=True)
             case "attempt_failed":
-                click.echo(f"trial {event.trial}: {event.cause}; it is tried again", err=True)
+                cause = visible(event.cause)
+                click.echo(f"trial {event.trial}: {cause}; it is tried again", err=True)
             case "lost":
                 click.echo(f"trial {event.trial} is lost", err=True)
             case "exhausted":

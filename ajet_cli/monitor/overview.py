@@ -67,8 +67,8 @@ def overview_lines(watch: ServerWatch, width: int, glyphs: Glyphs) -> list[Line]
 
 
 def findings_count(overview: Overview) -> int:
-    """Return how many findings an overview lists."""
-    return len(_present(overview)) + len(list(_other_findings(overview)))
+    """Return how many findings there are, with that of the pause, which the sentence has."""
+    return len(overview.status.findings) + len(list(_other_findings(overview)))
 
 
 def newest(overview: Overview, curves: StepCurves | None, metric: str) -> float | None:
@@ -116,7 +116,7 @@ def _findings(overview: Overview, width: int, glyphs: Glyphs) -> list[Line]:
         for text in status.last_step.forks if status.last_step else ():
             lines += paragraph([("  ", ""), (glyphs.text(text), "dim")], width, "  ")
         return [line("Findings", "strong"), *lines]
-    if status.state is ServerState.OFFLINE:
+    if status.state is ServerState.OFFLINE or status.paused:
         return []
     return paragraph([("No findings: nothing that is watched looks wrong.", "good")], width)
 

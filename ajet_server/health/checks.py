@@ -162,8 +162,9 @@ def cut_off(history: History, limits: FailureConfig) -> Reading | str:
         f"{_percent(shares[-1])} of the answers were cut off by max_tokens or the context length"
     )
     way_out = ""
-    if shares[-1] >= 2 * (least := min(shares)):
-        cause += f"; in an earlier step, it was {_percent(least)}"
+    # As in `malformed`: a single early step may be chance.
+    if len(shares) > _SPAN and shares[-1] >= 2 * (first := median(shares[:_PAST])):
+        cause += f"; in the first steps, it was {_percent(first)}"
         way_out = (
             "the model may have unlearnt to end its answers: if the agent is unchanged, "
             f"{_GO_BACK}; otherwise raise max_tokens of its calls or model.max_context"

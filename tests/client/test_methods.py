@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import ValidationError
 
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, Episode, Task
 from ajet_core.errors import (
@@ -244,8 +243,12 @@ async def test_sync_train_config_puts_the_whole_configuration(
 
 async def test_values_that_are_no_configuration_are_not_sent(make: MakeFace) -> None:
     script = Script()
-    with pytest.raises(ValidationError, match=r"batch\.tasks"):
+    with pytest.raises(RequestError, match=r"batch\.tasks"):
         await make(script).call("sync_train_config", RUN_CONFIG | {"batch": {"tasks": 0}})
+    # A key in the wrong place is not in the message.
+    with pytest.raises(RequestError) as wrong:
+        await make(script).call("sync_train_config", RUN_CONFIG | {"api_key": "sk-live"})
+    assert "sk-live" not in wrong.value.message
     assert script.requests == []
 
 

@@ -315,6 +315,11 @@ async def test_why_a_run_is_paused_is_shown_once() -> None:
     async with app.run_test(size=(160, 40)) as pilot:
         await settle(pilot)
         assert screen_text(app).count("no space") == 1
+    overview["status"].update(findings=[], paused="no space")
+    app = monitor(server)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await settle(pilot)
+        assert "nothing that is watched looks wrong" not in screen_text(app)
 
 
 @pytest.mark.parametrize("place", ["sentence", "finding", "client", "task", "message", "token"])

@@ -312,7 +312,9 @@ async def test_why_a_run_is_paused_is_shown_once(open_page: Open, listening: Run
     assert answer.status_code == 200
     page = await open_page()
     await page.locator("#sentence", has_text="The run is paused since ").wait_for()
-    assert (await page.inner_text("body")).count("<b>no space</b>") == 1
+    text = await page.inner_text("body")
+    assert text.count("<b>no space</b>") == 1
+    assert "nothing that is watched looks wrong" not in text
 
 
 async def test_what_a_step_reported_is_folded_below_findings_of_the_run(open_page: Open) -> None:

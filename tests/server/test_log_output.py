@@ -18,6 +18,6 @@ def test_messages_and_tracebacks_have_no_control_characters_but_lines() -> None:
     )
     first, *rest = PlainFormatter("%(levelname)s: %(message)s").format(record).split("\n")
     assert first == "ERROR: task \\u001b[2J\\u202e"
-    assert rest[0] == "failed"
-    assert rest[-1] == "ValueError: \\u001b]0;title\\u0007"
-    assert "Traceback (most recent call last):" in rest
+    assert rest[0] == "  failed"
+    assert rest[-1] == "  ValueError: \\u001b]0;title\\u0007"
+    assert "  Traceback (most recent call last):" in rest

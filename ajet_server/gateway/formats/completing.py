@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -30,6 +29,7 @@ from ajet_server.gateway.formats.recording import CallRecorder, NoteCall
 from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.gateway.formats.stopping import StopScanner
 from ajet_server.gateway.rendering.conversation import Record
+from ajet_server.gateway.rendering.encoder_processes import MOST_ENCODERS
 from ajet_server.gateway.rendering.messages import ChatMessage, without_names
 from ajet_server.gateway.rendering.parsing import Parsed
 from ajet_server.gateway.rendering.prompting import Prompt, raw_prompt
@@ -78,9 +78,6 @@ def overridden(request: ModelRequest, sampling: CallSampling) -> ModelRequest:
 
 _log = logging.getLogger("ajet.server")
 
-# Number of threads that render the prompts of long requests.
-_RENDERING_AT_ONCE = min(8, max(2, os.cpu_count() or 2))
-
 _UNREAD_CALLS = (
     "agents offer tools, but receive the model's tool calls as text: no known parser can "
     "read the calls that its chat template writes. Set model.renderer to the model family "
@@ -126,7 +123,7 @@ class CompletionService:
         self.unread_calls = ""
         self._constraints = Constraints(renderer)
         # Parts of rendering hold the interpreter's lock, and the event loop must not starve.
-        self._rendering = asyncio.Semaphore(_RENDERING_AT_ONCE)
+        self._rendering = asyncio.Semaphore(MOST_ENCODERS)
 
     @property
     def tokenizer(self) -> str:

@@ -19,6 +19,9 @@ import weakref
 from array import array
 from pathlib import Path
 
+MOST_ENCODERS = min(8, max(2, os.cpu_count() or 2))
+"""How many processes are kept, and how many prompts the gateway renders at a time."""
+
 _log = logging.getLogger("ajet.server")
 
 # The length of a text or of an answer, which precedes it.
@@ -42,6 +45,7 @@ class EncoderProcesses:
         self._path = path
         self._lock = threading.Lock()
         self._idle: list[_Encoder] = []
+        self._proven = False
         self._usable = True
 
     def encode(self, text: str) -> array[int] | None:
@@ -62,28 +66,34 @@ class EncoderProcesses:
                 encoder = _Encoder(self._path)
             ids = encoder.encode(data)
         except (OSError, EOFError) as error:
-            _log.warning("a process that encodes long texts failed: %s", error)
-            with self._lock:
-                # One that cannot be started would fail for each text again.
-                self._usable = encoder is not None and encoder.proven
             if encoder is not None:
                 encoder.close()
+            self._failed(error)
             return None
         with self._lock:
-            self._idle.append(encoder)
+            self._proven = True
+            kept = len(self._idle) < MOST_ENCODERS
+            if kept:
+                self._idle.append(encoder)
+        if not kept:
+            encoder.close()
         return ids
+
+    def _failed(self, error: Exception) -> None:
+        with self._lock:
+            # If none ever worked, each would fail.
+            self._usable = self._usable and self._proven
+            usable = self._usable
+        instead = "" if usable else "; from now on, long texts are encoded in the server's process"
+        _log.warning("a process that encodes long texts failed: %s%s", error, instead)
 
 
 class _Encoder:
-    """One process.
-
-    :ivar proven: whether it has encoded a text.
-    """
+    """One process."""
 
     def __init__(self, path: Path) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_SECONDS)
-        self.proven = False
         with theirs:
             try:
                 process = subprocess.Popen(  # noqa: S603 - this interpreter, with this module
@@ -100,7 +110,6 @@ class _Encoder:
         _send(self._socket, data)
         ids = array("I")
         ids.frombytes(_receive(self._socket))
-        self.proven = True
         return ids
 
 

@@ -181,7 +181,7 @@ function findings({ status }) {
   const present = status.findings.filter((finding) => finding.code !== "paused");
   const judged = present.some((finding) => finding.since_step !== null);
   if (present.length === 0 && others.length === 0) {
-    if (status.state === "OFFLINE") return make("div");
+    if (status.state === "OFFLINE" || status.paused) return make("div");
     return make("p", { class: "good" }, "No findings: nothing that is watched looks wrong.");
   }
   return section(

@@ -141,11 +141,16 @@ def test_the_way_out_of_no_signal_fits_its_cause(changes: dict[str, Any], way_ou
 
 def test_answers_that_are_cut_off_since_some_step_are_told_from_a_limit_that_is_too_low() -> None:
     since = read("cut_off", steps(calls_cut_off=[200]))
-    assert "in an earlier step, it was 1 %" in since.cause
+    assert "in the first steps, it was 1 %" in since.cause
     assert since.way_out.startswith("the model may have unlearnt to end its answers")
     always = read("cut_off", [{**step, "calls_cut_off": 200.0} for step in steps()])
-    assert "in an earlier step" not in always.cause
+    assert "in the first steps" not in always.cause
     assert always.way_out == ""
+    lucky = [
+        {**step, "calls_cut_off": 0.0 if number == 0 else 200.0}
+        for number, step in enumerate(steps())
+    ]
+    assert read("cut_off", lucky).way_out == ""
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,27 @@ def test_one_that_cannot_start_is_not_tried_again(
     assert caplog.text.count("a process that encodes long texts failed") == 1
 
 
+def test_a_start_that_fails_does_not_end_the_use_of_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = EncoderProcesses(path)
+    known = processes.encode("text")
+    working = processes._idle.pop()
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", "/no/such/file")
+        assert processes.encode("text") is None
+    processes._idle.append(working)
+    assert processes.encode("text") == known
+
+
+def test_few_processes_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_server.gateway.rendering.encoder_processes.MOST_ENCODERS", 1)
+    processes = EncoderProcesses(path)
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(processes.encode, ["word " * 50_000] * 6))
+    assert len(children()) == 1
+
+
 def test_a_tokenizer_encodes_only_its_longest_texts_in_processes(path: Path) -> None:
     tokenizer = load_tokenizer(path.parent)
     assert isinstance(tokenizer, FastTokenizer)
