@@ -51,6 +51,8 @@ _KEY_IN_PATH = f"{KEY_PREFIX}{{episode_key}}"
 _MAX_AGENT_NAME = 256
 # Bytes; larger bodies take milliseconds to read.
 _LARGE_BODY = 2**17
+# Between two large bodies, in the time that reading the first took.
+_PAUSES = 2
 
 
 class _ModelName(Convertor[str]):
@@ -208,10 +210,14 @@ class CallRoute:
         dialect = self._dialect.chosen(request.query_params)
         body = await request.body()
         if len(body) > _LARGE_BODY:
-            async with self._reading:
+            await self._reading.acquire()
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            try:
                 asked = dialect.read(body, episode.session)
-                # The next large body is read in a later iteration of the event loop.
-                await asyncio.sleep(0)
+            finally:
+                # Meanwhile the event loop answers other requests, each of which takes several turns.
+                loop.call_later(_PAUSES * (loop.time() - began), self._reading.release)
         else:
             asked = dialect.read(body, episode.session)
         model_request = asked.request
