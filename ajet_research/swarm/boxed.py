@@ -41,6 +41,7 @@ from ajet_exec import (
 )
 from ajet_research.arenas.code import CODE
 from ajet_research.ledger import LEDGER
+from ajet_research.swarm.server import MAX_REWARD
 from ajet_worlds.isolation import IsolatedWorld
 
 _SANDBOX = "bubblewrap"
@@ -172,7 +173,8 @@ class BoxedReward:
         """Return the program's reward of an episode.
 
         :param given: the world's reward.
-        :raises ArmFailedError: it failed, took too long, wrote too much, or printed no number.
+        :raises ArmFailedError: it failed, took too long, wrote too much, or printed no number that
+            can be a reward.
         """
         if self.failed:
             raise ArmFailedError(self.failed)
@@ -205,6 +207,9 @@ class BoxedReward:
             number = math.nan
         if not math.isfinite(number):
             raise self._failed("the program printed something else than one finite number")
+        if abs(number) > MAX_REWARD:
+            # The server would refuse it, and an arm could have its worst trials left out.
+            raise self._failed("the program printed a reward that is too large")
         return number
 
     def _failed(self, why: str) -> ArmFailedError:

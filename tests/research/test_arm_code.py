@@ -21,8 +21,9 @@ import psutil
 import pytest
 
 from agentjet.client import AsyncSwarmClient, Task
-from ajet_core.errors import ConfigError, SandboxError, StoreError
+from ajet_core.errors import ConfigError, RequestError, SandboxError, StoreError
 from ajet_core.interfaces import BoxExit, Chat, WorldAnswer, WorldCall, WorldPrompt
+from ajet_core.protocol import EndRequest
 from ajet_exec import DiskBudgetError, NoCallsError
 from ajet_research.arenas import MOST_CODE, CodeFiles, read_evidence
 from ajet_research.events import Registered
@@ -33,13 +34,15 @@ from ajet_research.replicating import replicate_study
 from ajet_research.runners import FileRunner
 from ajet_research.study import Scalar
 from ajet_research.swarm import SwarmArena, boxed
+from ajet_research.swarm import server as server_of_trial
 from ajet_research.swarm.arena import _evidence
 from ajet_research.swarm.records import CODE_FAILED, HELD_OUT, EndedEpisode, RunRecords, read_run
-from ajet_research.swarm.server import LOG, TrialServer
+from ajet_research.swarm.server import LOG, MAX_REWARD, TrialServer
 from ajet_research.swarm.settings import WORLD_REWARD, parsed
 from ajet_research.swarm.trial import TrainedAgent
 from ajet_research.verifying import verify_study
 from ajet_research.worker import STORE
+from ajet_server.service import _check_size
 from ajet_worlds import load_world
 from ajet_worlds.tiny_model import create_tiny_model
 from tests.research.studies import study
@@ -321,16 +324,28 @@ async def test_a_program_rewards_the_turns_of_an_episode(
             (Box(text), "something else than one finite number")
             for text in ("1 2", '{"reward": 1}')
         ),
+        *((Box(text), "a reward that is too large") for text in ("2e6", "-1000001", "1e308")),
         (Box("1", status=3), "the program ended with status 3"),
         (Box("1", status=137, timed_out=True), "was stopped after its time limit"),
     ],
-    ids=range(7),
+    ids=range(10),
 )
 async def test_a_program_that_gives_no_reward_is_a_failure_of_its_arm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, box: Box, why: str
 ) -> None:
     with pytest.raises(boxed.ArmFailedError, match=f"^the reward: .*{why}$"):
         await rewarded(tmp_path, box, monkeypatch)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("text", ["1e6", "-1000000.0", "1e-320", "-0.0"])
+async def test_all_rewards_that_the_server_accepts_are_rewards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    reward = await rewarded(tmp_path, Box(text), monkeypatch)
+    assert reward == float(text)
+    request = EndRequest.model_validate_json(EndRequest(reward=reward).model_dump_json())
+    _check_size(request, MAX_REWARD)
 
 
 @pytest.mark.processes
@@ -564,13 +579,41 @@ def test_a_trial_trains_on_the_reward_of_a_program(tmp_path: Path, scripted: Non
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_a_program_that_prints_no_reward_is_an_outcome(tmp_path: Path, scripted: None) -> None:
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("'superior'", "the program printed something else than one finite number"),
+        ("2e6", "the program printed a reward that is too large"),
+    ],
+)
+def test_a_program_that_prints_no_reward_is_an_outcome(
+    tmp_path: Path, scripted: None, printed: str, said: str
+) -> None:
     pytest.importorskip("ajet_backend_torch")
-    its = trial(reward="code:print('superior')")
+    its = trial(reward=f"code:print({printed})")
     SwarmArena().run(its, tmp_path)
     evidence = read_evidence(SwarmArena(), its, tmp_path)
-    said = "the reward: the program printed something else than one finite number"
-    assert (evidence.metrics, evidence.failed) == ({}, said)
+    assert (evidence.metrics, evidence.failed) == ({}, f"the reward: {said}")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+async def test_the_server_of_a_trial_has_the_largest_reward_that_is_accepted(
+    tmp_path: Path, scripted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    monkeypatch.setattr(server_of_trial, "MAX_REWARD", 12.5)
+    its = parsed(SwarmArena().resolve({**SCRIPTED, "engine.settings": RIGHT}))
+    world = load_world("bandit")
+    create_tiny_model(tmp_path / "model", worlds=[world], seed=1, warmup_steps=0)
+    (task,) = world.task_ids("train", 1, 1)
+    with TrialServer(tmp_path) as server:
+        assert server.start(its.run_config(tmp_path / "model", 1)) == ""
+        async with AsyncSwarmClient(server.url, server.client_token) as client:
+            episode = await client.begin_episode(task)
+            with pytest.raises(RequestError, match=r"must be from -12\.5 to 12\.5 "):
+                await client.end_episode(episode, 12.6)
 
 
 # --- Resuming, without trials -----------------------------------------------------
