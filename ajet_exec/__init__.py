@@ -12,7 +12,7 @@ async with AsyncSwarmClient() as client:
 The command ``ajet exec`` does it without Python.
 """
 
-from ajet_exec.disk import DiskBudgetError
+from ajet_exec.disk import DiskBudgetError, DiskFullError, missing_room
 from ajet_exec.endpoint import port_of, relay
 from ajet_exec.grading import GradingError, ProgramResult
 from ajet_exec.launcher import BoxedProgram, NoCallsError
@@ -24,6 +24,7 @@ from ajet_exec.workshop import Workshop
 __all__ = [
     "BoxedProgram",
     "DiskBudgetError",
+    "DiskFullError",
     "EndpointProfile",
     "GradingError",
     "NoCallsError",
@@ -33,6 +34,7 @@ __all__ = [
     "filled",
     "load_profiles",
     "load_sandbox",
+    "missing_room",
     "port_of",
     "relay",
 ]

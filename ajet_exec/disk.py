@@ -49,6 +49,12 @@ def missing_room(place: Path, size: int = 0) -> str:
     return ""
 
 
+class DiskFullError(SandboxError):
+    """The disk is full, and it is not known that programs of this launcher have filled it."""
+
+    type = "disk_full"
+
+
 class DiskBudgetError(SandboxError):
     """The working copies use more of the disk than they may: their programs did it."""
 
@@ -80,7 +86,7 @@ class DiskUse:
         """Cancel the block as soon as the disk is full, or the budget is used up.
 
         :raises DiskBudgetError: the budget is used up.
-        :raises SandboxError: the disk is full, or an operation of the block met a full one.
+        :raises DiskFullError: the disk is full, or an operation of the block met a full one.
         """
         try:
             async with asyncio.timeout(None) as self._scope:
@@ -89,8 +95,10 @@ class DiskUse:
         except (OSError, SandboxError) as error:
             if self.why is not None:
                 raise self.why from error
-            if isinstance(error, OSError) and error.errno in _FULL:
-                raise SandboxError(f"the disk is full: {error}") from error
+            # A sandbox may have met it, and says in its own words what failed.
+            met = error.__cause__ if isinstance(error, SandboxError) else error
+            if isinstance(met, OSError) and met.errno in _FULL:
+                raise DiskFullError(f"the disk is full: {error}") from error
             raise
         finally:
             self._scope = None
@@ -115,11 +123,13 @@ class Disk:
         """Wait until there is room for another working copy, which the block makes and removes.
 
         :param size: bytes that it begins with.
-        :raises SandboxError: there is no room, and no other copy whose end would make some.
+        :raises DiskFullError: there is no room, and no other copy whose end would make some.
+        :raises SandboxError: the budget has no room for a single copy.
         """
         while missing := self._missing(size):
             if not self._uses:
-                raise SandboxError(missing)
+                full = bool(missing_room(self._place, size))
+                raise DiskFullError(missing) if full else SandboxError(missing)
             await self._changed.wait()
         use = DiskUse(size)
         self._uses.add(use)
@@ -139,14 +149,17 @@ class Disk:
         """Look at the disk now, because a program has ended.
 
         :raises DiskBudgetError: the copy has used up the budget.
-        :raises SandboxError: it is full.
+        :raises DiskFullError: it is full.
         """
-        if full := missing_room(self._place):
-            raise SandboxError(full)
+        full = missing_room(self._place)
         if self._budget is not None:
-            await self._measure(use)
+            # A full disk may be the work of copies that have grown since they were measured.
+            for one in list(self._uses) if full else [use]:
+                await self._measure(one)
             if use is self._largest_beyond():
                 raise self._beyond(use)
+        if full:
+            raise DiskFullError(full)
 
     def _missing(self, size: int) -> str:
         if self._budget is not None:
@@ -167,11 +180,9 @@ class Disk:
         pause = _MEASURE_SECONDS
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            if full := missing_room(self._place):
-                # Whichever of them filled it, the others may have met it.
-                for use in self._uses:
-                    use.abort(SandboxError(full))
-            elif self._budget is not None and time.monotonic() - measured >= pause:
+            full = missing_room(self._place)
+            due = bool(full) or time.monotonic() - measured >= pause
+            if self._budget is not None and due:
                 began = time.monotonic()
                 for use in list(self._uses):
                     await self._measure(use)
@@ -179,6 +190,10 @@ class Disk:
                     largest.abort(self._beyond(largest))
                 measured = time.monotonic()
                 pause = max(_MEASURE_SECONDS, (measured - began) / _MEASURING_SHARE)
+            if full:
+                # Whichever of them filled it, the others may have met it.
+                for use in self._uses:
+                    use.abort(DiskFullError(full))
             # What others have freed may be enough for the next copy.
             self._notify()
 

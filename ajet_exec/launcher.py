@@ -113,7 +113,8 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
     async def agent(self, task: Task, episode: Any) -> EpisodeOutcome:
         """Run the program as an episode, and return its reward.
 
-        :raises SandboxError: the sandbox failed, or the disk is full.
+        :raises SandboxError: the sandbox failed.
+        :raises DiskFullError: the disk is full.
         :raises DiskBudgetError: the programs used more of the disk than they may.
         :raises NoCallsError: the program made no model call that was answered.
         :raises GradingError: the reward failed.

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from ajet_core.errors import ConfigError, SandboxError
 from ajet_exec.boxes import owners
-from ajet_exec.disk import Disk, DiskUse, used_bytes
+from ajet_exec.disk import Disk, DiskBudgetError, DiskUse, used_bytes
 
 _log = logging.getLogger("ajet.exec")
 
@@ -74,8 +74,9 @@ class Workshop:
     async def episode(self) -> AsyncIterator[Path]:
         """Yield the directory of an episode, whose subdirectory ``work`` is its working copy.
 
-        :raises SandboxError: the working copy cannot be made, or the disk became full, or all
-            episodes together used more of it than they may.
+        :raises DiskFullError: the disk has no room, or became full.
+        :raises DiskBudgetError: all episodes together used more of it than they may.
+        :raises SandboxError: the working copy cannot be made.
         """
         source = self._files if self._git is None else await self._checked_out()
         if self._source_bytes is None:
@@ -88,6 +89,12 @@ class Workshop:
             try:
                 await self._filled(directory / "work", source)
                 yield directory
+            except DiskBudgetError:
+                raise
+            except (OSError, SandboxError):
+                # A full disk makes much fail, in any words.
+                await self._disk.check(use)
+                raise
             finally:
                 del self._uses[directory]
                 await asyncio.shield(asyncio.to_thread(remove_directory, directory))
@@ -96,7 +103,8 @@ class Workshop:
         """Look at the disk, because a program of an episode has ended.
 
         :param directory: of the episode.
-        :raises SandboxError: what the program left may lack what it could not write.
+        :raises DiskBudgetError: all episodes together used more than they may, and this one most.
+        :raises DiskFullError: what the program left may lack what it could not write.
         """
         await self._disk.check(self._uses[directory])
 

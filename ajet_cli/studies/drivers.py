@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -69,6 +70,8 @@ _HOPELESS = _PROPOSAL.replace(_SEEDS, "{ seeds = 1, alpha = 0.5 }")
 """Its look can never show anything, so that it is refused."""
 _LIE = "It is better by 2."
 _SECONDS = 600.0
+_TURN = 0.05
+_SERVED = re.compile(r"^serving MCP at (\S+)\n", re.MULTILINE)
 _URL = "http://127.0.0.1:9"
 """No server is there: the tools of studies need none."""
 _MEASURED = frozenset({"host", "pid", "seconds"})
@@ -223,30 +226,32 @@ async def _over_http(project: Path) -> AsyncIterator[Client]:
     from mcp.client.streamable_http import streamable_http_client
 
     token = secrets.token_urlsafe(32)
-    with (project / "mcp.log").open("wb") as log:
+    path = project / "mcp.log"
+    # A pipe that is not read on would block it.
+    with path.open("wb") as log:
         server = await asyncio.create_subprocess_exec(
             *(*_COMMAND, "--http", "--port", "0"),
             cwd=project,
             env=_environ(token),
             stdin=subprocess.DEVNULL,
             stdout=log,
-            stderr=subprocess.PIPE,
+            stderr=log,
         )
-    assert server.stderr is not None
     try:
-        line = (await server.stderr.readline()).decode().split()
-        if not line:
-            raise ConfigError("ajet mcp --http ended before it served")
+        while not (served := _SERVED.search(path.read_text(encoding="utf-8", errors="replace"))):
+            if server.returncode is not None:
+                raise ConfigError("ajet mcp --http ended before it served")
+            await asyncio.sleep(_TURN)
         headers = {"authorization": f"Bearer {token}"}
         async with (
             httpx2.AsyncClient(headers=headers, timeout=_SECONDS) as http,
-            Client(streamable_http_client(line[-1], http_client=http)) as client,
+            Client(streamable_http_client(served[1], http_client=http)) as client,
         ):
             yield client
     finally:
         if server.returncode is None:
             server.send_signal(signal.SIGTERM)
-        await server.communicate()
+        await server.wait()
 
 
 def _environ(token: str) -> dict[str, str]:

@@ -64,7 +64,9 @@ class CappedFile:
         except OSError as error:
             self.error = self.error or error
         if self.error is not None:
-            raise SandboxError(f"cannot keep what the program printed: {self.error}")
+            raise SandboxError(
+                f"cannot keep what the program printed: {self.error}"
+            ) from self.error
 
     def _complete(self) -> None:
         with self._file:

@@ -277,6 +277,10 @@ _FORGES_A_NUMBER = """
 print(json.dumps({"reward": 1, "success": 1}), LIE, float("inf"))
 print(LIE, file=sys.stderr)
 """
+_EXCEEDS = """
+# More than the server of the trial accepts: a trial without rewards must not be lost.
+print(2e6)
+"""
 _NO_CALL = "made no model call"
 ATTACKS: dict[str, Attack] = {
     "reads-secrets": Attack(_READS),
@@ -292,6 +296,7 @@ ATTACKS: dict[str, Attack] = {
     "speaks-in-the-report": Attack(_SPEAKS, fails=_NO_CALL),
     "reward-reads": Attack(_REWARDS, setting="reward"),
     "reward-forges": Attack(_FORGES_A_NUMBER, fails="than one finite number", setting="reward"),
+    "reward-exceeds": Attack(_EXCEEDS, fails="reward that is too large", setting="reward"),
 }
 """By name."""
 

@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -33,14 +34,17 @@ from ajet_core.interfaces import (
 from ajet_exec import (
     BoxedProgram,
     DiskBudgetError,
+    DiskFullError,
     NoCallsError,
     ProgramResult,
     ProgramTerms,
     Workshop,
     load_sandbox,
+    missing_room,
 )
 from ajet_research.arenas.code import CODE
 from ajet_research.ledger import LEDGER
+from ajet_research.swarm.server import MAX_REWARD
 from ajet_worlds.isolation import IsolatedWorld
 
 _SANDBOX = "bubblewrap"
@@ -52,7 +56,7 @@ _LIMITS = BoxLimits(
 )
 _SECONDS = 60.0
 _DISK_BYTES = 2**30
-"""Of the files of all episodes that run at a time."""
+"""Of the files of one program in all episodes that run at a time."""
 _TOO_MUCH = f"the program wrote more than {_DISK_BYTES // 2**20} MiB of files"
 _SHOWN = 300
 _log = logging.getLogger("ajet.research")
@@ -69,12 +73,14 @@ class BoxedAgent:
     """Plays a world with a program; one instance serves any number of concurrent episodes.
 
     :ivar failed: why the program cannot play; "" as long as it can.
+    :ivar full: why an episode had no room on the disk, by no fault of the program; "" if all had.
     """
 
     def __init__(self, world: World, program: BoxedProgram) -> None:
         self._world = world
         self._program = program
         self.failed = ""
+        self.full = ""
 
     def chat(self, episode: Episode) -> Chat:
         """Return what answers the prompts of an episode."""
@@ -90,6 +96,7 @@ class BoxedAgent:
 
         :raises ArmFailedError: it made no model call, so that nothing can be trained, or it wrote
             too much.
+        :raises DiskFullError: the disk is full, and the program has not filled it.
         """
         if self.failed:
             raise ArmFailedError(self.failed)
@@ -105,15 +112,19 @@ class BoxedAgent:
             outcome = await self._program.agent(turn, episode)
         except NoCallsError as error:
             # The report has the cause, and would show what the program has written there.
-            _log.warning("%r", str(error))
+            _log.warning("%r", episode.redact(str(error)))
             raise self._failed(error.how) from error
         except DiskBudgetError as error:
             # Were it a fault of the machine, an arm could have its worst trials left out.
             raise self._failed(_TOO_MUCH) from error
+        except DiskFullError as error:
+            self.full = error.message
+            raise
         return _answer(str(outcome.metadata["answer"]))
 
     def _failed(self, why: str) -> ArmFailedError:
-        self.failed = f"the agent: {why}"
+        # What other episodes meet later may follow from the first.
+        self.failed = self.failed or f"the agent: {why}"
         return ArmFailedError(self.failed)
 
 
@@ -160,6 +171,7 @@ class BoxedReward:
     """Rewards episodes of training with a program; one instance serves any number of them.
 
     :ivar failed: why the program cannot reward; "" as long as it can.
+    :ivar full: why an episode had no room on the disk, by no fault of the program; "" if all had.
     """
 
     def __init__(self, program: BoxProgram, workshop: Workshop, sandbox: Sandbox) -> None:
@@ -167,12 +179,15 @@ class BoxedReward:
         self._workshop = workshop
         self._sandbox = sandbox
         self.failed = ""
+        self.full = ""
 
     async def reward(self, turns: Sequence[Turn], given: float) -> float:
         """Return the program's reward of an episode.
 
         :param given: the world's reward.
-        :raises ArmFailedError: it failed, took too long, wrote too much, or printed no number.
+        :raises ArmFailedError: it failed, took too long, wrote too much, or printed no number that
+            can be a reward.
+        :raises DiskFullError: the disk is full, and the program has not filled it.
         """
         if self.failed:
             raise ArmFailedError(self.failed)
@@ -194,6 +209,9 @@ class BoxedReward:
                 stderr = (directory / "stderr").read_text(encoding="utf-8", errors="replace")
         except DiskBudgetError as error:
             raise self._failed(_TOO_MUCH) from error
+        except DiskFullError as error:
+            self.full = error.message
+            raise
         if ended.timed_out:
             raise self._failed("the program was stopped after its time limit")
         if ended.status:
@@ -205,10 +223,14 @@ class BoxedReward:
             number = math.nan
         if not math.isfinite(number):
             raise self._failed("the program printed something else than one finite number")
+        if abs(number) > MAX_REWARD:
+            # The server would refuse it, and an arm could have its worst trials left out.
+            raise self._failed("the program printed a reward that is too large")
         return number
 
     def _failed(self, why: str) -> ArmFailedError:
-        self.failed = f"the reward: {why}"
+        # What other episodes meet later may follow from the first.
+        self.failed = self.failed or f"the reward: {why}"
         return ArmFailedError(self.failed)
 
 
@@ -277,6 +299,17 @@ def _written(code: str, folder: Path) -> Path:
     folder.mkdir()
     (folder / _FILE).write_text(code.removeprefix(CODE), encoding="utf-8", newline="")
     return folder
+
+
+def check_room(programs: int) -> None:
+    """Check that there is room for all that the programs of a trial may write.
+
+    Without it, a program that writes too much would meet a full disk instead of its limit.
+
+    :raises DiskFullError: there is not.
+    """
+    if missing := missing_room(Path(tempfile.gettempdir()), programs * _DISK_BYTES):
+        raise DiskFullError(missing)
 
 
 async def check_sandbox(directory: Path) -> None:

@@ -11,7 +11,7 @@ from ajet_core.errors import ConfigError
 from ajet_installation.interpreters import find_engine, find_trainer, plugin_manager
 from ajet_installation.local_workers import check_components, worker_settings
 from ajet_installation.settings import Settings
-from ajet_research.swarm.boxed import check_sandbox
+from ajet_research.swarm.boxed import check_room, check_sandbox
 from ajet_research.swarm.settings import SwarmSettings
 
 _NEEDED = ("torch", "transformers", "renderers", "openai", "aiohttp", "fastapi")
@@ -21,14 +21,15 @@ def check_machine(its: SwarmSettings) -> None:
     """Check that a trial can create its model, play its world, and train.
 
     :raises ConfigError: something is not installed, or a component cannot have its settings.
-    :raises SandboxError: there is no sandbox for the code of an arm.
+    :raises SandboxError: there is no sandbox for the code of an arm, or no room for its files.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise ConfigError(
             f"trials on swarm servers need packages that are not installed ({', '.join(missing)}): "
             "pip install 'agentjet[demo]>=0.1'"
         )
-    if its.has_code:
+    if its.programs:
+        check_room(its.programs)
         with tempfile.TemporaryDirectory(prefix="ajet-arm-") as folder:
             asyncio.run(check_sandbox(Path(folder)))
     engine, trainer = its.config["engine"], its.config["trainer"]

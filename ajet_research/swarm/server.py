@@ -24,6 +24,8 @@ from ajet_installation.local_workers import server_pythons, worker_settings
 from ajet_research.swarm.records import SERVER, STORE_FILE
 
 LOG = "server.log"
+MAX_REWARD = 1e6
+"""The largest absolute value of a reward that the server of a trial accepts."""
 _LOCK = "server.lock"
 _BOOT_SECONDS = 900.0
 _STOP_SECONDS = 30.0
@@ -126,6 +128,7 @@ class TrialServer:
             AJET_SERVER__CONTROL_TOKEN=self._control_token,
             AJET_SERVER__CLIENT_TOKEN=self.client_token,
             AJET_SERVER__BOOT_TIMEOUT_SECONDS=str(_BOOT_SECONDS),
+            AJET_SERVER__MAX_REWARD=str(MAX_REWARD),
             AJET_STORE=json.dumps({"name": "sqlite", "settings": {"synchronous": "NORMAL"}}),
             AJET_WORKERS=worker_settings(self._run_dir).model_dump_json(),
             AJET_SERVERS=json.dumps(server_pythons()),

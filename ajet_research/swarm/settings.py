@@ -70,9 +70,9 @@ class SwarmSettings:
         return self.reward.startswith(CODE)
 
     @property
-    def has_code(self) -> bool:
-        """Whether a program is a part of the arm."""
-        return self.rewarded_by_code or self.agent != WORLD_AGENT
+    def programs(self) -> int:
+        """How many programs are parts of the arm."""
+        return self.rewarded_by_code + (self.agent != WORLD_AGENT)
 
     def run_config(self, model: Path, seed: int) -> RunConfig:
         """Return the configuration of the trial's run."""

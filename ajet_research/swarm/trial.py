@@ -7,6 +7,7 @@ have ended are not rolled out again, and neither are held-out tasks that have a 
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -19,10 +20,12 @@ from ajet_core.errors import AjetError, BatchStarvedError, ConfigError
 from ajet_core.files import write_whole
 from ajet_core.interfaces import World
 from ajet_core.protocol import ServerState
+from ajet_exec import DiskFullError
 from ajet_research.swarm.boxed import (
     BoxedAgent,
     BoxedReward,
     RecordedChat,
+    check_room,
     open_agent,
     open_reward,
 )
@@ -41,10 +44,21 @@ def run_trial(its: SwarmSettings, seed: int, directory: Path) -> None:
     """Run a trial to its end, or to a pause of its run, which ends it too.
 
     :raises AjetError: the server ended, or episodes failed; called again, the trial continues.
+    :raises OSError: the disk has no room for the programs of its arm; the attempt does not count.
     """
     world = load_world(its.world)
     if _has_ended(its, seed, world, directory):
         return
+    try:
+        if its.programs:
+            check_room(its.programs)
+        _run(its, seed, world, directory)
+    except DiskFullError as error:
+        # An arm could lose its worst trials, were it an attempt that failed.
+        raise OSError(errno.ENOSPC, error.message) from error
+
+
+def _run(its: SwarmSettings, seed: int, world: World, directory: Path) -> None:
     model = directory.resolve() / MODEL
     if not model.exists():
         create_tiny_model(model, worlds=[world], seed=seed, warmup_steps=its.warmup_steps)
@@ -88,9 +102,11 @@ async def _learn(
         try:
             trained = TrainedAgent(agent, world, its.reward, rewarding)
             await _played(its, seed, world, client, trained)
-        except AjetError:
+        except AjetError as error:
             # What the code of an arm does is an outcome, and not a fault of the machine.
             if not any(one.failed for one in code):
+                if full := [one.full for one in code if one.full]:
+                    raise DiskFullError(full[0]) from error
                 raise
         finally:
             # Its run may pause for it, before the client gives up.

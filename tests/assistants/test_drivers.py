@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,20 @@ def test_another_ledger_and_an_error_are_noticed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(drivers, "DRIVERS", {"a": finished("clear"), "b": broken})
     assert drivers.run_drivers(seed=0)["problems"] == ["b: ConfigError: no tools in b"]
     assert drivers.run_drivers(seed=0, size=1)["passed"]
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
+async def test_a_server_that_says_much_is_not_blocked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Before it serves, it writes more than a pipe holds, and notes that it could.
+    loud = (
+        "import runpy, sys; sys.stderr.write('much\\n' * 2**17); open('said', 'w').close(); "
+        "sys.argv[0] = 'ajet'; runpy.run_module('ajet_cli.main', run_name='__main__')"
+    )
+    monkeypatch.setattr(drivers, "_COMMAND", (sys.executable, "-P", "-c", loud, "mcp"))
+    async with asyncio.timeout(100), drivers._over_http(tmp_path) as client:
+        assert (await client.list_tools()).tools
+    assert (tmp_path / "said").exists()
+    assert (tmp_path / "mcp.log").stat().st_size > 2**16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -22,9 +23,10 @@ from ajet_exec.boxes.bubblewrap import BubblewrapSandbox, BubblewrapSettings
 from ajet_exec.boxes.capture import CappedFile
 from ajet_exec.boxes.containers import ContainerSettings, PodmanSandbox
 from ajet_exec.boxes.namespaces import MOST_CONNECTIONS, _served
-from ajet_exec.disk import Disk, DiskBudgetError
+from ajet_exec.disk import Disk, DiskBudgetError, DiskFullError, DiskUse
 from ajet_exec.limits import limits_in_force
 from ajet_exec.redacting import redact_file
+from ajet_exec.workshop import Workshop
 
 ROOT = Path(__file__).parents[2]
 REMOVE = """
@@ -180,12 +182,65 @@ async def test_the_largest_copy_is_aborted(tmp_path: Path) -> None:
     assert small.cancelled()
 
 
+@pytest.mark.parametrize("watched", [True, False], ids=["runs", "ended"])
+@pytest.mark.parametrize(("size", "blamed"), [(2**20, True), (2**18, False)])
+async def test_a_full_disk_is_the_work_of_the_largest_copy_beyond_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, watched: bool, blamed: bool
+) -> None:
+    free = iter([""] * 2)
+    monkeypatch.setattr("ajet_exec.disk.missing_room", lambda *_: next(free, "no room"))
+    disk = Disk(tmp_path, budget=2**20)
+    both = asyncio.Barrier(2)
+
+    async def copy(name: str, size: int) -> None:
+        async with disk.admitted(0) as use, use.limited():
+            use.directory = tmp_path / name
+            use.directory.mkdir()
+            (use.directory / "file").write_bytes(bytes(size))
+            await both.wait()
+            if watched:
+                await asyncio.Event().wait()
+            await disk.check(use)
+
+    async with asyncio.timeout(60):
+        large, small = await asyncio.gather(
+            copy("large", size), copy("small", 2**12), return_exceptions=True
+        )
+    assert type(large) is (DiskBudgetError if blamed else DiskFullError)
+    assert type(small) is DiskFullError
+
+
+async def test_a_sandbox_that_met_a_full_disk_is_no_fault_of_its_own() -> None:
+    for code, kind in ((errno.ENOSPC, DiskFullError), (errno.EIO, SandboxError)):
+        with pytest.raises(SandboxError) as raised:
+            async with DiskUse(0).limited():
+                raise SandboxError("cannot keep it") from OSError(code, "it failed")
+        assert type(raised.value) is kind
+
+
+async def test_what_fails_in_an_episode_that_is_too_large_is_for_its_size(tmp_path: Path) -> None:
+    workshop = Workshop(base=tmp_path, disk_bytes=2**16)
+    workshop.open()
+
+    async def fail(size: int) -> None:
+        async with workshop.episode() as directory:
+            (directory / "work" / "file").write_bytes(bytes(size))
+            raise SandboxError("it failed")
+
+    for size, kind in ((2**17, DiskBudgetError), (0, SandboxError)):
+        with pytest.raises(SandboxError) as raised:
+            await fail(size)
+        assert type(raised.value) is kind
+    workshop.close()
+
+
 def test_output_that_cannot_be_kept_is_a_failure() -> None:
     file = CappedFile(Path("/dev/full"), 100)
     for _ in range(3):
         file.write(b"lost")
-    with pytest.raises(SandboxError, match="cannot keep what the program printed"):
+    with pytest.raises(SandboxError, match="cannot keep what the program printed") as raised:
         file.close()
+    assert isinstance(raised.value.__cause__, OSError)
 
 
 @pytest.mark.parametrize(

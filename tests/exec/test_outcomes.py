@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from agentjet.client import RunnerReport
 from ajet_core.interfaces import BoxLimits, Sandbox
 from ajet_exec import BoxedProgram, ProgramResult, ProgramTerms, load_profiles
 from ajet_testing.scripted_swarm import ScriptedSwarm
+from tests.exec.usable import small_disk
 
 pytestmark = pytest.mark.processes
 RIGHT = (
@@ -232,8 +231,8 @@ async def test_a_full_disk_is_no_reward(
     with small_disk(tmp_path / "disk", 2**26) as disk:
         rolled = Exec(swarm, sandbox, program, disk / "copies")
         for reason in await rolled.reasons(f"python3 ask.py; {script}"):
-            assert reason.startswith("SandboxError")
-            assert "is full" in reason or "No space left" in reason
+            assert reason.startswith("DiskFullError: the disk")
+            assert "is full" in reason
         # There is room again.
         with_engine(swarm)
         assert (await rolled.reward("python3 ask.py")).reward == 1.0
@@ -241,17 +240,18 @@ async def test_a_full_disk_is_no_reward(
         assert "is full" in await rolled.failure("python3 ask.py")
 
 
-@contextlib.contextmanager
-def small_disk(place: Path, size: int) -> Iterator[Path]:
-    """A file system of its own, as only root can mount it."""
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("this user or machine mounts no file systems")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
+@pytest.mark.parametrize("then", ["", "; sleep 1000"])
+async def test_who_fills_the_disk_before_the_budget_is_measured_has_used_it_up(
+    swarm: ScriptedSwarm, sandbox: Sandbox, program: Path, tmp_path: Path, then: str
+) -> None:
+    with_engine(swarm)
+    with small_disk(tmp_path / "disk", 2**26) as disk:
+        rolled = Exec(swarm, sandbox, program, disk / "copies")
+        # All at once: nothing is measured before the disk is full.
+        script = f"python3 ask.py; fallocate -l 31M big || cat /dev/zero > big{then}"
+        reasons = await rolled.reasons(script, disk_bytes=2**24)
+    assert sum(reason.startswith("DiskBudgetError") for reason in reasons) >= 1
+    assert all(reason.startswith(("DiskBudgetError", "DiskFullError")) for reason in reasons)
 
 
 async def test_a_program_has_no_network_but_its_endpoint(rolled: Exec) -> None:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,9 +22,10 @@ import psutil
 import pytest
 
 from agentjet.client import AsyncSwarmClient, Task
-from ajet_core.errors import ConfigError, SandboxError, StoreError
+from ajet_core.errors import ConfigError, RequestError, SandboxError, StoreError
 from ajet_core.interfaces import BoxExit, Chat, WorldAnswer, WorldCall, WorldPrompt
-from ajet_exec import DiskBudgetError, NoCallsError
+from ajet_core.protocol import EndRequest
+from ajet_exec import DiskBudgetError, DiskFullError, NoCallsError
 from ajet_research.arenas import MOST_CODE, CodeFiles, read_evidence
 from ajet_research.events import Registered
 from ajet_research.leader import run_study
@@ -33,15 +35,19 @@ from ajet_research.replicating import replicate_study
 from ajet_research.runners import FileRunner
 from ajet_research.study import Scalar
 from ajet_research.swarm import SwarmArena, boxed
+from ajet_research.swarm import server as server_of_trial
+from ajet_research.swarm import trial as trials
 from ajet_research.swarm.arena import _evidence
 from ajet_research.swarm.records import CODE_FAILED, HELD_OUT, EndedEpisode, RunRecords, read_run
-from ajet_research.swarm.server import LOG, TrialServer
+from ajet_research.swarm.server import LOG, MAX_REWARD, TrialServer
 from ajet_research.swarm.settings import WORLD_REWARD, parsed
 from ajet_research.swarm.trial import TrainedAgent
 from ajet_research.verifying import verify_study
 from ajet_research.worker import STORE
+from ajet_server.service import _check_size
 from ajet_worlds import load_world
 from ajet_worlds.tiny_model import create_tiny_model
+from tests.exec.usable import small_disk
 from tests.research.studies import study
 from tests.research.test_swarm import SCRIPTED, replies, scripted, trial
 
@@ -228,7 +234,9 @@ def test_what_a_program_prints_is_its_answer(text: str, answer: WorldAnswer) -> 
     ("error", "why"),
     [
         (
-            NoCallsError("the program ended with status 1 and made no call", "arm b is superior"),
+            NoCallsError(
+                "the program ended with status 1 and made no call", "arm b is superior its-key"
+            ),
             "the program ended with status 1 and made no call",
         ),
         (DiskBudgetError("1.5 GiB"), "the program wrote more than 1024 MiB of files"),
@@ -244,9 +252,11 @@ async def test_what_a_program_does_is_a_failure_of_its_arm_without_its_words(
 
     agent = boxed.BoxedAgent(load_world("bandit"), cast("Any", Program()))
     prompt = WorldPrompt([{"role": "user", "content": "lamp 0"}], max_tokens=4)
+    episode: Any = SimpleNamespace(redact=lambda text: text.replace("its-key", "***"))
     for _ in range(2):
         with pytest.raises(boxed.ArmFailedError, match=f"^the agent: {why}$"):
-            await agent.answer(prompt, cast("Any", None))
+            await agent.answer(prompt, episode)
+    assert "its-key" not in "".join(one.getMessage() for one in caplog.records)
     assert agent.failed == f"the agent: {why}"
     # They are in the log of the trial.
     assert caplog.text.count("superior") == isinstance(error, NoCallsError)
@@ -260,7 +270,7 @@ async def test_a_fault_of_the_sandbox_is_none_of_the_arm() -> None:
     agent = boxed.BoxedAgent(load_world("bandit"), cast("Any", Program()))
     with pytest.raises(SandboxError, match="is full"):
         await agent.answer(WorldPrompt([], max_tokens=4), cast("Any", None))
-    assert agent.failed == ""
+    assert (agent.failed, agent.full) == ("", "")
 
 
 class Box:
@@ -321,16 +331,28 @@ async def test_a_program_rewards_the_turns_of_an_episode(
             (Box(text), "something else than one finite number")
             for text in ("1 2", '{"reward": 1}')
         ),
+        *((Box(text), "a reward that is too large") for text in ("2e6", "-1000001", "1e308")),
         (Box("1", status=3), "the program ended with status 3"),
         (Box("1", status=137, timed_out=True), "was stopped after its time limit"),
     ],
-    ids=range(7),
+    ids=range(10),
 )
 async def test_a_program_that_gives_no_reward_is_a_failure_of_its_arm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, box: Box, why: str
 ) -> None:
     with pytest.raises(boxed.ArmFailedError, match=f"^the reward: .*{why}$"):
         await rewarded(tmp_path, box, monkeypatch)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("text", ["1e6", "-1000000.0", "1e-320", "-0.0"])
+async def test_all_rewards_that_the_server_accepts_are_rewards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    reward = await rewarded(tmp_path, Box(text), monkeypatch)
+    assert reward == float(text)
+    request = EndRequest.model_validate_json(EndRequest(reward=reward).model_dump_json())
+    _check_size(request, MAX_REWARD)
 
 
 @pytest.mark.processes
@@ -345,6 +367,61 @@ async def test_a_program_that_failed_rewards_no_other_episode(
                 await its.reward(TURNS, 0.25)
         assert its.failed == "the reward: the program printed something else than one finite number"
     assert len(box.asked) == 1
+
+
+@pytest.mark.processes
+async def test_a_disk_that_others_fill_is_no_failure_of_an_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        isolated = True
+
+        async def run(self, *_: object, **__: object) -> BoxExit:
+            raise OSError(errno.ENOSPC, "no room")
+
+        async def agent(self, *_: object) -> None:
+            raise DiskFullError("the disk is full: no room")
+
+    agent = boxed.BoxedAgent(load_world("bandit"), cast("Any", Full()))
+    with pytest.raises(DiskFullError):
+        await agent.answer(WorldPrompt([], max_tokens=4), cast("Any", None))
+    assert (agent.failed, agent.full) == ("", "the disk is full: no room")
+    monkeypatch.setattr(boxed, "_sandbox", Full)
+    async with boxed.open_reward("code:print(1)", load_world("bandit"), tmp_path) as reward:
+        with pytest.raises(DiskFullError):
+            await reward.reward(TURNS, 0.25)
+        assert (reward.failed, reward.full) == ("", "the disk is full: [Errno 28] no room")
+
+
+@pytest.mark.processes
+async def test_a_reward_that_fills_the_disk_is_a_failure_of_its_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Filling(Box):
+        async def run(self, program: Any, **_: float) -> BoxExit:
+            (program.work / "file").write_bytes(bytes(2**16))
+            raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(boxed, "_DISK_BYTES", 2**15)
+    with pytest.raises(boxed.ArmFailedError, match=r"^the reward: .* wrote more than"):
+        await rewarded(tmp_path, Filling(), monkeypatch)
+
+
+def test_a_trial_needs_room_for_all_that_its_programs_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    # Room for one program, and not for two.
+    monkeypatch.setattr(boxed, "_DISK_BYTES", free * 2 // 3)
+    boxed.check_room(1)
+    its = trial(agent=f"code:{HONEST}", reward="code:print(1)")
+    with pytest.raises(OSError, match=r"the disk of .* is full: .* MiB are needed") as raised:
+        SwarmArena().run(its, tmp_path)
+    assert raised.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SandboxError, match="MiB are needed"):
+        SwarmArena().check_machine(its.settings)
 
 
 async def test_an_arm_trains_on_the_reward_of_a_program_and_keeps_that_of_the_world() -> None:
@@ -564,13 +641,86 @@ def test_a_trial_trains_on_the_reward_of_a_program(tmp_path: Path, scripted: Non
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_a_program_that_prints_no_reward_is_an_outcome(tmp_path: Path, scripted: None) -> None:
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("'superior'", "the program printed something else than one finite number"),
+        ("2e6", "the program printed a reward that is too large"),
+    ],
+)
+def test_a_program_that_prints_no_reward_is_an_outcome(
+    tmp_path: Path, scripted: None, printed: str, said: str
+) -> None:
     pytest.importorskip("ajet_backend_torch")
-    its = trial(reward="code:print('superior')")
+    its = trial(reward=f"code:print({printed})")
     SwarmArena().run(its, tmp_path)
     evidence = read_evidence(SwarmArena(), its, tmp_path)
-    said = "the reward: the program printed something else than one finite number"
-    assert (evidence.metrics, evidence.failed) == ({}, said)
+    assert (evidence.metrics, evidence.failed) == ({}, f"the reward: {said}")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+async def test_the_server_of_a_trial_has_the_largest_reward_that_is_accepted(
+    tmp_path: Path, scripted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    monkeypatch.setattr(server_of_trial, "MAX_REWARD", 12.5)
+    its = parsed(SwarmArena().resolve({**SCRIPTED, "engine.settings": RIGHT}))
+    world = load_world("bandit")
+    create_tiny_model(tmp_path / "model", worlds=[world], seed=1, warmup_steps=0)
+    (task,) = world.task_ids("train", 1, 1)
+    with TrialServer(tmp_path) as server:
+        assert server.start(its.run_config(tmp_path / "model", 1)) == ""
+        async with AsyncSwarmClient(server.url, server.client_token) as client:
+            episode = await client.begin_episode(task)
+            with pytest.raises(RequestError, match=r"must be from -12\.5 to 12\.5 "):
+                await client.end_episode(episode, 12.6)
+
+
+FILLING = """\
+import os, time
+for number in range(256):
+    with open(f"large-{number}", "wb") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, 2**18)
+        except OSError:
+            break
+time.sleep(600)
+"""
+
+
+@needs_bubblewrap
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_no_arm_loses_a_trial_by_a_full_disk(
+    tmp_path: Path, scripted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ajet_backend_torch")
+    monkeypatch.setattr(boxed, "_DISK_BYTES", 2**24)
+    monkeypatch.setattr(boxed, "_SECONDS", 10.0)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    with small_disk(tmp_path / "disk", 2**26) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        # It has what it needs, and takes all that there is before it is measured.
+        its = trial(reward=f"code:{FILLING}", train_steps=1, eval_tasks=2)
+        SwarmArena().run(its, tmp_path / "first")
+        evidence = read_evidence(SwarmArena(), its, tmp_path / "first")
+        assert evidence.failed == f"the reward: {boxed._TOO_MUCH}"
+        # Another has taken it, after the trial began.
+        (disk / "other").write_bytes(bytes(2**26 - 2**20))
+        monkeypatch.setattr(trials, "check_room", lambda _: None)
+        its = trial(reward="code:print(1)", train_steps=1, eval_tasks=2)
+        with pytest.raises(OSError, match=r"disk of .* is full") as raised:
+            SwarmArena().run(its, tmp_path / "second")
+        assert raised.value.errno == errno.ENOSPC
+        assert not (tmp_path / "second" / CODE_FAILED).exists()
+        # There is room again: the same trial goes on.
+        (disk / "other").unlink()
+        SwarmArena().run(its, tmp_path / "second")
+        assert read_evidence(SwarmArena(), its, tmp_path / "second").failed == ""
 
 
 # --- Resuming, without trials -----------------------------------------------------

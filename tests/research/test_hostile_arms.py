@@ -283,10 +283,11 @@ async def test_a_reward_reaches_nothing_from_its_box(
     code = f"code:{attack_source('reward-reads', targets)}"
     async with boxed.open_reward(code, world, store) as reward:
         assert 0 < await reward.reward([], 1.0) < 1000
-    code = f"code:{attack_source('reward-forges', targets)}"
-    async with boxed.open_reward(code, world, store) as reward:
-        with pytest.raises(boxed.ArmFailedError, match="than one finite number"):
-            await reward.reward([], 1.0)
+    for name in ("reward-forges", "reward-exceeds"):
+        code = f"code:{attack_source(name, targets)}"
+        async with boxed.open_reward(code, world, store) as reward:
+            with pytest.raises(boxed.ArmFailedError, match=ATTACKS[name].fails):
+                await reward.reward([], 1.0)
     assert not hostile_arms.accepts(listener)
 
 
