@@ -311,7 +311,14 @@ def test_without_a_sandbox_an_attack_is_refused(
 @pytest.mark.processes
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "name", ["kills", "fills-the-disk", "speaks-in-the-report", "reward-reads"]
+    "name",
+    [
+        "kills",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("fills-the-disk", "speaks-in-the-report", "reward-reads")
+        ),
+    ],
 )
 def test_no_attack_is_believed_or_escapes(name: str, tmp_path: Path, scripted: None) -> None:
     pytest.importorskip("ajet_backend_torch")
