@@ -216,7 +216,7 @@ class CallRoute:
             try:
                 asked = dialect.read(body, episode.session)
             finally:
-                # Meanwhile the event loop answers other requests, each of which takes several turns.
+                # Meanwhile the event loop answers other requests, which take several turns each.
                 loop.call_later(_PAUSES * (loop.time() - began), self._reading.release)
         else:
             asked = dialect.read(body, episode.session)
