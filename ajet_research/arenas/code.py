@@ -80,11 +80,7 @@ class CodeArena(Arena):
         self._arena = arena
         self._files = files
         self.metrics = arena.metrics
-
-    @property
-    def programs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The settings of the arena that may be code."""
-        return self._arena.programs
+        self.programs = arena.programs
 
     def resolve(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return all settings, with the text of each file instead of its path.

@@ -91,7 +91,7 @@ class Arena(ABC):
     :cvar summary: what the arena is, and which values its settings may have, for researchers.
     :cvar reserved: beginnings of settings that a researcher may not set, because they name
         programs, files or hosts.
-    :cvar programs: settings that may be ``code:`` and the path of a file. `resolve` gets the text
+    :ivar programs: settings that may be ``code:`` and the path of a file. `resolve` gets the text
         of the file instead of its path. A trial runs it in a sandbox alone, and `check_machine`
         refuses it where there is none.
     """
@@ -99,7 +99,7 @@ class Arena(ABC):
     metrics: Mapping[str, MetricSpec]
     summary: ClassVar[str] = ""
     reserved: ClassVar[tuple[str, ...]] = ()
-    programs: ClassVar[tuple[str, ...]] = ()
+    programs: tuple[str, ...] = ()
 
     @abstractmethod
     def resolve(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:

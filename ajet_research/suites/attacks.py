@@ -18,7 +18,11 @@ HONEST_ARM = """\
 import json, os, sys, urllib.request
 
 asked = json.load(sys.stdin)
-body = {"model": os.environ["AJET_MODEL"], "messages": asked["messages"], "max_tokens": 4}
+body = {
+    "model": os.environ["AJET_MODEL"],
+    "messages": asked["messages"],
+    "max_tokens": asked["max_tokens"],
+}
 request = urllib.request.Request(
     os.environ["OPENAI_BASE_URL"] + "/chat/completions",
     data=json.dumps(body).encode(),

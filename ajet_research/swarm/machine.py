@@ -28,8 +28,8 @@ def check_machine(its: SwarmSettings) -> None:
             f"trials on swarm servers need packages that are not installed ({', '.join(missing)}): "
             "pip install 'agentjet[demo]>=0.1'"
         )
-    if its.programs:
-        check_room(its.programs)
+    if its.program_count:
+        check_room(its.program_count)
         with tempfile.TemporaryDirectory(prefix="ajet-arm-") as folder:
             asyncio.run(check_sandbox(Path(folder)))
     engine, trainer = its.config["engine"], its.config["trainer"]

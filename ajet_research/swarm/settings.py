@@ -70,7 +70,7 @@ class SwarmSettings:
         return self.reward.startswith(CODE)
 
     @property
-    def programs(self) -> int:
+    def program_count(self) -> int:
         """How many programs are parts of the arm."""
         return self.rewarded_by_code + (self.agent != WORLD_AGENT)
 

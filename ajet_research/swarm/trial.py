@@ -50,8 +50,8 @@ def run_trial(its: SwarmSettings, seed: int, directory: Path) -> None:
     if _has_ended(its, seed, world, directory):
         return
     try:
-        if its.programs:
-            check_room(its.programs)
+        if its.program_count:
+            check_room(its.program_count)
         _run(its, seed, world, directory)
     except DiskFullError as error:
         # An arm could lose its worst trials, were it an attempt that failed.

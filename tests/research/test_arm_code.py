@@ -34,6 +34,7 @@ from ajet_research.registration import register
 from ajet_research.replicating import replicate_study
 from ajet_research.runners import FileRunner
 from ajet_research.study import Scalar
+from ajet_research.suites.attacks import HONEST_ARM
 from ajet_research.swarm import SwarmArena, boxed
 from ajet_research.swarm import server as server_of_trial
 from ajet_research.swarm import trial as trials
@@ -53,26 +54,7 @@ from tests.research.test_swarm import SCRIPTED, replies, scripted, trial
 
 __all__ = ["scripted"]
 
-HONEST = """\
-import json, os, sys, urllib.request
-asked = json.load(sys.stdin)
-body = {
-    "model": os.environ["AJET_MODEL"],
-    "messages": asked["messages"],
-    "max_tokens": asked["max_tokens"],
-}
-request = urllib.request.Request(
-    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-    data=json.dumps(body).encode(),
-    headers={
-        "authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
-        "content-type": "application/json",
-    },
-)
-with urllib.request.urlopen(request) as answer:
-    print(json.load(answer)["choices"][0]["message"]["content"])
-"""
-OTHER = "# The same, under another name.\n" + HONEST
+OTHER = "# The same, under another name.\n" + HONEST_ARM
 HOSTILE = (Path(__file__).parent / "hostile_agent.py").read_text()
 RIGHT = replies(right=True)
 SHADOWED = Path(abc.__file__).with_name("this.py")
@@ -98,7 +80,7 @@ def code_study(first: str = "arms/a.py", second: str = "arms/b.py", **base: Scal
     )
 
 
-def arms(directory: Path, first: str = HONEST, second: str = OTHER) -> Path:
+def arms(directory: Path, first: str = HONEST_ARM, second: str = OTHER) -> Path:
     """Write the code of two arms, and return their directory."""
     (directory / "arms").mkdir(parents=True, exist_ok=True)
     (directory / "arms/a.py").write_text(first, encoding="utf-8")
@@ -124,9 +106,9 @@ def first_row(directory: Path) -> Registered:
 
 def test_a_trial_has_the_bytes_of_its_arm(tmp_path: Path) -> None:
     registration = register(code_study(), arms(tmp_path))
-    assert registration.files == {"arms/a.py": HONEST, "arms/b.py": OTHER}
+    assert registration.files == {"arms/a.py": HONEST_ARM, "arms/b.py": OTHER}
     agents = {one.settings["agent"] for one in registration.blueprints.values()}
-    assert agents == {f"code:{HONEST}", f"code:{OTHER}"}
+    assert agents == {f"code:{HONEST_ARM}", f"code:{OTHER}"}
     before = list(registration.blueprints)
     arms(tmp_path, second=OTHER + "\n")
     after = register(code_study(), tmp_path).blueprints
@@ -148,7 +130,7 @@ def test_a_trial_has_the_bytes_of_its_arm(tmp_path: Path) -> None:
 )
 def test_code_that_cannot_be_registered_is_refused(path: str, problem: str, tmp_path: Path) -> None:
     place = arms(tmp_path / "study")
-    (tmp_path / "a.py").write_text(HONEST)
+    (tmp_path / "a.py").write_text(HONEST_ARM)
     (place / "arms/link.py").symlink_to(tmp_path / "a.py")
     (place / "arms/large.py").write_text("#" * (MOST_CODE + 1))
     (place / "arms/binary.py").write_bytes(b"\xff")
@@ -158,7 +140,7 @@ def test_code_that_cannot_be_registered_is_refused(path: str, problem: str, tmp_
 
 def test_two_files_with_the_same_bytes_are_one_arm(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="have the same settings once they are resolved"):
-        register(code_study(), arms(tmp_path, second=HONEST))
+        register(code_study(), arms(tmp_path, second=HONEST_ARM))
 
 
 def test_only_settings_for_programs_are_files(tmp_path: Path) -> None:
@@ -415,7 +397,7 @@ def test_a_trial_needs_room_for_all_that_its_programs_may_write(
     # Room for one program, and not for two.
     monkeypatch.setattr(boxed, "_DISK_BYTES", free * 2 // 3)
     boxed.check_room(1)
-    its = trial(agent=f"code:{HONEST}", reward="code:print(1)")
+    its = trial(agent=f"code:{HONEST_ARM}", reward="code:print(1)")
     with pytest.raises(OSError, match=r"the disk of .* is full: .* MiB are needed") as raised:
         SwarmArena().run(its, tmp_path)
     assert raised.value.errno == errno.ENOSPC
@@ -547,7 +529,7 @@ async def test_code_reaches_its_model_and_nothing_else(
                 with pytest.raises(boxed.ArmFailedError, match="made no model call"):
                     await agent.answer(prompt, second)
                 assert "made no model call" in agent.failed
-            broken = "code:" + HONEST + "\nraise SystemExit(1)"
+            broken = "code:" + HONEST_ARM + "\nraise SystemExit(1)"
             async with boxed.open_agent(broken, world, client, store) as agent:
                 assert await agent.answer(prompt, second) == WorldAnswer("")
     assert not (tmp_path / "written").exists()
@@ -747,6 +729,6 @@ def test_changed_bytes_are_refused_by_name_when_a_study_continues(
         change()
         with pytest.raises(ConfigError, match=r"not the one that is registered: arms/b\.py\. Res"):
             run_study(source, where)
-    assert first_row(where).files == {"arms/a.py": HONEST, "arms/b.py": OTHER}
+    assert first_row(where).files == {"arms/a.py": HONEST_ARM, "arms/b.py": OTHER}
     # The directory needs no file of code: the ledger has it.
     assert verify_study(where).problems == []
