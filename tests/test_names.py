@@ -7,7 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.support.sources import syntax
+
+# It parses all packages.
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 MEANINGLESS = {"found", "made", "told"}

@@ -183,7 +183,7 @@ async def test_the_largest_copy_is_aborted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("watched", [True, False], ids=["runs", "ended"])
-@pytest.mark.parametrize(("size", "blamed"), [(2**20, True), (2**18, False)])
+@pytest.mark.parametrize(("size", "blamed"), [(2**21, True), (2**18, False)])
 async def test_a_full_disk_is_the_work_of_the_largest_copy_beyond_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, watched: bool, blamed: bool
 ) -> None:
