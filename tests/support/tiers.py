@@ -56,7 +56,6 @@ EVERY_PYTHON = (
 # Tests of texts and of the shape of the code.
 FILES = (
     "tests/test_layers.py",
-    "tests/test_names.py",
     "tests/test_public_names.py",
     "tests/test_words.py",
 )
