@@ -63,6 +63,7 @@ __all__ = [
     "score_row",
     "step_from_row",
     "step_row",
+    "unpack_array",
     "unpack_ids",
     "unpack_logprobs",
     "unpack_runs",
@@ -155,7 +156,16 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 def unpack_ids(blob: bytes) -> list[int]:
     """Undo `pack_ids`."""
-    return list(struct.unpack(f"<{len(blob) // 4}I", blob))
+    return unpack_array(blob).tolist()
+
+
+def unpack_array(blob: bytes) -> array[int]:
+    """Undo `pack_ids`; return an array of uint32, which takes a ninth of the memory of a list."""
+    ids = array("I")
+    ids.frombytes(blob)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
@@ -322,7 +332,7 @@ def calls_from_rows(episode_id: str, rows: Iterable[Row]) -> list[Call]:
             call_id=call_id,
             episode_id=episode_id,
             index=index,
-            suffix_ids=unpack_ids(suffix),
+            suffix_ids=unpack_array(suffix),
             sampled_ids=unpack_ids(sampled),
             logprobs=unpack_logprobs(logprobs),
             policy_versions=unpack_runs(versions),

@@ -24,6 +24,7 @@ import argparse
 import asyncio
 import json
 import math
+import multiprocessing
 import os
 import random
 import statistics
@@ -124,6 +125,7 @@ class Setup:
     run_dir: Path
     model: Path
     directory: Path
+    token: str
 
 
 async def one_call(claim: Claim, connection: Connection, said: Conversation) -> float:
@@ -134,45 +136,105 @@ async def one_call(claim: Claim, connection: Connection, said: Conversation) -> 
     return seconds
 
 
-async def stall(setup: Setup, prompts: int, tokens: int, rounds: int) -> dict[str, Any]:
+class LongPrompts:
+    """A process that sends long prompts, so that this one measures small calls and nothing else.
+
+    :param token: with which the process claims episodes; None if there are none to claim.
+    """
+
+    def __init__(self, setup: Setup, token: str | None, prompts: int, tokens: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, setup.server.port, token, str(setup.model), prompts, tokens)
+        self._process = context.Process(target=send_long_prompts, args=arguments, daemon=True)
+
+    def __enter__(self) -> LongPrompts:
+        self._process.start()
+        self._pipe.recv()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.send(None)
+        self._process.join()
+
+    def prepare(self, number: int) -> None:
+        """Make the prompts of a round, and return when they are ready."""
+        self._pipe.send(number)
+        self._pipe.recv()
+
+    def send(self) -> None:
+        """Begin to send them all at once."""
+        self._pipe.send(True)
+
+    def answered(self) -> float | None:
+        """Return the seconds until the last answer, or None before it has come."""
+        return self._pipe.recv() if self._pipe.poll() else None
+
+
+def send_long_prompts(
+    pipe: Any, port: int, token: str | None, model: str, prompts: int, tokens: int
+) -> None:
+    """Send the prompts of each round whose number comes by a pipe; see `LongPrompts`."""
+    texts = Texts(Tokenizer.from_file(str(Path(model) / "tokenizer.json")))
+    claim = bare_claim if token is None else swarm_claim(token)
+
+    async def run() -> None:
+        opened = [await Connection.open(port) for _ in range(prompts)]
+        pipe.send(True)
+        while (number := pipe.recv()) is not None:
+            said = [Conversation(texts.of(tokens, (number, place))) for place in range(prompts)]
+            bodies = [one.body() for one in said]
+            pipe.send(True)
+            pipe.recv()
+
+            async def long_call(place: int, bodies: Sequence[bytes]) -> float:
+                key, end = await claim(opened[place])
+                _, seconds = await opened[place].send(CHAT, key, bodies[place])
+                await end()
+                return seconds
+
+            calls = [long_call(place, bodies) for place in range(prompts)]
+            pipe.send(max(await asyncio.gather(*calls)))
+        for connection in opened:
+            connection.close()
+
+    asyncio.run(run())
+
+
+async def stall(
+    setup: Setup, token: str | None, prompts: int, tokens: int, rounds: int
+) -> dict[str, Any]:
     """Measure how long small calls wait beside long prompts."""
     small = await Connection.open(setup.server.port)
-    others = [await Connection.open(setup.server.port) for _ in range(prompts)]
     numbers = iter(range(10**9))
 
     async def small_call() -> float:
         return await one_call(setup.claim, small, Conversation(f"Call {next(numbers)}."))
 
-    idle, beside, longest = [], [], []
-    for number in range(rounds):
-        for _ in range(20):
-            await small_call()
-        idle.append(max([await small_call() for _ in range(SMALL_CALLS)]))
-        long = [
-            asyncio.create_task(
-                one_call(
-                    setup.claim,
-                    connection,
-                    Conversation(setup.texts.of(tokens, (number, place))),
-                )
-            )
-            for place, connection in enumerate(others)
-        ]
-        seconds = []
-        while not all(task.done() for task in long):
-            seconds.append(await small_call())
-        beside.append(max(seconds))
-        longest.append(max([await task for task in long]))
-    for connection in (small, *others):
-        connection.close()
+    idle, beside, later, last = [], [], [], []
+    with LongPrompts(setup, token, prompts, tokens) as long:
+        for number in range(rounds):
+            long.prepare(number)
+            for _ in range(20):
+                await small_call()
+            idle.append(max([await small_call() for _ in range(SMALL_CALLS)]))
+            long.send()
+            seconds = []
+            while (answered := long.answered()) is None:
+                seconds.append(await small_call())
+            beside.append(max(seconds))
+            later += seconds
+            last.append(answered)
+    small.close()
     return {
         "stall_ms": round(statistics.median(beside) * 1e3, 2),
         "stall_ms_worst": round(max(beside) * 1e3, 2),
+        "beside_p99_ms": round(quantile(later, 0.99) * 1e3, 2),
         "idle_ms": round(statistics.median(idle) * 1e3, 2),
         "stall_beyond_idle_ms": round(
             (statistics.median(beside) - statistics.median(idle)) * 1e3, 2
         ),
-        "last_long_answer_s": round(statistics.median(longest), 3),
+        "last_long_answer_s": round(statistics.median(last), 3),
     }
 
 
@@ -327,7 +389,7 @@ def setup(directory: Path) -> Iterator[Setup]:
         start = start_run(server.port, tokens.control, model, engine=engine)
         asyncio.run(start)
         claim = swarm_claim(tokens.client)
-        yield Setup(server, claim, Texts(tokenizer), run_dir, model, directory)
+        yield Setup(server, claim, Texts(tokenizer), run_dir, model, directory, tokens.client)
 
 
 def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -335,7 +397,7 @@ def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     result: dict[str, Any] = {"benchmark": "long_contexts", "cores": os.cpu_count()}
     with setup(directory) as made:
         if args.case in ("all", "stall"):
-            result |= asyncio.run(stall(made, args.prompts, args.tokens, args.rounds))
+            result |= asyncio.run(stall(made, made.token, args.prompts, args.tokens, args.rounds))
         if args.case in ("all", "turns"):
             result |= asyncio.run(turns(made, args.turns, args.rounds))
         if args.case in ("all", "agents"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 
 from ajet_core.timeline.message import MessageText, PlacedMessage
 from ajet_core.timeline.sampled_from import SampledFrom
@@ -19,7 +22,8 @@ class Call:
     :param call_id: unique in the store.
     :param episode_id: the episode whose key was used for the call.
     :param index: 0-based order of the call's completion within its episode.
-    :param suffix_ids: [S] token ids of the prompt after the shared ones; all without a base.
+    :param suffix_ids: [S] token ids of the prompt after the shared ones; all without a base. A list
+        becomes an array of uint32, which the garbage collector need not read.
     :param sampled_ids: [T] sampled token ids, including the stop token.
     :param logprobs: [T] natural-log probability of each sampled token under the sampling
         distribution: logits divided by `temperature` (by 1 if that is 0), over the full vocabulary,
@@ -40,7 +44,7 @@ class Call:
     call_id: str
     episode_id: str
     index: int
-    suffix_ids: list[int]
+    suffix_ids: Sequence[int]
     sampled_ids: list[int]
     logprobs: list[float]
     policy_versions: list[int]
@@ -59,12 +63,15 @@ class Call:
     sampled_from: SampledFrom | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.suffix_ids, list):
+            try:
+                object.__setattr__(self, "suffix_ids", array("I", self.suffix_ids))
+            except (OverflowError, TypeError) as error:
+                raise ValueError(f"call {self.call_id}: a token id is invalid: {error}") from None
         sampled = len(self.sampled_ids)
         if len(self.logprobs) != sampled or len(self.policy_versions) != sampled:
-            raise ValueError(
-                f"call {self.call_id} has {sampled} sampled tokens, but {len(self.logprobs)} "
-                f"logprobs and {len(self.policy_versions)} policy versions"
-            )
+            counts = f"{len(self.logprobs)} logprobs and {len(self.policy_versions)} versions"
+            raise ValueError(f"call {self.call_id} has {sampled} sampled tokens, but {counts}")
         if self.sampled_from is not None and len(self.sampled_from.logprobs) != sampled:
             raise ValueError(f"call {self.call_id}: sampled_from has another number of tokens")
         base = self.base
@@ -103,25 +110,19 @@ class Call:
                 parts.append(base.suffix_ids[: wanted - base.shared])
                 wanted = base.shared
             base = base.base
-        ids: list[int] = []
-        for part in reversed(parts):
-            ids += part
-        return ids
+        return list(chain.from_iterable(reversed(parts)))
 
     @property
     def token_ids(self) -> list[int]:
         """[P + T] prompt and sampled tokens; a new list each time."""
-        ids = self.prompt_ids
-        ids += self.sampled_ids
-        return ids
+        return [*self.prompt_ids, *self.sampled_ids]
 
     @property
     def parent_call_id(self) -> str | None:
         """The latest call all of whose tokens the prompt begins with: the one it continues."""
         base, shared = self.base, self.shared
         while base is not None and shared < base.length:
-            # If two calls have the same prompt, the second has the first as its base, and the same
-            # parent.
+            # Of two calls with the same prompt, the second has the first as base, and its parent.
             shared = min(shared, base.shared)
             base = base.base
         return None if base is None else base.call_id

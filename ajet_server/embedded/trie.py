@@ -122,9 +122,9 @@ class TokenTrie:
         if base is None:
             place = self._after_remembered(call.suffix_ids)
             self._whole = [*self._whole[1 - _REMEMBERED :], call]
-            return place, call.suffix_ids[place.end :]
+            return place, list(call.suffix_ids[place.end :])
         if base.call_id in self._ends:
-            return self._radix.place(self._ends[base.call_id], call.shared), call.suffix_ids
+            return self._radix.place(self._ends[base.call_id], call.shared), list(call.suffix_ids)
         return self._radix.root, call.prompt_ids
 
     def _insert_relaxed(self, spoken: Spoken, call: Call) -> Run:
@@ -132,7 +132,7 @@ class TokenTrie:
         words = spoken.words(call)
         same = None
         if call.base is not None and spoken.goes_on(call):
-            place, rest = self._ends[call.base.call_id], call.suffix_ids
+            place, rest = self._ends[call.base.call_id], list(call.suffix_ids)
         else:
             same = spoken.find(words)
             if same is not None and self._radix.match(words.ids)[1] >= same.length:
@@ -147,13 +147,13 @@ class TokenTrie:
         spoken.add(call, words, same, end.end)
         return end
 
-    def _after_remembered(self, prompt: list[int]) -> Run:
+    def _after_remembered(self, prompt: Sequence[int]) -> Run:
         """Return the place after the longest remembered call that begins `prompt`, or the root."""
         for call in sorted(self._whole, key=lambda call: call.length, reverse=True):
             known, end = len(call.suffix_ids), self._ends[call.call_id]
             if not known or prompt[:known] != call.suffix_ids:
                 continue
-            if prompt[known : call.length] == call.sampled_ids:
+            if list(prompt[known : call.length]) == call.sampled_ids:
                 return end
             return self._radix.place(end, known)
         return self._radix.root

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ajet_core.errors import (
-    NotFoundError,
-    UnsupportedError,
-)
+from ajet_core.errors import NotFoundError, UnsupportedError
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import overridden, speaker
-from ajet_server.gateway.formats.dialect import Dialect
+from ajet_server.gateway.formats.dialect import Dialect, DialectRequest
 from ajet_server.gateway.formats.retries import SameRequest
 from ajet_server.gateway.formats.table import (
     CONTENT,
@@ -116,14 +115,14 @@ def add_routes(router: APIRouter, service: ModelService) -> None:
             "embeddings are not supported by this server: its model generates text"
         )
 
-    reading = asyncio.Lock()
+    bodies = Bodies()
     for path, dialect in DIALECTS.items():
         for prefix in ("", _KEY_IN_PATH):
-            call = CallRoute(service, dialect, reading)
+            call = CallRoute(service, dialect, bodies)
             router.routes.append(Route(prefix + path, call, methods=["POST"]))
     for method, dialect in CONTENT_METHODS.items():
         for path in _content_paths(method):
-            call = CallRoute(service, dialect, reading)
+            call = CallRoute(service, dialect, bodies)
             router.routes.append(Route(path, call, methods=["POST"]))
     for path in _content_paths(COUNT_METHOD):
         router.routes.append(Route(path, count_contents, methods=["POST"]))
@@ -177,20 +176,44 @@ def _agent_name(request: Request) -> str:
     return name.encode("latin-1").decode(errors="replace")[:_MAX_AGENT_NAME]
 
 
+class Bodies:
+    """The bodies of model calls, by size.
+
+    :ivar small: number of calls with small bodies that are in progress.
+    """
+
+    def __init__(self) -> None:
+        self.small = 0
+        self._reading = asyncio.Lock()
+
+    async def read_large(self, read: Callable[[], DialectRequest]) -> DialectRequest:
+        """Read a large body, with no other large one being read meanwhile.
+
+        Small calls take several turns of the event loop: while there are any, a pause follows.
+        """
+        await self._reading.acquire()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            return read()
+        finally:
+            pause = _PAUSES * (loop.time() - began) if self.small else 0.0
+            loop.call_later(pause, self._reading.release)
+
+
 class CallRoute:
     """ASGI application of one dialect's route.
 
     Being an ASGI application, it can count a call as running until the last byte of its answer is
     sent.
 
-    :param reading: held while a large body is read, so that the event loop can answer other
-        requests between two of them.
+    :param bodies: shared by all routes.
     """
 
-    def __init__(self, service: ModelService, dialect: Dialect, reading: asyncio.Lock) -> None:
+    def __init__(self, service: ModelService, dialect: Dialect, bodies: Bodies) -> None:
         self._service = service
         self._dialect = dialect
-        self._reading = reading
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
@@ -209,32 +232,28 @@ class CallRoute:
         service, scope = self._service, request.scope
         dialect = self._dialect.chosen(request.query_params)
         body = await request.body()
-        if len(body) > _LARGE_BODY:
-            await self._reading.acquire()
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            try:
-                asked = dialect.read(body, episode.session)
-            finally:
-                # Meanwhile the event loop answers other requests, which take several turns each.
-                loop.call_later(_PAUSES * (loop.time() - began), self._reading.release)
-        else:
-            asked = dialect.read(body, episode.session)
-        model_request = asked.request
-        if (named := request.path_params.get("model")) is not None:
-            model_request = replace(model_request, model=named)
-        agent = _agent_name(request) or speaker(
-            model_request, episode.rules.agents, service.run.agents
-        )
-        if episode.record.kind == "eval":
-            model_request = replace(model_request, is_evaluation=True)
-            model_request = overridden(model_request, service.run.evaluation_sampling)
-        model_request = overridden(model_request, episode.rules.sampling)
-        asked = replace(asked, request=model_request)
-        same = SameRequest.read(request.headers, scope["path"], agent, body)
-        call = ModelCall(service, episode, request, dialect, asked, agent, same, span)
-        response = await call.answer()
-        await response(scope, request.receive, send)
+        is_large = len(body) > _LARGE_BODY
+        self._bodies.small += not is_large
+        try:
+            read = functools.partial(dialect.read, body, episode.session)
+            asked = await self._bodies.read_large(read) if is_large else read()
+            model_request = asked.request
+            if (named := request.path_params.get("model")) is not None:
+                model_request = replace(model_request, model=named)
+            agent = _agent_name(request) or speaker(
+                model_request, episode.rules.agents, service.run.agents
+            )
+            if episode.record.kind == "eval":
+                model_request = replace(model_request, is_evaluation=True)
+                model_request = overridden(model_request, service.run.evaluation_sampling)
+            model_request = overridden(model_request, episode.rules.sampling)
+            asked = replace(asked, request=model_request)
+            same = SameRequest.read(request.headers, scope["path"], agent, body)
+            call = ModelCall(service, episode, request, dialect, asked, agent, same, span)
+            response = await call.answer()
+            await response(scope, request.receive, send)
+        finally:
+            self._bodies.small -= not is_large
 
 
 _MODEL_PARAMETER = {

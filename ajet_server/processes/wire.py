@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 from ajet_core.timeline import Call, MessageText, PlacedMessage
 from ajet_stores.codec import (
@@ -15,6 +15,7 @@ from ajet_stores.codec import (
     pack_logprobs,
     pack_runs,
     pack_sampled_from,
+    unpack_array,
     unpack_ids,
     unpack_logprobs,
     unpack_runs,
@@ -80,7 +81,7 @@ def unpack_call(
             named["episode_id"], base_id, length, tools if same_tools else _OTHER_TOOLS
         )
     return Call(
-        suffix_ids=unpack_ids(suffix),
+        suffix_ids=unpack_array(suffix),
         sampled_ids=unpack_ids(sampled),
         logprobs=unpack_logprobs(logprobs),
         policy_versions=unpack_runs(versions),
@@ -135,7 +136,7 @@ def _stand_in(episode_id: str, call_id: str, length: int, tools: str) -> Call:
         call_id=call_id,
         episode_id=episode_id,
         index=-1,
-        suffix_ids=cast("list[int]", _TokensElsewhere(length)),
+        suffix_ids=_TokensElsewhere(length),
         sampled_ids=[],
         logprobs=[],
         policy_versions=[],

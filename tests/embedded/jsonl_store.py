@@ -205,6 +205,7 @@ def _to_plain(record: Record, known: Mapping[str, Call]) -> dict[str, Any]:
         # As a whole: what it shares with a call that is not there would be lost.
         messages = record.conversation()
         plain |= {"base": None, "shared": 0, "suffix_ids": record.prompt_ids}
+    plain["suffix_ids"] = list(plain["suffix_ids"])
     plain["messages"] = [asdict(message) for message in messages]
     plain["answer"] = None if record.answer is None else asdict(record.answer)
     if record.sampled_from is not None:

@@ -110,9 +110,11 @@ async def test_a_conversation_takes_space_linear_in_its_tokens(
 
 @pytest.mark.parametrize("bad", [[-1], [2**32], ["token"]])
 async def test_a_token_id_that_does_not_fit_is_refused(store: SqliteStore, bad: list[int]) -> None:
+    with pytest.raises(ValueError, match="a token id is invalid"):
+        make_call("call", bad, [2])
     with pytest.raises(StoreError, match="token ids"):
-        await store.append(make_call("call", bad, [2]))
-    await store.append(make_call("call", [2**32 - 1, 0], [2]))
+        await store.append(make_call("call", [1], bad))
+    await store.append(make_call("call", [2**32 - 1, 0], [2**32 - 1]))
 
 
 def big_call(number: int) -> Call:

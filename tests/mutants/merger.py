@@ -154,7 +154,7 @@ def a_rewritten_history_is_taken_for_the_same() -> None:
     def begin(original: Any, self: Any, call: Call) -> Any:
         base = call.base
         if base is not None and base.call_id in self._ends:
-            return self._ends[base.call_id], call.suffix_ids
+            return self._ends[base.call_id], list(call.suffix_ids)
         return original(self, call)
 
     around(trie.TokenTrie, "_begin", begin)
@@ -164,7 +164,7 @@ def a_rewritten_history_is_taken_for_the_same() -> None:
 def a_call_without_its_base_is_only_its_suffix() -> None:
     def begin(original: Any, self: Any, call: Call) -> Any:
         if call.base is not None and call.base.call_id not in self._ends:
-            return self._radix.root, call.suffix_ids
+            return self._radix.root, list(call.suffix_ids)
         return original(self, call)
 
     around(trie.TokenTrie, "_begin", begin)

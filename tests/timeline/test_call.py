@@ -1,3 +1,8 @@
+import gc
+from array import array
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 
@@ -11,7 +16,7 @@ def test_a_prompt_is_what_is_shared_and_what_is_new() -> None:
     first = make_call("a", [1, 2], [3, 4])
     second = make_call("b", [1, 2, 3, 9], [5], index=1, parent=first)
     third = make_call("c", [1, 2, 3, 9, 5, 6], [7], index=2, parent=second)
-    assert (second.shared, second.suffix_ids, second.prompt_ids) == (3, [9], [1, 2, 3, 9])
+    assert (second.shared, [*second.suffix_ids], second.prompt_ids) == (3, [9], [1, 2, 3, 9])
     assert (third.prompt_length, third.length) == (6, 7)
     assert third.token_ids == [1, 2, 3, 9, 5, 6, 7]
 
@@ -87,3 +92,16 @@ def test_a_call_that_contradicts_itself_is_refused(
     }
     with pytest.raises(ValueError, match=message):
         Call(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_the_garbage_collector_need_not_read_a_prompt() -> None:
+    call = make_call("a", [1, 2, 3], [4])
+    assert set(gc.get_referents(call.suffix_ids)) <= {array}
+    assert list(call.suffix_ids) == call.prompt_ids == [1, 2, 3]
+    assert call == replace(call, suffix_ids=[1, 2, 3])
+
+
+@pytest.mark.parametrize("bad", [-1, 2**32, "token", 1.5])
+def test_a_token_id_that_is_no_uint32_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match="call a: a token id is invalid"):
+        make_call("a", [1, bad], [4])

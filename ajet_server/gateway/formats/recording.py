@@ -87,7 +87,7 @@ class CallRecorder:
                 call_id=generation.request.request_id,
                 episode_id=session.episode_id,
                 index=session.take_index(),
-                suffix_ids=prompt.ids[prefix.tokens :].tolist(),
+                suffix_ids=prompt.ids[prefix.tokens :],
                 sampled_ids=generation.sampled_ids,
                 logprobs=generation.logprobs,
                 policy_versions=generation.policy_versions,

@@ -164,7 +164,7 @@ async def test_calls_after_one_that_could_not_be_written_share_with_each_other()
     for call in store.calls[4:]:
         # A base in the store, so that it is not stored as a whole.
         assert call.base.call_id not in lost
-    assert store.calls[4].suffix_ids == []
+    assert not store.calls[4].suffix_ids
     assert store.calls[5].shared > store.calls[4].prompt_length / 2
     check(gate, store.calls)
     index = gate.session.index

@@ -162,7 +162,7 @@ async def test_choices_share_their_prompt_and_each_can_be_gone_on_with(family):
         (before,) = (i for i in (0, 1) if talk.calls[i].answer.content == message["content"])
         assert talk.extends(2 + position, before)
     assert talk.calls[1].base is talk.calls[0]
-    assert talk.calls[1].suffix_ids == []
+    assert not talk.calls[1].suffix_ids
     assert talk.calls[1].parent_call_id is None
     talk.check()
 
@@ -194,7 +194,7 @@ async def test_a_dropped_retry_leaves_both_answers_to_go_on_from(family):
     talk = Talk(family.gate(*map(family.said, ("Up.", "Down.", "Left.", "Right.", "Up."))))
     (first,) = await talk.ask(SYSTEM, QUESTION)
     (second,) = await talk.ask(SYSTEM, QUESTION)
-    assert talk.calls[1].suffix_ids == []
+    assert not talk.calls[1].suffix_ids
     await talk.ask(SYSTEM, QUESTION, second, MORE)
     await talk.ask(SYSTEM, QUESTION, first, MORE)
     assert talk.extends(2, 1)
@@ -358,7 +358,7 @@ async def test_an_aborted_call_is_shared_but_not_extended(family):
     aborted, retried = talk.calls
     assert aborted.answer is None
     assert retried.base is aborted
-    assert retried.suffix_ids == []
+    assert not retried.suffix_ids
     talk.asked[aborted.call_id] = talk.asked[retried.call_id]
     talk.check()
 

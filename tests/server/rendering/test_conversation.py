@@ -39,7 +39,7 @@ def talk(index, messages, turns, *, call_ids="c"):
             call_id=f"{call_ids}{turn}",
             episode_id="e",
             index=turn,
-            suffix_ids=prompt.ids[prefix.tokens :].tolist(),
+            suffix_ids=prompt.ids[prefix.tokens :],
             sampled_ids=RENDERER.encode(answer.content) + STOP,
             logprobs=[0.0] * (len(RENDERER.encode(answer.content)) + 1),
             policy_versions=[0] * (len(RENDERER.encode(answer.content)) + 1),
@@ -141,7 +141,7 @@ async def test_calls_that_end_together_share_the_prompt_that_each_continued_with
             first,
             call_id=f"d{len(calls)}",
             index=1 + len(calls),
-            suffix_ids=prompt.ids[prefix.tokens :].tolist(),
+            suffix_ids=prompt.ids[prefix.tokens :],
             base=prefix.base,
             shared=prefix.tokens,
             messages=prompt.placed[prefix.messages :],
@@ -153,7 +153,7 @@ async def test_calls_that_end_together_share_the_prompt_that_each_continued_with
     for prompt in prompts:
         await index.commit(prompt, make, record)
     assert [call.base.call_id for call in calls] == ["c0", "d0"]
-    assert calls[1].suffix_ids == []
+    assert not calls[1].suffix_ids
     assert calls[1] == replace(calls[0], call_id="d1", index=2)
     assert [call.parent_call_id for call in calls] == ["c0", "c0"]
 
