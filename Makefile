@@ -28,6 +28,9 @@ DISCOVER = $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
 empty :=
 export PATH := $(PATH):$(subst $(empty) $(empty),:,$(patsubst %/python,%,$(PYENV_PYTHONS)))
 
+# Tests are compiled once, not by each run.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup backends browser demo test unit test-all test-agents test-backends test-nightly
 .PHONY: wheels docs lint generate type format clean

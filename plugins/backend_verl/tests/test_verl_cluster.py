@@ -73,6 +73,7 @@ def until(there, seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.nightly
 def test_a_node_is_lost_and_comes_back(cluster, models, tmp_path):
     """What was trained since the checkpoint is trained again, and comes out the same."""
     node = cluster.add_node(num_cpus=1, node_ip_address="127.0.0.1", dashboard_agent_listen_port=0)
@@ -130,7 +131,8 @@ def descendants(pid: int) -> set[int]:
     return {child.pid for child in psutil.Process(pid).children(recursive=True)}
 
 
-@pytest.mark.parametrize("how", [pytest.param("closed", marks=pytest.mark.nightly), "killed"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["closed", "killed"])
 def test_a_cluster_of_our_own_leaves_no_process_behind(how, models, tmp_path):
     script = Path(__file__).with_name("own_cluster.py")
     kept = {name: value for name, value in os.environ.items() if name[:4] != "RAY_"}
