@@ -540,6 +540,7 @@ async def test_code_reaches_its_model_and_nothing_else(
 
 
 @needs_bubblewrap
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(1200)

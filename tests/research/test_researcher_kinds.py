@@ -324,6 +324,7 @@ def test_whoever_registers_again_is_listed(tmp_path: Path) -> None:
     assert (ended.lies, ended.problems, ended.ended) == ([], [], True)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", ["budgets", "outage"])
 def test_the_suites_about_researchers_pass(suite: str) -> None:
