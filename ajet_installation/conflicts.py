@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import Distribution
 from itertools import combinations
 
 from packaging.specifiers import SpecifierSet
@@ -13,9 +12,14 @@ from packaging.utils import NormalizedName, canonicalize_name
 from ajet_core.plugin.discovery import PLUGIN_GROUP
 from ajet_core.plugin.targets import CORE_DISTRIBUTION
 from ajet_installation.recipes import Recipe, recipes
-from ajet_installation.requirements import compatible, fits, needs, requirements_of
-
-Packages = Mapping[NormalizedName, Distribution]
+from ajet_installation.requirements import (
+    Packages,
+    compatible,
+    fits,
+    needs,
+    requirements_of,
+    version_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None)
             wants.setdefault(want.package, []).append(want)
     conflicts = []
     for package, its in sorted(wants.items()):
-        version = packages[package].version
+        version = version_of(packages[package])
         unmet = [
             want
             for want in its
@@ -118,7 +122,7 @@ def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None)
 
 def _version(name: str, packages: Packages) -> str | None:
     distribution = packages.get(canonicalize_name(name))
-    return None if distribution is None else distribution.version
+    return None if distribution is None else version_of(distribution)
 
 
 def backends_of(want: Want, packages: Packages) -> list[Recipe]:
@@ -166,7 +170,7 @@ def _plugins(packages: Packages) -> list[NormalizedName]:
 
 def _wants_of(name: NormalizedName, packages: Packages) -> list[Want]:
     distribution = packages[name]
-    by = f"{distribution.name} {distribution.version}"
+    by = f"{distribution.name} {version_of(distribution)}"
     requirements = [(by, requirement) for requirement in requirements_of(distribution)]
     if name == canonicalize_name(CORE_DISTRIBUTION):
         backends = {one for r in recipes().values() for one in backend_distributions(r, packages)}

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from ajet_core import __version__
 from ajet_core.plugin import PluginInfo, PluginManager
 from ajet_core.plugin.targets import CORE_DISTRIBUTION, install_hint
-from ajet_installation.conflicts import Packages, find_conflicts
+from ajet_installation.conflicts import find_conflicts
 from ajet_installation.environment import (
     PLUGINS,
     Environment,
@@ -36,7 +36,7 @@ from ajet_installation.interpreters import (
 )
 from ajet_installation.mending import Mending, pip_line
 from ajet_installation.recipes import Device, Recipe, recipe_of_plugin, recipes
-from ajet_installation.requirements import by_name, unmet
+from ajet_installation.requirements import Packages, by_name, unmet, version_of
 from ajet_installation.settings import Settings
 
 State = Literal["ok", "absent", "wrong"]
@@ -156,7 +156,7 @@ def _where_it_runs(
     """
     if (setting := _python_setting(info, settings)) is not None:
         return _runs_with(*setting, mending)
-    why = why_not_here(info.distribution)
+    why = why_not_here(info.distribution, mending.packages)
     if why and its:
         return "ok", f"runs in {its[0].directory}: {why}", ""
     if (unmet_here := _unmet_here(info, mending)) is not None:
@@ -171,7 +171,7 @@ def _where_it_runs(
 def _runs_here(info: PluginInfo, mending: Mending) -> tuple[str, str]:
     """Return the detail of a plugin that runs here, and what installs the tested versions."""
     recipe = recipe_of_plugin(info.distribution)
-    versions = {str(name): one.version for name, one in mending.packages.items()}
+    versions = {str(name): version_of(one) for name, one in mending.packages.items()}
     tested = recipe.newer_than_tested(versions) if recipe is not None else {}
     if not tested:
         return "runs here", ""

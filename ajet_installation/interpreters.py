@@ -12,8 +12,6 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from importlib.util import find_spec
 from pathlib import Path
 
-from packaging.utils import NormalizedName
-
 from ajet_core.errors import ConfigError, UnknownComponentError
 from ajet_core.plugin import EngineSpec, PluginManager, TrainerSpec
 from ajet_installation.environment import (
@@ -24,7 +22,7 @@ from ajet_installation.environment import (
     find_environments,
 )
 from ajet_installation.recipes import recipe_of_component, recipe_of_plugin
-from ajet_installation.requirements import by_name, unmet
+from ajet_installation.requirements import Packages, by_name, unmet
 from ajet_installation.settings import Settings
 
 _log = logging.getLogger("ajet.server")
@@ -178,7 +176,7 @@ def is_installed_here(plugin: str) -> bool:
         return False
 
 
-def installed_here() -> dict[NormalizedName, Distribution]:
+def installed_here() -> Packages:
     """Return the distributions of this interpreter by name, without those of environments."""
     return by_name(installed for installed in distributions() if _is_here(installed))
 
@@ -187,13 +185,17 @@ def _is_here(installed: Distribution) -> bool:
     return Path(str(installed.locate_file(""))).name != PLUGINS
 
 
-def why_not_here(plugin: str) -> str:
-    """Return why a plugin's components cannot run in this interpreter; "" if they can."""
+def why_not_here(plugin: str, packages: Packages | None = None) -> str:
+    """Return why a plugin's components cannot run in this interpreter; "" if they can.
+
+    :param packages: `installed_here`, if it is known.
+    """
     if not is_installed_here(plugin):
         return f"{plugin} is not installed in this environment"
     recipe = recipe_of_plugin(plugin)
     provides = recipe.cpu.provides if recipe is not None else {}
-    problems = [str(one) for one in unmet(plugin, installed_here(), provides=provides)]
+    packages = installed_here() if packages is None else packages
+    problems = [str(one) for one in unmet(plugin, packages, provides=provides)]
     # A plugin that only starts its backend's server may not list the backend as a requirement. On a
     # CPU a backend may import more, but not every machine with a GPU can be told from one without.
     imports = recipe.gpu.imports if recipe is not None else ()

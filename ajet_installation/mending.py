@@ -12,14 +12,13 @@ from packaging.utils import canonicalize_name
 from ajet_core.plugin.targets import CORE_DISTRIBUTION
 from ajet_installation.conflicts import (
     Conflict,
-    Packages,
     Want,
     backend_distributions,
     backends_of,
 )
 from ajet_installation.environment import Environment, create_command
 from ajet_installation.recipes import Device, Recipe
-from ajet_installation.requirements import Unmet, compatible
+from ajet_installation.requirements import Packages, Unmet, compatible
 
 
 @dataclass(frozen=True, slots=True)

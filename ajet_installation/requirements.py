@@ -13,6 +13,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+Packages = Mapping[NormalizedName, Distribution]
+"""Installed distributions by normalised name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unmet:
@@ -36,15 +39,15 @@ def by_name(distributions: Iterable[Distribution]) -> dict[NormalizedName, Distr
     """Index distributions by normalised name; the first one of a name is the one imported."""
     indexed: dict[NormalizedName, Distribution] = {}
     for distribution in distributions:
-        # A distribution whose metadata is damaged has no name.
-        if distribution.name:
-            indexed.setdefault(canonicalize_name(distribution.name), distribution)
+        # Each reading of it parses all metadata. If these are damaged, there is none.
+        if name := distribution.name:
+            indexed.setdefault(canonicalize_name(name), distribution)
     return indexed
 
 
 def unmet(
     root: str,
-    installed: Mapping[NormalizedName, Distribution],
+    installed: Packages,
     *,
     extras: Iterable[str] = (),
     provides: Mapping[str, str] | None = None,
@@ -70,17 +73,15 @@ def unmet(
             wanted = canonicalize_name(requirement.name)
             wanted = canonicalize_name(names.get(wanted, wanted))
             there = installed.get(wanted)
-            if there is None or not fits(there.version, requirement.specifier):
-                version = there.version if there is not None else None
+            version = None if there is None else version_of(there)
+            if version is None or not fits(version, requirement.specifier):
                 problems.append(Unmet(installed[name].name, _as_pip_takes_it(requirement), version))
             elif deep:
                 queue.append((wanted, frozenset(requirement.extras)))
     return problems
 
 
-def needs(
-    root: NormalizedName, installed: Mapping[NormalizedName, Distribution]
-) -> set[NormalizedName]:
+def needs(root: NormalizedName, installed: Packages) -> set[NormalizedName]:
     """Return an installed distribution and all its installed dependencies."""
     seen: set[tuple[NormalizedName, frozenset[str]]] = set()
     queue: list[tuple[NormalizedName, frozenset[str]]] = [(root, frozenset())]
@@ -109,6 +110,12 @@ def requirements_of(
 
 
 # Cached, because parsing takes milliseconds and is repeated often.
+@lru_cache(maxsize=2048)
+def version_of(distribution: Distribution) -> str:
+    """Return the version of a distribution."""
+    return distribution.version
+
+
 @lru_cache(maxsize=2048)
 def _parsed(distribution: Distribution) -> list[tuple[Requirement, Marker | None]]:
     requirements = []

@@ -45,6 +45,8 @@ from tests.cli.plugin_projects import (
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = "0.0.1"
+# The suites of the others are nightly tests: that for agents takes half a minute.
+SAMPLED = {"advantage", "engine", "judge", "logger", "store", "trainer"}
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "kind",
-    # The suite for agents takes half a minute.
-    [pytest.param(kind, marks=pytest.mark.nightly) if kind == "agent" else kind for kind in KINDS],
+    [kind if kind in SAMPLED else pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS],
 )
 def test_a_new_plugin_works_as_it_is(kind: str, tmp_path: Path) -> None:
     project = new_project(kind, "our-own")

@@ -307,18 +307,12 @@ def test_without_a_sandbox_an_attack_is_refused(
 
 
 @needs_sandbox
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "name",
-    [
-        "kills",
-        *(
-            pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("fills-the-disk", "speaks-in-the-report", "reward-reads")
-        ),
-    ],
+    "name", ["kills", "fills-the-disk", "speaks-in-the-report", "reward-reads"]
 )
 def test_no_attack_is_believed_or_escapes(name: str, tmp_path: Path, scripted: None) -> None:
     pytest.importorskip("ajet_backend_torch")
