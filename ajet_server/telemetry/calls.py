@@ -111,13 +111,14 @@ class CallSpan:
         if not calls:
             answer = None
         else:
-            first, version = calls[0], None
-            tokens, reasons = len(first.sampled_ids), (first.finish_reason,)
+            first = calls[0]
+            tokens = len(first.sampled_ids)
+            reasons: tuple[str, ...] = (first.finish_reason,)
             if len(calls) > 1:
                 tokens = sum([len(call.sampled_ids) for call in calls])
                 reasons = tuple([call.finish_reason for call in calls])
-            if versions := calls[-1].policy_versions:
-                version = versions[-1]
+            versions = calls[-1].policy_versions
+            version = versions[-1] if versions else None
             answer = (reasons, version, first.call_id, first.prompt_length, tokens)
             if self._content:
                 content = tuple(_content(calls))
@@ -166,9 +167,9 @@ def _call_span(  # noqa: PLR0917 - what was noted of a call
         names += ("gen_ai.request.seed",)
         values.append(seed)
     if answer is not None:
-        reasons, version, *more = answer
+        reasons, version, call_id, prompt_tokens, tokens = answer
         names += _ANSWERED
-        values += more
+        values += (call_id, prompt_tokens, tokens)
     if content:
         names += _CONTENT
         values += content

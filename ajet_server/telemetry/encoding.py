@@ -294,14 +294,8 @@ def _text(value: str) -> str:
 
 
 def _set(target: AnyValue, value: Attribute) -> None:
-    # Most are one of these.
-    kind = type(value)
-    if kind is str:
+    if isinstance(value, str):
         target.string_value = value if value.isascii() else _text(value)
-    elif kind is int and _LEAST_INT <= value <= _MOST_INT:
-        target.int_value = value
-    elif isinstance(value, str):
-        target.string_value = _text(value)
     elif isinstance(value, bool):
         target.bool_value = value
     elif isinstance(value, int):

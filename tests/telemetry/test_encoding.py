@@ -38,7 +38,7 @@ CONTEXTS = st.builds(
 def spans_of_some_shapes(draw: st.DrawFn) -> list[SpanData]:
     """Spans, several of which have the same shape."""
     shapes = draw(st.lists(SHAPES, min_size=1, max_size=3))
-    spans = []
+    spans: list[SpanData] = []
     for shape in draw(st.lists(st.sampled_from(shapes), max_size=6)):
         values = draw(st.tuples(*[VALUES] * len(shape.names)))
         spans.append(

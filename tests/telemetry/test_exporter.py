@@ -243,7 +243,8 @@ def test_only_what_cannot_be_encoded_is_lost(
     url, received = receiver
     exporter = Exporter(terms(url))
     exporter.put_span(span("one"))
-    exporter.put_span(span("broken", attributes=(("x", object()),)))
+    broken: Any = (("x", object()),)
+    exporter.put_span(span("broken", attributes=broken))
     exporter.put_span(span("two"))
     exporter.put_log(LogData(1, 30, "ajet", "before"))
     exporter.put_log(LogData(-1, 30, "ajet", "a time before 1970"))
@@ -367,7 +368,7 @@ def test_attributes_of_each_type_arrive(receiver: tuple[str, Received]) -> None:
     wanted = {"text": "a\u00e9", "half": "a\ud800", "number": 3, "share": 0.5, "yes": True}
     exporter = Exporter(terms(url))
     exporter.open()
-    fixed = tuple({**wanted, "list": ("a", "b"), "empty": ()}.items())
+    fixed: Any = tuple({**wanted, "list": ("a", "b"), "empty": ()}.items())
     exporter.put_span(span("one", fixed=fixed, attributes=(("more", 1),), error="broken"))
     exporter.put_span(span("two", fixed=fixed))
     one, two = received.wait_for("one")[0], received.wait_for("two")[0]
