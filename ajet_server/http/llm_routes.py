@@ -223,7 +223,7 @@ class CallRoute:
             if service.telemetry is None:
                 await self._answer(request, episode, send)
                 return
-            with service.telemetry.call(episode.record.episode_id, request.headers) as span:
+            with service.telemetry.call(episode.record.episode_id, scope["headers"]) as span:
                 await self._answer(request, episode, send, span)
 
     async def _answer(

@@ -18,7 +18,7 @@ class _Escapes(dict[int, str]):
         return shown
 
 
-_MARKS = {ord("\n"): "\u21b5", ord("\r"): "\u240d", ord("\t"): "\u21e5"}
+_MARKS = {ord("\n"): "\u21b5", ord("\t"): "\u21e5"}
 
 
 @cache

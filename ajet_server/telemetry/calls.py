@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Iterable
 from contextvars import Token
 from types import TracebackType
@@ -12,7 +13,16 @@ from typing import Any, Self
 from ajet_core.protocol import TraceParent
 from ajet_core.timeline import Call, MessageText
 from ajet_server.gateway.formats.request import ModelRequest
-from ajet_server.telemetry.spans import CURRENT, SERVER, Attribute, Attributes, SpanData, error_kind
+from ajet_server.telemetry.spans import (
+    CURRENT,
+    SERVER,
+    SPAN_BYTES,
+    Attribute,
+    SpanData,
+    SpanMaker,
+    SpanShape,
+    error_kind,
+)
 
 PROVIDER = ("gen_ai.provider.name", "agentjet")
 
@@ -28,24 +38,11 @@ class CallSpan:
     :ivar calls: what was recorded of it.
     """
 
-    __slots__ = (
-        "_clock",
-        "_content",
-        "_ended",
-        "_error",
-        "_finish",
-        "_first",
-        "_link",
-        "_parent",
-        "_started",
-        "_token",
-        "agent",
-        "calls",
-        "context",
-        "episode_id",
-        "model",
-        "request",
-    )
+    # Of the class, so that a call sets only what it has.
+    _first = 0
+    _error = ""
+    request: ModelRequest | None = None
+    agent = model = ""
 
     def __init__(  # noqa: PLR0917 - made for each call
         self,
@@ -65,10 +62,6 @@ class CallSpan:
         self._clock = clock
         self._content = content
         self._started = clock()
-        self._first = self._ended = 0
-        self._error = ""
-        self.request: ModelRequest | None = None
-        self.agent = self.model = ""
         self.calls: list[Call] = []
 
     def __enter__(self) -> Self:
@@ -92,14 +85,18 @@ class CallSpan:
         """Note that the first part of a streamed answer is there."""
         self._first = self._clock()
 
-    def data(self) -> SpanData:
-        """Return the finished span."""
+    def note(self) -> tuple[SpanMaker, int]:
+        """Return what makes the finished span, and how many bytes that keeps, about.
+
+        It keeps what is exported, and not the request and its calls, which take more memory.
+        """
         request, calls = self.request, self.calls
-        name, fixed = "chat", _UNREAD
-        more: list[tuple[str, Attribute]] = [("gen_ai.conversation.id", self.episode_id)]
-        if request is not None:
-            versions = calls[-1].policy_versions if calls else None
-            name, fixed = _shared(
+        content: tuple[str, ...] = ()
+        size = SPAN_BYTES
+        if request is None:
+            asked = None
+        else:
+            asked = (
                 "chat" if request.prompt is None else "text_completion",
                 request.model or self.model,
                 self.model,
@@ -109,43 +106,92 @@ class CallSpan:
                 request.n,
                 request.stream,
                 self.agent,
-                tuple([call.finish_reason for call in calls]),
-                versions[-1] if versions else None,
             )
-            if request.seed is not None:
-                more.append(("gen_ai.request.seed", request.seed))
-        if calls:
+            size += len(asked[1])
+        if not calls:
+            answer = None
+        else:
             first = calls[0]
-            output = sum([len(call.sampled_ids) for call in calls])
-            more += (
-                ("gen_ai.response.id", first.call_id),
-                ("gen_ai.usage.input_tokens", first.prompt_length),
-                ("gen_ai.usage.output_tokens", output),
-            )
+            tokens = len(first.sampled_ids)
+            reasons: tuple[str, ...] = (first.finish_reason,)
+            if len(calls) > 1:
+                tokens = sum([len(call.sampled_ids) for call in calls])
+                reasons = tuple([call.finish_reason for call in calls])
+            versions = calls[-1].policy_versions
+            version = versions[-1] if versions else None
+            answer = (reasons, version, first.call_id, first.prompt_length, tokens)
             if self._content:
-                more += _content(calls)
-        if self._first:
-            elapsed = (self._first - self._started) / 1e9
-            more.append(("gen_ai.response.time_to_first_chunk", elapsed))
-        return SpanData(
-            name,
-            SERVER,
+                content = tuple(_content(calls))
+                size += sum(map(sys.getsizeof, content))
+        make = functools.partial(
+            _call_span,
             self.context,
             self._parent,
+            self._link,
+            self.episode_id,
+            asked,
+            None if request is None else request.seed,
+            answer,
+            content,
             self._started,
+            self._first,
             self._ended,
-            fixed,
-            tuple(more),
-            () if self._link is None else (self._link,),
-            error=self._error,
+            self._error,
         )
+        return make, size
 
 
-_UNREAD: Attributes = (("gen_ai.operation.name", "chat"), PROVIDER)
+_Asked = tuple[str, str, str, float, float, int | None, int, bool, str]
+_Answer = tuple[tuple[str, ...], int | None, str, int, int]
+
+
+def _call_span(  # noqa: PLR0917 - what was noted of a call
+    context: TraceParent,
+    parent: bytes,
+    link: TraceParent | None,
+    episode_id: str,
+    asked: _Asked | None,
+    seed: int | None,
+    answer: _Answer | None,
+    content: tuple[str, ...],
+    started: int,
+    first: int,
+    ended: int,
+    error: str,
+) -> SpanData:
+    names: tuple[str, ...] = _CONVERSATION
+    values: list[Attribute] = [episode_id]
+    reasons: tuple[str, ...] = ()
+    version: int | None = None
+    if seed is not None:
+        names += ("gen_ai.request.seed",)
+        values.append(seed)
+    if answer is not None:
+        reasons, version, call_id, prompt_tokens, tokens = answer
+        names += _ANSWERED
+        values += (call_id, prompt_tokens, tokens)
+    if content:
+        names += _CONTENT
+        values += content
+    if first:
+        names += ("gen_ai.response.time_to_first_chunk",)
+        values.append((first - started) / 1e9)
+    shape = _UNREAD if asked is None else _shape(names, reasons, version, *asked)
+    links = () if link is None else (link,)
+    return SpanData(shape, context, parent, started, ended, values, links, error=error)
+
+
+_CONVERSATION = ("gen_ai.conversation.id",)
+_ANSWERED = ("gen_ai.response.id", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
+_CONTENT = ("gen_ai.input.messages", "gen_ai.output.messages")
+_UNREAD = SpanShape("chat", SERVER, (("gen_ai.operation.name", "chat"), PROVIDER), _CONVERSATION)
 
 
 @functools.lru_cache(maxsize=256)
-def _shared(  # noqa: PLR0917 - a cache compares positional arguments faster
+def _shape(  # noqa: PLR0917 - a cache compares positional arguments faster
+    names: tuple[str, ...],
+    reasons: tuple[str, ...],
+    version: int | None,
     operation: str,
     asked: str,
     model: str,
@@ -155,10 +201,8 @@ def _shared(  # noqa: PLR0917 - a cache compares positional arguments faster
     count: int,
     stream: bool,
     agent: str,
-    reasons: tuple[str, ...],
-    version: int | None,
-) -> tuple[str, Attributes]:
-    """Return the name and the attributes that the spans of many calls share."""
+) -> SpanShape:
+    """Return the shape that the spans of many calls share."""
     fixed: list[tuple[str, Attribute]] = [
         ("gen_ai.operation.name", operation),
         PROVIDER,
@@ -179,19 +223,19 @@ def _shared(  # noqa: PLR0917 - a cache compares positional arguments faster
         fixed.append(("gen_ai.response.finish_reasons", reasons))
     if version is not None:
         fixed.append(("ajet.policy_version", version))
-    return f"{operation} {asked}", tuple(fixed)
+    return SpanShape(f"{operation} {asked}", SERVER, tuple(fixed), names)
 
 
-def _content(calls: list[Call]) -> Iterable[tuple[str, Attribute]]:
+def _content(calls: list[Call]) -> Iterable[str]:
     """Yield the messages of calls with the same prompt, as JSON of the GenAI conventions."""
     messages = [_message(placed.text) for placed in calls[0].conversation()]
-    yield "gen_ai.input.messages", json.dumps(messages, ensure_ascii=False)
+    yield json.dumps(messages, ensure_ascii=False)
     answers = [
         {**_message(call.answer), "finish_reason": call.finish_reason}
         for call in calls
         if call.answer is not None
     ]
-    yield "gen_ai.output.messages", json.dumps(answers, ensure_ascii=False)
+    yield json.dumps(answers, ensure_ascii=False)
 
 
 def _message(text: MessageText) -> dict[str, Any]:

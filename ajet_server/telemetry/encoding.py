@@ -21,7 +21,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from ajet_core import __version__
 from ajet_core.protocol import TraceParent
-from ajet_server.telemetry.spans import Attribute, Attributes, SpanData, attributes_size
+from ajet_server.telemetry.spans import (
+    Attribute,
+    Attributes,
+    SpanData,
+    SpanMaker,
+    SpanShape,
+    attributes_size,
+)
 
 if TYPE_CHECKING:
     # Workers need not have it.
@@ -79,21 +86,21 @@ class OtlpRequest(NamedTuple):
 
 
 class _SpanTemplate:
-    """Encodes spans that have their name, their kind and the names of their attributes in common.
+    """Encodes spans of one shape.
 
     What they share is encoded once. What differs is set in a message that is used again: making or
     copying messages takes more time than all else. Encoded messages of one type that follow each
     other are one message with the fields of all.
     """
 
-    def __init__(self, data: SpanData) -> None:
+    def __init__(self, shape: SpanShape) -> None:
         self._shared = Span(
-            name=_text(data.name),
-            kind=cast("Span.SpanKind.ValueType", data.kind),
+            name=_text(shape.name),
+            kind=cast("Span.SpanKind.ValueType", shape.kind),
             flags=_SAMPLED_FLAG,
-            attributes=[_pair(*one) for one in data.fixed],
+            attributes=[_pair(*one) for one in shape.fixed],
         ).SerializeToString()
-        self._span = Span(attributes=[KeyValue(key=_text(name)) for name, _ in data.attributes])
+        self._span = Span(attributes=[KeyValue(key=_text(name)) for name in shape.names])
         self._values = [pair.value for pair in self._span.attributes]
 
     def encode(self, data: SpanData) -> bytes:
@@ -104,7 +111,7 @@ class _SpanTemplate:
         span.parent_span_id = data.parent
         span.start_time_unix_nano = data.start
         span.end_time_unix_nano = data.end
-        for target, (_, value) in zip(self._values, data.attributes, strict=True):
+        for target, value in zip(self._values, data.values, strict=True):
             _set(target, value)
         encoded: bytes = span.SerializeToString() + self._shared
         if data.links or data.events or data.error:
@@ -121,34 +128,32 @@ class Encoder:
     def __init__(self, resource: Attributes) -> None:
         self._resource = Resource(attributes=[_pair(*one) for one in resource])
         self._scope = InstrumentationScope(name="agentjet", version=__version__)
-        self._templates: dict[tuple[object, ...], _SpanTemplate] = {}
+        self._templates: dict[SpanShape, _SpanTemplate] = {}
         self._resource_spans = ResourceSpans(
             resource=self._resource, schema_url=SCHEMA_URL
         ).SerializeToString()
         self._scope_spans = ScopeSpans(scope=self._scope, schema_url=SCHEMA_URL).SerializeToString()
 
-    def spans(self, spans: Iterable[SpanData]) -> OtlpRequest:
+    def spans(self, spans: Iterable[SpanMaker]) -> OtlpRequest:
         """Return the request that exports spans."""
         scope = [self._scope_spans]
         errors: list[Exception] = []
-        for data in spans:
+        for make in spans:
             try:
-                scope += _field(_SPANS, self._template(data).encode(data))
+                scope += _field(_SPANS, self._encoded(make()))
             except Exception as error:  # noqa: BLE001 - the others of the request are exported
                 errors.append(error)
         resource = [self._resource_spans, *_field(_SCOPE_SPANS, b"".join(scope))]
         return OtlpRequest(b"".join(_field(_RESOURCE_SPANS, b"".join(resource))), errors)
 
-    def _template(self, data: SpanData) -> _SpanTemplate:
-        names = tuple([name for name, _ in data.attributes])
-        shape = (data.name, data.kind, data.fixed, names)
-        template = self._templates.get(shape)
+    def _encoded(self, data: SpanData) -> bytes:
+        template = self._templates.get(data.shape)
         if template is None:
-            template = _SpanTemplate(data)
+            template = _SpanTemplate(data.shape)
             if len(self._templates) >= _TEMPLATES:
                 self._templates.clear()
-            self._templates[shape] = template
-        return template
+            self._templates[data.shape] = template
+        return template.encode(data)
 
     def logs(self, records: Iterable[LogData]) -> OtlpRequest:
         """Return the request that exports log records."""
@@ -290,7 +295,7 @@ def _text(value: str) -> str:
 
 def _set(target: AnyValue, value: Attribute) -> None:
     if isinstance(value, str):
-        target.string_value = _text(value)
+        target.string_value = value if value.isascii() else _text(value)
     elif isinstance(value, bool):
         target.bool_value = value
     elif isinstance(value, int):

@@ -9,23 +9,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import httpx
 
 from ajet_server.telemetry.encoding import Encoder, LogData, OtlpRequest
 from ajet_server.telemetry.environment import ExportTerms, Signal, Target
-from ajet_server.telemetry.spans import SpanData
+from ajet_server.telemetry.spans import SPAN_BYTES, SpanMaker
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
 
-class _SizedRecord(Protocol):
-    def size(self) -> int: ...
-
-
-T = TypeVar("T", bound=_SizedRecord)
+T = TypeVar("T")
 
 LOGGER = "ajet.telemetry"
 _log = logging.getLogger(LOGGER)
@@ -65,15 +61,20 @@ class _RecordQueue(Generic[T]):
         """Whether a request can be filled."""
         return len(self._records) >= self._batch or self._bytes >= _FULL_BYTES
 
-    def put(self, record: T) -> None:
-        """Add a record, or drop it if that would exceed the bounds."""
-        size = record.size()
+    def put(self, record: T, size: int) -> bool:
+        """Add a record, or drop it if that would exceed the bounds.
+
+        :param size: bytes that it takes, about.
+        :return: whether a request can be filled.
+        """
+        records = self._records
         with self._lock:
-            if len(self._records) >= self._most or self._bytes + size > _MOST_BYTES:
+            if len(records) >= self._most or self._bytes + size > _MOST_BYTES:
                 self.dropped += 1
-                return
-            self._records.append((record, size))
-            self._bytes += size
+            else:
+                records.append((record, size))
+                self._bytes += size
+            return len(records) >= self._batch or self._bytes >= _FULL_BYTES
 
     def take(self) -> Sequence[T]:
         """Remove the records of one request, the oldest first."""
@@ -103,7 +104,7 @@ class Exporter:
         self._terms = terms
         self._connect = connect or _connection
         self._encoder = Encoder(terms.resource)
-        self._spans = _RecordQueue[SpanData](terms.queue, terms.batch)
+        self._spans = _RecordQueue[SpanMaker](terms.queue, terms.batch)
         self._logs = _RecordQueue[LogData](terms.queue, terms.batch)
         self._metrics: tuple[Callable[[], Iterable[Metric]], int] | None = None
         self._wake = threading.Event()
@@ -137,13 +138,19 @@ class Exporter:
         if waiting := len(self._spans) + len(self._logs):
             _log.warning("%d spans and log records were not sent", waiting)
 
-    def put_span(self, span: SpanData) -> None:
-        """Export a span."""
-        self._put(self._spans, span)
+    def put_span(self, make: SpanMaker, size: int = SPAN_BYTES) -> None:
+        """Export a span.
+
+        :param make: returns it; called by the thread.
+        :param size: bytes that `make` keeps until then, about.
+        """
+        if self._spans.put(make, size) and not self._wake.is_set():
+            self._wake.set()
 
     def put_log(self, record: LogData) -> None:
         """Export a log record."""
-        self._put(self._logs, record)
+        if self._logs.put(record, record.size()) and not self._wake.is_set():
+            self._wake.set()
 
     def put_metrics(self, families: Callable[[], Iterable[Metric]], at: int) -> None:
         """Export metrics; those that were not sent before are outdated.
@@ -153,11 +160,6 @@ class Exporter:
         """
         self._metrics = families, at
         self._wake.set()
-
-    def _put(self, queue: _RecordQueue[T], record: T) -> None:
-        queue.put(record)
-        if queue.is_full and not self._wake.is_set():
-            self._wake.set()
 
     def _run(self) -> None:
         with self._connect(self._terms) as http:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ajet_core.errors import AjetError
@@ -18,8 +19,11 @@ Attributes = tuple[tuple[str, Attribute], ...]
 INTERNAL = 1
 SERVER = 2
 
+SPAN_BYTES = 1000
+"""Bytes that wait with a span without long texts, about."""
+OBJECT_BYTES = 200
+"""Bytes of one more link or event, about."""
 # Bytes, with what surrounds them.
-_OBJECT = 200
 _NUMBER = 32
 
 CURRENT: contextvars.ContextVar[TraceParent | None] = contextvars.ContextVar(
@@ -39,34 +43,52 @@ class SpanEvent(NamedTuple):
     attributes: Attributes
 
 
+class SpanShape:
+    """What many spans have in common; each instance is encoded once.
+
+    :param kind: `INTERNAL` or `SERVER`.
+    :param fixed: attributes that all of them have.
+    :param names: those of the attributes whose values differ.
+    """
+
+    __slots__ = ("fixed", "kind", "name", "names")
+
+    def __init__(
+        self, name: str, kind: int, fixed: Attributes = (), names: tuple[str, ...] = ()
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.fixed = fixed
+        self.names = names
+
+
+span_shape = functools.lru_cache(maxsize=256)(SpanShape)
+"""Return the shape with these arguments, which must be hashable."""
+
+
 class SpanData(NamedTuple):
     """A finished span.
 
-    :param kind: `INTERNAL` or `SERVER`.
     :param parent: [8] id of the span above it in its trace, b"" if it has none.
     :param start: Unix time in nanoseconds.
     :param end: the same.
-    :param fixed: attributes that it shares with many others.
+    :param values: of the attributes that the shape only names, in their order.
     :param error: what kind of error ended it, "" if none did.
     """
 
-    name: str
-    kind: int
+    shape: SpanShape
     context: TraceParent
     parent: bytes
     start: int
     end: int
-    fixed: Attributes = ()
-    attributes: Attributes = ()
+    values: Sequence[Attribute] = ()
     links: tuple[TraceParent, ...] = ()
     events: tuple[SpanEvent, ...] = ()
     error: str = ""
 
-    def size(self) -> int:
-        """Return how many bytes it takes, about."""
-        events = sum([_OBJECT + attributes_size(event.attributes) for event in self.events])
-        own = attributes_size(self.fixed) + attributes_size(self.attributes)
-        return sys.getsizeof(self.name) + _OBJECT * (4 + len(self.links)) + own + events
+
+SpanMaker = Callable[[], SpanData]
+"""Makes a finished span of what was noted of it."""
 
 
 def attributes_size(attributes: Attributes) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,13 +24,17 @@ from ajet_server.telemetry.log_handler import ExportHandler, without_keys
 from ajet_server.telemetry.spans import (
     CURRENT,
     INTERNAL,
+    OBJECT_BYTES,
     SERVER,
+    SPAN_BYTES,
     Attribute,
     SpanData,
     SpanEvent,
+    SpanShape,
     error_kind,
     is_chosen,
     new_span_id,
+    span_shape,
 )
 
 _log = logging.getLogger(LOGGER)
@@ -45,7 +50,9 @@ _PARTS = (
 )
 _STEP_METRICS = ("reward_mean", "loss", "tokens_trained")
 
-_root = functools.lru_cache(maxsize=4096)(TraceParent.of_episode)
+_CLAIM = SpanShape("claim", SERVER)
+_ROOTS = 4096
+_TRACE_HEADER = TRACE_HEADER.encode()
 
 
 class StepSpan:
@@ -81,7 +88,7 @@ class Telemetry:
     ) -> None:
         self._exporter = exporter
         self._handler = ExportHandler(exporter)
-        self._ratio = ratio
+        self._root = functools.lru_cache(_ROOTS)(functools.partial(_root, ratio))
         self._content = content
         self._clock = clock
         self.metrics_every = metrics_every
@@ -113,22 +120,24 @@ class Telemetry:
         logging.getLogger().removeHandler(self._handler)
         self._exporter.close(_CLOSE_SECONDS)
 
-    def call(self, episode_id: str, headers: Mapping[str, str]) -> CallSpan:
+    def call(self, episode_id: str, headers: Iterable[tuple[bytes, bytes]]) -> CallSpan:
         """Begin the span of a model call.
 
-        :param headers: of the request. A span of the episode's trace in them is the call's parent;
-            one of another trace is linked, so that an episode remains one trace.
+        :param headers: of the request, as ASGI has them. A span of the episode's trace in them is
+            the call's parent; one of another trace is linked, so that an episode remains one trace.
         """
-        root = _root(episode_id)
+        root = self._root(episode_id)
         parent, link = root.span_id, None
-        if (header := headers.get(TRACE_HEADER)) is not None:
-            incoming = TraceParent.read(header)
+        for name, value in headers:
+            if name != _TRACE_HEADER:
+                continue
+            incoming = TraceParent.read(value.decode("latin-1"))
             if incoming is not None and incoming.trace_id == root.trace_id:
                 parent = incoming.span_id
             else:
                 link = incoming
-        sampled = is_chosen(root.trace_id, self._ratio)
-        context = TraceParent(root.trace_id, new_span_id(), sampled)
+            break
+        context = TraceParent(root.trace_id, new_span_id(), root.sampled)
         return CallSpan(episode_id, context, parent, link, self._finish, self._clock, self._content)
 
     def _finish(self, span: CallSpan) -> None:
@@ -136,11 +145,11 @@ class Telemetry:
             return
         try:
             # Not later: the request and its calls take more memory than what is exported of them.
-            data = span.data()
+            make, size = span.note()
         except Exception:  # noqa: BLE001 - a defect must not end the call
             _log.exception("cannot export a call of episode %s", span.episode_id)
             return
-        self._export(data)
+        self._exporter.put_span(make, size)
 
     @contextmanager
     def claim(self, headers: Mapping[str, str]) -> Iterator[list[str]]:
@@ -160,57 +169,42 @@ class Telemetry:
             if incoming is not None and incoming.sampled:
                 self._export(
                     SpanData(
-                        "claim",
-                        SERVER,
+                        _CLAIM,
                         TraceParent(incoming.trace_id, new_span_id()),
                         incoming.span_id,
                         started,
                         self._clock(),
-                        links=tuple(map(_root, granted)),
+                        links=tuple(map(self._root, granted)),
                         error=error,
                     )
                 )
 
     def episode_finished(self, record: EpisodeRecord) -> None:
         """Export the root span of an episode's trace."""
-        root = _root(record.episode_id)
-        if not is_chosen(root.trace_id, self._ratio):
+        root = self._root(record.episode_id)
+        if not root.sampled:
             return
         end = self._clock() if record.finished_at is None else round(record.finished_at * _NANO)
-        more: list[tuple[str, Attribute]] = [
-            ("gen_ai.conversation.id", record.episode_id),
-        ]
-        if self._content:
-            # The id of a task that is a text is the text.
-            more += [("ajet.task.id", record.task_id), ("ajet.group", record.group)]
-        events: list[SpanEvent] = []
-        if record.reward is not None:
-            more.append(("ajet.reward", record.reward))
-            scores = {"reward": record.reward, **record.components}
-            events = [_score(name, float(score), end) for name, score in scores.items()]
-        if record.reason:
-            more.append(("ajet.reason", without_keys(record.reason)))
-        self._export(
-            SpanData(
-                "invoke_agent",
-                INTERNAL,
-                root,
-                b"",
-                round(record.created_at * _NANO),
-                end,
-                (
-                    ("gen_ai.operation.name", "invoke_agent"),
-                    PROVIDER,
-                    ("ajet.episode.kind", record.kind),
-                    ("ajet.episode.state", record.state),
-                    ("ajet.tag", record.tag),
-                    ("ajet.policy_version", record.claim_version),
-                ),
-                tuple(more),
-                events=tuple(events),
-                error=record.cause if record.state == "aborted" else "",
-            )
+        # The id of a task that is a text is the text.
+        content = (record.task_id, record.group) if self._content else ()
+        make = functools.partial(
+            _episode_span,
+            root,
+            round(record.created_at * _NANO),
+            end,
+            record.episode_id,
+            record.kind,
+            record.state,
+            record.tag,
+            record.claim_version,
+            record.reward,
+            record.components,
+            record.reason,
+            record.cause,
+            content,
         )
+        texts = sum(map(sys.getsizeof, (record.reason, *content)))
+        self._exporter.put_span(make, SPAN_BYTES + texts + len(record.components) * OBJECT_BYTES)
 
     @contextmanager
     def step(self, batch: BatchRecord) -> Iterator[StepSpan]:
@@ -232,22 +226,22 @@ class Telemetry:
     def _export_step(self, span: StepSpan, batch: BatchRecord, started: int, error: str) -> None:
         end = self._clock()
         metrics = {} if span.summary is None else span.summary.metrics
-        roots = map(_root, batch.episode_ids)
+        roots = map(self._root, batch.episode_ids)
+        more: dict[str, Attribute] = {
+            "ajet.step": batch.step,
+            "ajet.batch.id": batch.batch_id,
+            "ajet.batch.episodes": len(batch.episode_ids),
+            **{f"ajet.{name}": metrics[name] for name in _STEP_METRICS if name in metrics},
+        }
         self._export(
             SpanData(
-                "training_step",
-                INTERNAL,
+                span_shape("training_step", INTERNAL, (), tuple(more)),
                 span.context,
                 b"",
                 started,
                 end,
-                attributes=(
-                    ("ajet.step", batch.step),
-                    ("ajet.batch.id", batch.batch_id),
-                    ("ajet.batch.episodes", len(batch.episode_ids)),
-                    *((f"ajet.{name}", metrics[name]) for name in _STEP_METRICS if name in metrics),
-                ),
-                links=tuple(root for root in roots if is_chosen(root.trace_id, self._ratio)),
+                tuple(more.values()),
+                links=tuple(root for root in roots if root.sampled),
                 error=error,
             )
         )
@@ -259,7 +253,8 @@ class Telemetry:
         for name, one in seconds:
             until = at + round(one * _NANO)
             context = TraceParent(span.context.trace_id, new_span_id())
-            self._export(SpanData(name, INTERNAL, context, span.context.span_id, at, until))
+            shape = span_shape(name, INTERNAL)
+            self._export(SpanData(shape, context, span.context.span_id, at, until))
             at = until
 
     def status(self, status: ServerStatus, engine: str) -> None:
@@ -274,7 +269,57 @@ class Telemetry:
         self._exporter.put_metrics(numbers, self._clock())
 
     def _export(self, span: SpanData) -> None:
-        self._exporter.put_span(span)
+        size = SPAN_BYTES + len(span.links) * OBJECT_BYTES
+        self._exporter.put_span(lambda: span, size)
+
+
+def _root(ratio: float, episode_id: str) -> TraceParent:
+    """Return the root span of an episode's trace.
+
+    :param ratio: share of the episodes whose traces are exported.
+    """
+    root = TraceParent.of_episode(episode_id)
+    return root._replace(sampled=is_chosen(root.trace_id, ratio))
+
+
+def _episode_span(  # noqa: PLR0917 - what was noted of an episode
+    root: TraceParent,
+    start: int,
+    end: int,
+    episode_id: str,
+    kind: str,
+    state: str,
+    tag: str,
+    version: int,
+    reward: float | None,
+    components: Mapping[str, float],
+    reason: str,
+    cause: str,
+    content: tuple[str, ...],
+) -> SpanData:
+    more: dict[str, Attribute] = {
+        "gen_ai.conversation.id": episode_id,
+        "ajet.policy_version": version,
+    }
+    if content:
+        more["ajet.task.id"], more["ajet.group"] = content
+    events: tuple[SpanEvent, ...] = ()
+    if reward is not None:
+        more["ajet.reward"] = reward
+        scores = {"reward": reward, **components}
+        events = tuple([_score(name, float(score), end) for name, score in scores.items()])
+    if reason:
+        more["ajet.reason"] = without_keys(reason)
+    fixed = (
+        ("gen_ai.operation.name", "invoke_agent"),
+        PROVIDER,
+        ("ajet.episode.kind", kind),
+        ("ajet.episode.state", state),
+        ("ajet.tag", tag),
+    )
+    shape = span_shape("invoke_agent", INTERNAL, fixed, tuple(more))
+    error = cause if state == "aborted" else ""
+    return SpanData(shape, root, b"", start, end, tuple(more.values()), events=events, error=error)
 
 
 def _score(name: str, value: float, at: int) -> SpanEvent:

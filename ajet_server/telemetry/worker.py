@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -14,9 +15,17 @@ from ajet_core.protocol import TraceParent
 from ajet_installation.settings import TelemetrySettings
 from ajet_server.telemetry.environment import read_terms
 from ajet_server.telemetry.exporter import Exporter
-from ajet_server.telemetry.spans import SERVER, Attribute, SpanData, error_kind, new_span_id
+from ajet_server.telemetry.spans import (
+    SERVER,
+    Attribute,
+    SpanData,
+    error_kind,
+    new_span_id,
+    span_shape,
+)
 
 _CLOSE_SECONDS = 2.0
+_NAMES = ("ajet.request.id", "ajet.prompt_tokens", "ajet.sampled_tokens")
 
 
 class WorkerTelemetry:
@@ -89,7 +98,21 @@ class GenerationSpan:
         if error is not None:
             self._error = error_kind(error)
         self._ended = self._clock()
-        self._exporter.put_span(self.data())
+        request = self.request
+        make = functools.partial(
+            _generation_span,
+            self._context,
+            self._parent.span_id,
+            request.request_id,
+            len(request.prompt_ids),
+            self._tokens,
+            self._cached,
+            self._started,
+            self._first,
+            self._ended,
+            self._error,
+        )
+        self._exporter.put_span(make)
 
     def take(self, chunk: GenerateChunk) -> None:
         """Note what the engine sampled."""
@@ -98,25 +121,26 @@ class GenerationSpan:
         if chunk.cached_tokens is not None:
             self._cached = chunk.cached_tokens
 
-    def data(self) -> SpanData:
-        """Return the finished span."""
-        more: list[tuple[str, Attribute]] = [
-            ("ajet.request.id", self.request.request_id),
-            ("ajet.prompt_tokens", len(self.request.prompt_ids)),
-            ("ajet.sampled_tokens", self._tokens),
-        ]
-        if self._cached is not None:
-            more.append(("ajet.cached_tokens", self._cached))
-        if self._first:
-            elapsed = (self._first - self._started) / 1e9
-            more.append(("ajet.seconds_to_first_tokens", elapsed))
-        return SpanData(
-            "generate",
-            SERVER,
-            self._context,
-            self._parent.span_id,
-            self._started,
-            self._ended,
-            attributes=tuple(more),
-            error=self._error,
-        )
+
+def _generation_span(  # noqa: PLR0917 - what was noted of a completion
+    context: TraceParent,
+    parent: bytes,
+    request_id: str,
+    prompt_tokens: int,
+    tokens: int,
+    cached: int | None,
+    started: int,
+    first: int,
+    ended: int,
+    error: str,
+) -> SpanData:
+    names: tuple[str, ...] = _NAMES
+    values: list[Attribute] = [request_id, prompt_tokens, tokens]
+    if cached is not None:
+        names += ("ajet.cached_tokens",)
+        values.append(cached)
+    if first:
+        names += ("ajet.seconds_to_first_tokens",)
+        values.append((first - started) / 1e9)
+    shape = span_shape("generate", SERVER, (), names)
+    return SpanData(shape, context, parent, started, ended, values, error=error)

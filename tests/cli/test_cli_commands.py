@@ -116,6 +116,13 @@ def test_status_shows_what_timelines_cost(server: type[FakeClient]) -> None:
     assert "last step loss 0.5 timelines" in shown
 
 
+def test_status_shows_a_loss_of_zero_without_a_sign(server: type[FakeClient]) -> None:
+    step = StepSummary(step=1, policy_version=1, metrics={"loss": -0.0, "kl": -0.25})
+    server.answers = [STATUS.model_copy(update={"last_step": step})]
+    shown = " ".join(ajet("status").stdout.split())
+    assert "last step loss 0, kl -0.25" in shown
+
+
 def test_status_shows_what_evaluations_came_to(server: type[FakeClient]) -> None:
     scored = Evaluation(
         client_id="client",

@@ -73,8 +73,8 @@ def test_loading_it_imports_no_model_library(recording: Recording) -> None:
 
 def test_nothing_that_a_terminal_obeys_is_left() -> None:
     shown = visible("a\x1b[2J\u202eb\r\n\tc\ud800\u200b\x9b")
-    assert shown == "a\\u001b[2J\\u202eb\u240d\u21b5\u21e5c\\ud800\\u200b\\u009b"
-    assert visible("a\n\t\r\x1b", keep="\n\t") == "a\n\t\u240d\\u001b"
+    assert shown == "a\\u001b[2J\\u202eb\\u000d\u21b5\u21e5c\\ud800\\u200b\\u009b"
+    assert visible("a\n\t\r\x1b", keep="\n\t") == "a\n\t\\u000d\\u001b"
     assert visible("a\n") == "a\u21b5"
 
 

@@ -161,6 +161,14 @@ async def test_hostile_texts_stay_texts(open_page: Open, listening: Running) -> 
     assert await viewer.locator("img").count() == 0
 
 
+async def test_zero_has_no_sign(open_page: Open) -> None:
+    page = await open_page()
+    written = await page.evaluate(
+        "import('/ui/dom.js').then(({ number }) => [-0, 0, -1, 1234567, -0.25].map(number))"
+    )
+    assert written == ["0", "0", "-1", "1,234,567", "-0.25"]
+
+
 async def test_messages_of_an_open_episode_come_in(open_page: Open, listening: Running) -> None:
     grant = await listening.claim("watched")
     page = await open_page(f"episode/{grant['episode_id']}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from ajet_core.protocol import TraceParent
 from ajet_server.telemetry.encoding import SCHEMA_URL, Encoder
-from ajet_server.telemetry.spans import Attribute, SpanData, SpanEvent
+from ajet_server.telemetry.spans import Attribute, SpanData, SpanEvent, SpanMaker, SpanShape
 
 VALUES = st.one_of(
     st.text(max_size=300),
@@ -29,22 +32,39 @@ CONTEXTS = st.builds(
     st.binary(min_size=8, max_size=8),
     st.booleans(),
 )
-SPANS = st.builds(
-    SpanData,
+
+
+@st.composite
+def spans_of_some_shapes(draw: st.DrawFn) -> list[SpanData]:
+    """Spans, several of which have the same shape."""
+    shapes = draw(st.lists(SHAPES, min_size=1, max_size=3))
+    spans: list[SpanData] = []
+    for shape in draw(st.lists(st.sampled_from(shapes), max_size=6)):
+        values = draw(st.tuples(*[VALUES] * len(shape.names)))
+        spans.append(
+            draw(st.builds(SpanData, shape=st.just(shape), values=st.just(values), **REST))
+        )
+    return spans
+
+
+SHAPES = st.builds(
+    SpanShape,
     name=st.text(max_size=200),
     kind=st.sampled_from([1, 2]),
-    context=CONTEXTS,
-    parent=st.sampled_from([b"", b"12345678"]),
-    start=st.integers(0, 2**64 - 1),
-    end=st.integers(0, 2**64 - 1),
     fixed=PAIRS,
-    attributes=PAIRS,
-    links=st.lists(CONTEXTS, max_size=2).map(tuple),
-    events=st.lists(
+    names=st.lists(st.sampled_from("abcdef"), max_size=4).map(tuple),
+)
+REST: dict[str, Any] = {
+    "context": CONTEXTS,
+    "parent": st.sampled_from([b"", b"12345678"]),
+    "start": st.integers(0, 2**64 - 1),
+    "end": st.integers(0, 2**64 - 1),
+    "links": st.lists(CONTEXTS, max_size=2).map(tuple),
+    "events": st.lists(
         st.builds(SpanEvent, st.text(max_size=5), st.integers(0, 2**64 - 1), PAIRS), max_size=2
     ).map(tuple),
-    error=st.sampled_from(["", "EngineError"]),
-)
+    "error": st.sampled_from(["", "EngineError"]),
+}
 
 
 def written(text: str) -> str:
@@ -66,12 +86,16 @@ def expected(value: Attribute) -> Attribute:
     return tuple(map(written, value)) if isinstance(value, tuple) else value
 
 
-@given(st.lists(SPANS, max_size=6))
+def makers(spans: list[SpanData]) -> list[SpanMaker]:
+    return [functools.partial(SpanData, *span) for span in spans]
+
+
+@given(spans_of_some_shapes())
 def test_a_request_has_what_the_spans_have(spans: list[SpanData]) -> None:
     encoder = Encoder((("service.name", "test"),))
     # Messages are used again, by spans of the same shape too.
-    encoder.spans(spans)
-    body, errors = encoder.spans([*spans, *spans])
+    encoder.spans(makers(spans))
+    body, errors = encoder.spans(makers([*spans, *spans]))
     assert errors == []
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     assert resource.resource.attributes[0].value.string_value == "test"
@@ -83,14 +107,14 @@ def test_a_request_has_what_the_spans_have(spans: list[SpanData]) -> None:
     )
     assert len(scope.spans) == 2 * len(spans)
     for span, data in zip(scope.spans, [*spans, *spans], strict=True):
-        assert (span.name, span.kind) == (written(data.name), data.kind)
+        assert (span.name, span.kind) == (written(data.shape.name), data.shape.kind)
         assert (span.trace_id, span.span_id, span.parent_span_id) == (
             data.context.trace_id,
             data.context.span_id,
             data.parent,
         )
         assert (span.start_time_unix_nano, span.end_time_unix_nano) == (data.start, data.end)
-        pairs = [*data.attributes, *data.fixed]
+        pairs = [*zip(data.shape.names, data.values, strict=True), *data.shape.fixed]
         pairs += [("error.type", data.error)] if data.error else []
         assert [(pair.key, read(pair.value)) for pair in span.attributes] == [
             (name, expected(value)) for name, value in pairs
@@ -106,11 +130,11 @@ def test_a_request_has_what_the_spans_have(spans: list[SpanData]) -> None:
 
 def test_a_span_that_cannot_be_encoded_is_left_out_alone() -> None:
     def span(value: object) -> SpanData:
-        attributes = (("a", "first"), ("b", value))
         context = TraceParent(b"t" * 16, b"s" * 8)
-        return SpanData("x", 1, context, b"", 1, 2, attributes=attributes)  # type: ignore[arg-type]
+        return SpanData(shape, context, b"", 1, 2, ("first", value))  # type: ignore[arg-type]
 
-    body, errors = Encoder(()).spans([span(1), span(object()), span(2)])
+    shape = SpanShape("x", 1, names=("a", "b"))
+    body, errors = Encoder(()).spans(makers([span(1), span(object()), span(2)]))
     assert len(errors) == 1
     spans = ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans
     assert [one.attributes[1].value.int_value for one in spans] == [1, 2]

@@ -21,7 +21,14 @@ from ajet_installation.settings import TelemetrySettings
 from ajet_server.telemetry.encoding import Encoder, LogData
 from ajet_server.telemetry.environment import ExportTerms, read_terms
 from ajet_server.telemetry.exporter import Exporter
-from ajet_server.telemetry.spans import INTERNAL, Attributes, SpanData, SpanEvent
+from ajet_server.telemetry.spans import (
+    INTERNAL,
+    Attributes,
+    SpanData,
+    SpanEvent,
+    SpanMaker,
+    SpanShape,
+)
 from tests.support.otlp import Received, attributes, receiving
 
 pytestmark = pytest.mark.processes
@@ -38,9 +45,13 @@ def terms(url: str, **env: str) -> ExportTerms:
     return read_terms(TelemetrySettings(enabled=True, endpoint=url), "server", env)
 
 
-def span(name: str, **changes: Any) -> SpanData:
+def span(
+    name: str, attributes: Attributes = (), fixed: Attributes = (), **changes: Any
+) -> SpanMaker:
+    shape = SpanShape(name, INTERNAL, fixed, tuple(name for name, _ in attributes))
     context = TraceParent(b"1" * 16, b"2" * 8)
-    return SpanData(name, INTERNAL, context, b"", 1, 2, **changes)
+    values = [value for _, value in attributes]
+    return lambda: SpanData(shape, context, b"", 1, 2, values, **changes)
 
 
 def test_headers_and_compression_are_those_of_the_environment(
@@ -232,7 +243,8 @@ def test_only_what_cannot_be_encoded_is_lost(
     url, received = receiver
     exporter = Exporter(terms(url))
     exporter.put_span(span("one"))
-    exporter.put_span(span("broken", attributes=(("x", object()),)))
+    broken: Any = (("x", object()),)
+    exporter.put_span(span("broken", attributes=broken))
     exporter.put_span(span("two"))
     exporter.put_log(LogData(1, 30, "ajet", "before"))
     exporter.put_log(LogData(-1, 30, "ajet", "a time before 1970"))
@@ -292,7 +304,7 @@ def test_records_that_wait_are_bounded_in_bytes(
     exporter = Exporter(terms(url))
     for number in range(80):
         text = ("content", f"{number}" + "x" * 2**20)
-        exporter.put_span(span(f"span {number}", attributes=(text,)))
+        exporter.put_span(span(f"span {number}", (text,)), 2**20 + 50)
     assert exporter.lost == 80 - 63
     exporter.open()
     exporter.close(30)
@@ -356,7 +368,7 @@ def test_attributes_of_each_type_arrive(receiver: tuple[str, Received]) -> None:
     wanted = {"text": "a\u00e9", "half": "a\ud800", "number": 3, "share": 0.5, "yes": True}
     exporter = Exporter(terms(url))
     exporter.open()
-    fixed = tuple({**wanted, "list": ("a", "b"), "empty": ()}.items())
+    fixed: Any = tuple({**wanted, "list": ("a", "b"), "empty": ()}.items())
     exporter.put_span(span("one", fixed=fixed, attributes=(("more", 1),), error="broken"))
     exporter.put_span(span("two", fixed=fixed))
     one, two = received.wait_for("one")[0], received.wait_for("two")[0]

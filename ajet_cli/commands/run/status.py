@@ -175,7 +175,7 @@ def _last_step(status: ServerStatus) -> Iterator[_Row]:
     rest = dict(step.metrics)
     timelines = _timelines(rest, step.plan)
     names = [*(name for name in _FIRST if name in rest), *sorted(rest.keys() - set(_FIRST))]
-    yield "last step", ", ".join(f"{name} {rest[name]:.4g}" for name in names), ""
+    yield "last step", ", ".join(f"{name} {rest[name] + 0.0:.4g}" for name in names), ""
     if timelines:
         yield "timelines", timelines, ""
     shown = {finding.message for finding in status.findings}

@@ -47,7 +47,8 @@ export function linked(text) {
 /** A number with at most four digits, as people read it. */
 export function number(value) {
   if (value === null || value === undefined) return "-";
-  if (Number.isInteger(value)) return value.toLocaleString("en-US");
+  // -0 + 0 is 0.
+  if (Number.isInteger(value)) return (value + 0).toLocaleString("en-US");
   const size = Math.abs(value);
   return size >= 1e-4 && size < 1e6 ? String(Number(value.toPrecision(4))) : value.toExponential(2);
 }

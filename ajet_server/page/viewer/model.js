@@ -1,7 +1,7 @@
 "use strict";
 // What the page knows: the episodes, and what each token of them is.
 
-const GLYPHS = { "\n": "\u21b5\n", "\r": "\u240d", "\t": "\u21e5\t" };
+const GLYPHS = { "\n": "\u21b5\n", "\t": "\u21e5\t" };
 
 /** Texts of token ids. Those that are parts of a character come as bytes. */
 class Vocabulary {
