@@ -12,7 +12,6 @@ Elsewhere it is this interpreter, with ``pip install 'agentjet[testing,torch]>=0
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -62,6 +61,7 @@ def assert_learns(
     replies: Sequence[ScriptedReply] = REPLIES,
     *,
     own_words: bool = False,
+    seed: int = 0,
 ) -> None:
     """Train for some steps; check that rewards rise and every call was trained in its episode.
 
@@ -74,6 +74,7 @@ def assert_learns(
     :param own_words: give the model a tokenizer trained on the program's texts. For programs whose
         answers have a long form: otherwise a tiny model does not learn it, all rewards are 0, and
         nothing is trained.
+    :param seed: of the model's first weights, of its lesson and of the run.
     """
     python = learning_python()
     recorded = _record(play, directory / "scripted", replies)
@@ -83,7 +84,7 @@ def assert_learns(
     lesson = directory / "lesson.json"
     lesson.write_text(json.dumps(recorded))
     model = directory / "models" / "doors"
-    teach = [python, "-m", "ajet_testing.teach", lesson, tokenizer, model]
+    teach = [python, "-m", "ajet_testing.teach", lesson, tokenizer, model, seed]
     subprocess.run([*map(str, teach)], cwd=directory, check=True, env=_dev_env())  # noqa: S603
     with real_server(directory, python) as (url, token, metrics):
         tasks = list(map(Task, _names()))
@@ -91,7 +92,7 @@ def assert_learns(
             trainable(play, reward=_score),
             tasks,
             client=AsyncSwarmClient(url, token),
-            config=_config(model),
+            config=_config(model, seed),
             concurrency=_TASKS * _EPISODES,
             progress=False,
         )
@@ -160,16 +161,17 @@ def _in_own_words(
 
     The tasks of the lesson get the names of those that are rolled out later. With names of another
     length in tokens, the model, which copies the form from the prompt by its distance, would lose
-    the words of its answers.
+    the words of its answers. Each call is repeated with all of them: from one name per answer the
+    model would learn the answers by heart, and the episodes of a task would be alike.
     """
     before = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    names = itertools.cycle(_names())
     texts = [
         {
             part: _NAME.sub(task, before.decode(ids, skip_special_tokens=False))
             for part, ids in call.items()
         }
-        for call, task in zip(recorded, names, strict=False)
+        for call in recorded
+        for task in _names()
     ]
     corpus = ["".join(call.values()) for call in texts]
     after = train_tokenizer(SPECIALS[_RENDERER], _WORDS, corpus)
@@ -212,10 +214,11 @@ def real_server(directory: Path, python: str) -> Iterator[tuple[str, str, Path]]
         process.wait(timeout=60)
 
 
-def _config(model: Path) -> RunConfig:
+def _config(model: Path, seed: int) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": {"path": str(model), "renderer": _RENDERER},
+            "seed": seed,
             "batch": {"tasks": _TASKS, "episodes_per_task": _EPISODES},
             "algorithm": {
                 "learning_rate": 1e-3,

@@ -1,6 +1,8 @@
-"""Train a tiny model on recorded answers: `teach.py LESSON TOKENIZER_DIRECTORY MODEL_DIRECTORY`.
+"""Train a tiny model on recorded answers: `teach.py LESSON TOKENIZER MODEL SEED`.
 
 :LESSON: JSON, a list of calls with ``prompt_ids`` and ``sampled_ids``.
+:TOKENIZER: its directory.
+:MODEL: the directory that is written.
 """
 
 from __future__ import annotations
@@ -14,16 +16,25 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-STEPS, MOST_STEPS = 150, 600
-"""At least, and at most: between them it ends when the loss has stopped to fall."""
+STEPS, MOST_STEPS = 200, 600
+"""At least, and at most: between them it ends after the loss has stopped to fall."""
+COOLDOWN = 50
+"""Last steps, in which the learning rate falls to 0."""
 _SPAN = 25
 BATCH = 6
-LEARNING_RATE = 2e-3
+LEARNING_RATE = 4e-3
+BETAS = (0.9, 0.95)
+"""A long answer is well-formed only if all its tokens are nearly certain, so training continues
+when losses are already small. PyTorch's 0.999 would remember the large gradients of the first
+steps, and make these last steps tiny."""
 
 
-def teach(lesson: Path, tokenizer_directory: Path, directory: Path) -> float:
-    """Train the model, and return the last loss in nats per sampled token."""
-    torch.manual_seed(0)
+def teach(lesson: Path, tokenizer_directory: Path, directory: Path, seed: int = 0) -> float:
+    """Train the model, and return the last loss in nats per sampled token.
+
+    :param seed: of the first weights and of the order of calls.
+    """
+    torch.manual_seed(seed)
     torch.set_num_threads(1)
     calls = json.loads(lesson.read_text())
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_directory)
@@ -46,20 +57,24 @@ def teach(lesson: Path, tokenizer_directory: Path, directory: Path) -> float:
             dtype="float32",
         )
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    rng = random.Random(0)  # noqa: S311 - a lesson is no secret
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0
+    )
+    rng = random.Random(seed)  # noqa: S311 - a lesson is no secret
     values: list[float] = []
-    for step in range(MOST_STEPS):
+    end = MOST_STEPS
+    while len(values) < end:
+        rate = min(1.0, (len(values) + 1) / 10, (end - len(values)) / COOLDOWN)
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 10)
+            group["lr"] = LEARNING_RATE * rate
         loss = _loss(model, rng.sample(calls, min(BATCH, len(calls))))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         values.append(float(loss.detach()))
-        if step + 1 >= STEPS and _is_flat(values):
-            break
+        if end == MOST_STEPS and len(values) >= STEPS - COOLDOWN and _is_flat(values):
+            end = min(end, len(values) + COOLDOWN)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return values[-1]
@@ -83,4 +98,5 @@ def _loss(model: LlamaForCausalLM, calls: list[dict[str, list[int]]]) -> torch.T
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{teach(*map(Path, sys.argv[1:]))}\n")
+    *paths, its_seed = sys.argv[1:]
+    sys.stdout.write(f"{teach(*map(Path, paths), seed=int(its_seed))}\n")

@@ -17,6 +17,7 @@ import click
 
 from agentjet import AsyncSwarmClient, Task
 from agentjet.agents import read_tasks, task_of, train_async
+from agentjet.agents.tasks import item_of
 from agentjet.client import EpisodeFailure
 from ajet_cli.output import echo_plain
 from ajet_cli.run_files import read_run
@@ -163,6 +164,7 @@ def exec_(
         disk_bytes=None if options["disk"] is None else _size("--disk", options["disk"]),
         hidden_fields=HIDDEN_FIELDS | frozenset(options["hide"]),
     )
+    _refuse_without_prompt(terms, tasks)
     sandbox = _sandbox(options, state.plugins)
     _refuse_ignored(options["limits"], sandbox)
     in_force = limits_in_force(terms.limits, sandbox)
@@ -174,6 +176,9 @@ def exec_(
         async with AsyncSwarmClient(settings.url, token) as client:
             if options["once"]:
                 click.echo(f"--- limits\n{in_force}")
+                if run is not None:
+                    await client.sync_train_config(run)
+                    await client.start_engine()
                 return await _once(client, terms, sandbox, tasks[0])
             click.echo(f"limits: {in_force}", err=True)
             async with BoxedProgram(terms, sandbox, client) as boxed:
@@ -215,11 +220,17 @@ async def _once(
         )
     failures.extend(report.failures)
     for failure in failures:
-        show("aborted", failure.traceback.strip().rpartition("\n")[2])
+        show("aborted", _message(failure))
     for ended in report.outcomes:
         parts = json.dumps(dict(ended.outcome.components))
         show("reward", f"{ended.outcome.reward:g} {parts if ended.outcome.components else ''}")
     return not failures
+
+
+def _message(failure: EpisodeFailure) -> str:
+    """Return the whole message of an exception, without the episode's key."""
+    lines = max(1, len(str(failure.error).strip().splitlines()))
+    return "\n".join(failure.traceback.strip().splitlines()[-lines:])
 
 
 def _tasks(options: Mapping[str, Any], plugins: PluginManager) -> list[Task]:
@@ -237,6 +248,26 @@ def _tasks(options: Mapping[str, Any], plugins: PluginManager) -> list[Task]:
     if not tasks:
         raise ConfigError(f"{options['tasks']} has no tasks", param="tasks")
     return tasks
+
+
+def _refuse_without_prompt(terms: ProgramTerms, tasks: Sequence[Task]) -> None:
+    """Refuse tasks without the prompt that the program gets: it would get an empty one.
+
+    :raises ConfigError: the first such task.
+    """
+    field = terms.prompt_field
+    if terms.stdin != "prompt" and not any(
+        name in argument for argument in terms.argv for name in ("{prompt}", "{prompt_file}")
+    ):
+        return
+    for task in tasks:
+        item = item_of(task)
+        if isinstance(item, Mapping) and field not in item:
+            raise ConfigError(
+                f"task {task.id!r} has no field {field!r} for the prompt, only "
+                f"{', '.join(map(repr, item))}; name its field with --prompt-field",
+                param="prompt_field",
+            )
 
 
 def _reward(text: str) -> tuple[str, ...] | Callable[[Any], Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from agentjet.client import SwarmClient
 from ajet_cli.main import cli as ajet
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
@@ -117,6 +118,39 @@ def test_limits_and_temperature_of_the_program(example: ScriptedSwarm, tmp_path:
     assert "--- stdout\n403" in shown
     (episode,) = example.episodes()
     assert {call.temperature for call in example.calls(episode.episode_id)} == {0.7}
+
+
+def test_once_starts_the_run_that_it_names(example: ScriptedSwarm, tmp_path: Path) -> None:
+    with SwarmClient(example.url, example.tokens.control) as control:
+        control.stop_engine()
+    (tmp_path / "run.json").write_text(example.config.model_dump_json())
+    _, once = commands()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AJET_CLIENT__TOKEN", example.tokens.control)
+        shown = run(once[0], "--run", "run.json", *once[1:]).output
+    assert "--- reward\n1 " in shown
+
+
+def test_why_an_episode_has_no_reward_is_shown_whole(example: ScriptedSwarm) -> None:
+    """The last line of a program's stderr alone does not name the program."""
+    Path("tests/grade.py").write_text("raise SystemExit('first line\\nlast line')")
+    _, once = commands()
+    shown = CliRunner().invoke(ajet, once)
+    assert shown.exit_code == 1
+    aborted = shown.output.partition("--- aborted\n")[2]
+    for part in ("the reward command ended with status 1", "first line", "last line"):
+        assert part in aborted
+
+
+def test_a_task_without_its_prompt_is_refused(example: ScriptedSwarm) -> None:
+    Path("tasks.jsonl").write_text('{"id": "a", "question": "Where?", "answer": "Paris"}\n')
+    train, once = commands()
+    for command in (train, once):
+        refused = CliRunner().invoke(ajet, command)
+        assert "task 'a' has no field 'prompt' for the prompt, only" in refused.output
+    run(once[0], "--prompt-field", "question", *once[1:])
+    # A program that reads the task itself needs no prompt.
+    run(*once[:-1], "Where?")
 
 
 def test_what_is_missing_is_named(example: ScriptedSwarm) -> None:
