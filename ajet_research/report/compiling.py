@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -215,8 +216,18 @@ def _sentence(state: StudyState, numbers: DefinedNumbers, one: Compare) -> list[
             words = [Text("invalid: nothing can be concluded.")]
     why: list[Span] = []
     if finding.reason:
-        why = [Text(" Reason: "), Quote(finding.reason, f"finding-{one.id}"), Text(".")]
+        why = [Text(" Reason: "), *_reason(state, one.id, finding.reason), Text(".")]
     return [*start, *words, *(difference if finding.gain is not None else []), *why]
+
+
+def _reason(state: StudyState, id_: str, reason: str) -> list[Span]:
+    """Return the reason of a verdict, in which the ids of trials link to the trials."""
+    # An id has digits and letters: as a quote, each of its numerals would be a link of its own.
+    parts = re.split(f"({'|'.join(state.trials)})", reason)
+    return [
+        Reference(part, f"trial-{part}") if index % 2 else Quote(part, f"finding-{id_}")
+        for index, part in enumerate(parts)
+    ]
 
 
 def _expectations(report: Document, state: StudyState) -> None:
