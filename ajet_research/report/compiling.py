@@ -222,12 +222,15 @@ def _sentence(state: StudyState, numbers: DefinedNumbers, one: Compare) -> list[
 
 def _reason(state: StudyState, id_: str, reason: str) -> list[Span]:
     """Return the reason of a verdict, in which the ids of trials link to the trials."""
-    # An id has digits and letters: as a quote, each of its numerals would be a link of its own.
-    parts = re.split(f"({'|'.join(state.trials)})", reason)
-    return [
-        Reference(part, f"trial-{part}") if index % 2 else Quote(part, f"finding-{id_}")
-        for index, part in enumerate(parts)
-    ]
+    # An id has digits and letters: in a quote, each of its numerals would be a link of its own.
+    spans: list[Span] = []
+    for index, part in enumerate(re.split(f" ({'|'.join(state.trials)}) ", f"{reason} ")):
+        if index % 2:
+            spans += [Text(" "), Reference(part, f"trial-{part}"), Text(" ")]
+        else:
+            # A quote has no space at its ends.
+            spans.append(Quote(part.strip(), f"finding-{id_}"))
+    return spans
 
 
 def _expectations(report: Document, state: StudyState) -> None:
