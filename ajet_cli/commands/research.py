@@ -29,6 +29,7 @@ _SUITES = (
     *("null", "effects", "verify", "links", "faults", "swarm", "drivers"),
     *("search", "adversaries", "budgets", "outage", "versions"),
 )
+_KEPT = ("adversaries", "swarm", "versions")
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _parallel = click.option(
@@ -318,15 +319,15 @@ def history(path: Path, page: Path | None, as_json: bool) -> None:
     "--dir",
     "directory",
     type=_DIRECTORY,
-    help="Keep the studies of the suites swarm and versions; resume them.",
+    help="Keep the studies of the suites adversaries, swarm and versions; continue there.",
 )
 def bench(suite: str, size: int | None, seed: int, directory: Path | None) -> None:
     """Measure studies in worlds whose truth is planted, and print one line of JSON."""
     from ajet_cli.studies.drivers import run_drivers
     from ajet_research.suites import SUITES
 
-    if directory is not None and suite not in ("swarm", "versions"):
-        raise ConfigError(f"--dir is for the suites swarm and versions; {suite} keeps nothing.")
+    if directory is not None and suite not in _KEPT:
+        raise ConfigError(f"--dir is for the suites {', '.join(_KEPT)}; {suite} keeps nothing.")
     # What drives a study from outside is beside the commands, and not in the research.
     suites: dict[str, Callable[..., dict[str, Any]]] = {**SUITES, "drivers": run_drivers}
     options = {"size": size, "directory": directory}

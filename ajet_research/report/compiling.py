@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -215,8 +216,21 @@ def _sentence(state: StudyState, numbers: DefinedNumbers, one: Compare) -> list[
             words = [Text("invalid: nothing can be concluded.")]
     why: list[Span] = []
     if finding.reason:
-        why = [Text(" Reason: "), Quote(finding.reason, f"finding-{one.id}"), Text(".")]
+        why = [Text(" Reason: "), *_reason(state, one.id, finding.reason), Text(".")]
     return [*start, *words, *(difference if finding.gain is not None else []), *why]
+
+
+def _reason(state: StudyState, id_: str, reason: str) -> list[Span]:
+    """Return the reason of a verdict, in which the ids of trials link to the trials."""
+    # An id has digits and letters: in a quote, each of its numerals would be a link of its own.
+    spans: list[Span] = []
+    for index, part in enumerate(re.split(f" ({'|'.join(state.trials)}) ", f"{reason} ")):
+        if index % 2:
+            spans += [Text(" "), Reference(part, f"trial-{part}"), Text(" ")]
+        else:
+            # A quote has no space at its ends.
+            spans.append(Quote(part.strip(), f"finding-{id_}"))
+    return spans
 
 
 def _expectations(report: Document, state: StudyState) -> None:

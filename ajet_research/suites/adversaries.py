@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -262,14 +262,18 @@ PROGRAMS = {"escapes": _ESCAPE, "fork-bomb": _BOMB, "sleeps": _SLEEPER}
 """By name, those in a sandbox."""
 
 
-def run_adversaries(*, seed: int, size: int | None = None) -> dict[str, Any]:
+def run_adversaries(
+    *, seed: int, size: int | None = None, directory: Path | None = None
+) -> dict[str, Any]:
     """Let each adversary do its worst.
 
     :param size: how many adversaries; all by default.
+    :param directory: where the studies and their ends are kept, so that another call continues with
+        the adversaries that have not ended; None keeps nothing.
     """
-    began = time.monotonic()
     results: dict[str, AdversaryEnd] = {}
     with tempfile.TemporaryDirectory() as folder:
+        where = (directory or Path(folder)).resolve()
         original = finished_study(Path(folder) / "original" / "study", world="null", repeats=0)
         trials: dict[str, Callable[[Path], AdversaryEnd]] = {
             **{name: _asking(its, original) for name, its in MODELS.items()},
@@ -278,11 +282,15 @@ def run_adversaries(*, seed: int, size: int | None = None) -> dict[str, Any]:
             "registers-again": lambda place: _registering(place, seed),
         }
         for name in list(trials)[: size or len(trials)]:
-            place = Path(folder) / name
-            place.mkdir()
+            kept = where / name / f"end-{seed}.json"
+            if kept.exists():
+                results[name] = AdversaryEnd(**json.loads(kept.read_bytes()))
+                continue
+            place = _new_place(where / name)
             started = time.monotonic()
-            results[name] = trials[name](place)
-            results[name].seconds = time.monotonic() - started
+            its = results[name] = trials[name](place)
+            its.seconds = time.monotonic() - started
+            write_whole(kept, canonical(asdict(its)).encode())
     hangs = [
         name
         for name, its in results.items()
@@ -303,9 +311,20 @@ def run_adversaries(*, seed: int, size: int | None = None) -> dict[str, Any]:
         "code_trials": sum(its.trials for its in results.values()),
         "refusals": sum(len(its.refusals) for its in results.values()),
         "problems": [*lies, *escapes, *problems, *hangs],
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(sum(its.seconds for its in results.values()), 1),
         "passed": not (lies or escapes or problems or hangs) and ended == len(results),
     }
+
+
+def _new_place(folder: Path) -> Path:
+    """Return a new directory for a try. An earlier one that was interrupted stays as it is.
+
+    What reaches the host is seen while the adversary runs, so that half a try says nothing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / f"try-{sum(path.is_dir() for path in folder.iterdir()) + 1}"
+    place.mkdir()
+    return place
 
 
 def _asking(adversary: ModelAdversary, original: Path) -> Callable[[Path], AdversaryEnd]:

@@ -194,6 +194,37 @@ def test_the_suite_has_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not result["passed"]
 
 
+def test_the_suite_continues_with_those_that_have_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[Path] = []
+
+    def end(name: str, place: Path) -> AdversaryEnd:
+        places.append(place)
+        if len(places) == 3:
+            raise KeyboardInterrupt
+        assert list(place.iterdir()) == []
+        (place / "left").touch()
+        return AdversaryEnd(ended=True, trials=2, refusals=[name])
+
+    for place in ("MODELS", "PROGRAMS"):
+        monkeypatch.setattr(adversaries, place, {})
+    monkeypatch.setattr(adversaries, "attacked", end)
+    with pytest.raises(KeyboardInterrupt):
+        adversaries.run_adversaries(seed=0, size=4, directory=tmp_path)
+    result = adversaries.run_adversaries(seed=0, size=4, directory=tmp_path)
+    names = list(ATTACKS)[:4]
+    tries = [f"{name}/try-1" for name in names[:3]] + [f"{names[2]}/try-2", f"{names[3]}/try-1"]
+    assert places == [tmp_path.resolve() / one for one in tries]
+    assert (result["adversaries"], result["refusals"], result["code_trials"]) == (4, 4, 8)
+    assert result["passed"]
+    assert adversaries.run_adversaries(seed=0, size=4, directory=tmp_path) == result
+    assert len(places) == 5
+    # Another seed is another measurement.
+    adversaries.run_adversaries(seed=1, size=1, directory=tmp_path)
+    assert places[5:] == [tmp_path.resolve() / names[0] / "try-2"]
+
+
 # --- In a box, without a study --------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -421,6 +422,19 @@ def test_every_numeral_of_every_report_is_linked() -> None:
             assert bare == [], (world, page)
             total += count
     assert total > 1000
+
+
+def test_a_reason_links_the_trials_that_it_names() -> None:
+    leader = led(study(base__set={"world": "seedless", "steps": 2}))
+    trials = re.findall(r"[0-9a-f]{12}", leader.state.verdicts["b-vs-a"].reason)
+    assert len(trials) == 2
+    assert any(character.isdigit() for trial in trials for character in trial)
+    files = compile_report(leader.ledger.rows).files
+    first, second = (f"[{trial}](#trial-{trial})" for trial in trials)
+    assert f"the seed has no effect: trials {first} and {second} of the arm" in files["report.md"]
+    for trial in trials:
+        assert f'<a href="#trial-{trial}">{trial}</a>' in files["report.html"]
+        assert f'id="trial-{trial}"' in files["report.html"]
 
 
 def test_guardrails_take_their_worst_value_from_a_failed_trial_not_the_registered_outcome() -> None:
