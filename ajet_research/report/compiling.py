@@ -224,7 +224,8 @@ def _reason(state: StudyState, id_: str, reason: str) -> list[Span]:
     """Return the reason of a verdict, in which the ids of trials link to the trials."""
     # An id has digits and letters: in a quote, each of its numerals would be a link of its own.
     spans: list[Span] = []
-    for index, part in enumerate(re.split(f" ({'|'.join(state.trials)}) ", f"{reason} ")):
+    ids = "|".join(state.trials) or "(?!)"
+    for index, part in enumerate(re.split(f" ({ids}) ", f"{reason} ")):
         if index % 2:
             spans += [Text(" "), Reference(part, f"trial-{part}"), Text(" ")]
         else:
