@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,10 +93,10 @@ async def measure(rounds: int, episodes: int, directory: Path) -> dict[str, Any]
             server = stack.enter_context(gateway(directory / f"run-{name}", model))
             servers[name] = server, await started(server, model)
             await round_of(*servers[name], 16, 16, seed=1, group=1)
+        # Each is in each place, and follows each other one, as often as the others.
+        orders = list(permutations(servers))
         for number in range(rounds):
-            # Each is first as often as the others.
-            turn = number % len(servers)
-            for name in [*servers, *servers][turn : turn + len(servers)]:
+            for name in orders[number % len(orders)]:
                 server, claim = servers[name]
                 before = cpu_of(server)
                 one = await round_of(server, claim, episodes, episodes, 100 + number, group=1)
