@@ -98,5 +98,6 @@ def _loss(model: LlamaForCausalLM, calls: list[dict[str, list[int]]]) -> torch.T
 
 
 if __name__ == "__main__":
-    *paths, its_seed = sys.argv[1:]
-    sys.stdout.write(f"{teach(*map(Path, paths), seed=int(its_seed))}\n")
+    _, its_lesson, its_tokenizer, its_model, its_seed = sys.argv
+    last = teach(Path(its_lesson), Path(its_tokenizer), Path(its_model), int(its_seed))
+    sys.stdout.write(f"{last}\n")
