@@ -9,16 +9,18 @@ import sys
 import pytest
 
 from ajet_installation.settings import Settings
+from tests.support.plugin_sources import plugin_sources
 from tests.test_layers import ROOT
 
 PAGE = ROOT / "docs" / "settings.md"
 
 
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> str:
+def page() -> str:
     """What `make generate` would write."""
-    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
-    text: str = importlib.import_module("write_settings").page()
+    with plugin_sources():
+        sys.path.insert(0, str(ROOT / "scripts"))
+        text: str = importlib.import_module("write_settings").page()
     return text
 
 

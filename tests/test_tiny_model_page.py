@@ -24,6 +24,7 @@ def test_the_table_has_each_setting_that_is_set() -> None:
     assert rows["`clip_low`, `clip_high`"] == f"{TINY_GRPO.clip_low}, {TINY_GRPO.clip_high}"
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.slow
 def test_its_snippets_make_a_model_and_a_configuration(

@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import shlex
+import sys
 import tomllib
 from dataclasses import replace
 from importlib import metadata
@@ -27,6 +28,7 @@ from ajet_cli.memory_plan.trainers import activation_bytes
 from ajet_cli.run_files import read_run
 from ajet_core.errors import ConfigError
 from ajet_core.protocol import RunConfig
+from tests.support.plugin_sources import plugin_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "contrib" / "configurations"
@@ -90,15 +92,14 @@ def test_each_file_fits_the_gpus_that_it_is_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_components_accept_the_settings_of_each_file(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_components_accept_the_settings_of_each_file(name: str) -> None:
     config = read_run(LIBRARY / name)
-    for choice in (config.trainer, config.engine):
-        folder, target = SETTINGS[choice.name]
-        monkeypatch.syspath_prepend(str(ROOT / "plugins" / folder / "src"))
-        module, _, cls = target.partition(":")
-        getattr(importlib.import_module(module), cls).model_validate(choice.settings)
+    with plugin_sources():
+        for choice in (config.trainer, config.engine):
+            folder, target = SETTINGS[choice.name]
+            sys.path.insert(0, str(ROOT / "plugins" / folder / "src"))
+            module, _, cls = target.partition(":")
+            getattr(importlib.import_module(module), cls).model_validate(choice.settings)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ajet_testing.servers import CLIENT, CONTROL, TOKENS, Running, ServerFactory
 from tests.page.held_engine import half_answered
 from tests.page.test_page_routes import HOSTILE
 from tests.page.test_running_stream import streams
-from tests.support.browser import headless_browser
+from tests.support.browser import connected, shared_browser
 
 pytestmark = pytest.mark.processes
 
@@ -32,9 +32,15 @@ Open = Callable[..., Awaitable[Any]]
 SHOWN = '<img src=x onerror="alert(1)"> \\u202e \\u001b[2J'
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with shared_browser(tmp_path_factory.mktemp("browser") / "profile") as address:
+        yield address
+
+
 @pytest_asyncio.fixture
-async def browser() -> AsyncIterator[Any]:
-    async with headless_browser() as running:
+async def browser(shared: str) -> AsyncIterator[Any]:
+    async with connected(shared) as running:
         yield running
 
 

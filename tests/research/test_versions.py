@@ -342,6 +342,7 @@ def test_an_environment_has_its_version_and_the_dependencies_of_this_one(
     assert (directory / "version.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(600)

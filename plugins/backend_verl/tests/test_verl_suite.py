@@ -32,16 +32,19 @@ class TestVerlTrainer(TrainerSuite):
                 ),
                 {},
             ),
-            (
-                LORA,
-                AlgorithmConfig(
-                    learning_rate=1e-2,
-                    warmup_steps=5,
-                    importance="truncated",
-                    aggregation="episode_mean",
-                    kl_coef=0.1,
+            pytest.param(
+                (
+                    LORA,
+                    AlgorithmConfig(
+                        learning_rate=1e-2,
+                        warmup_steps=5,
+                        importance="truncated",
+                        aggregation="episode_mean",
+                        kl_coef=0.1,
+                    ),
+                    {"workers_per_node": 2},
                 ),
-                {"workers_per_node": 2},
+                marks=pytest.mark.nightly,
             ),
         ],
         ids=["four optimiser steps", "two workers with adapters"],
