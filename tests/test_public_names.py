@@ -132,6 +132,7 @@ def test_examples_import_public_names_only(page: Path) -> None:
             assert private(ast.parse(block)) == []
 
 
+@pytest.mark.slow
 def test_nothing_with_an_underscore_is_imported_from_another_package() -> None:
     found = [
         f"{module} -> {where}.{name}"

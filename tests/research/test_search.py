@@ -282,6 +282,7 @@ def test_a_sampler_that_learns_comes_closer_than_chance() -> None:
     assert reached("tpe") > reached("random") + 0.5
 
 
+@pytest.mark.slow
 @given(st.sets(st.integers(0, 90), max_size=12), st.integers(1, 5))
 @settings(deadline=None, max_examples=12)
 def test_a_leader_that_is_killed_while_it_searches_leaves_the_same_report(

@@ -616,6 +616,7 @@ def test_no_episode_is_older_than_the_bound_though_its_tag_has_few_places(seed: 
             training = True
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(asynchronous())
 def test_clients_that_fall_silent_and_come_back_make_no_episode_too_old(

@@ -303,6 +303,7 @@ def random_tree(rng: random.Random) -> Node:
     return node(2)
 
 
+@pytest.mark.slow
 def test_balancing_has_a_bias_of_one_over_the_size_of_the_group_and_keeps_the_direction() -> None:
     rng = random.Random(5)
     seen = 0
