@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,12 @@ def shared_browser(directory: Path) -> Iterator[str]:
         assert process.stderr is not None
         said = map(re.compile(r"DevTools listening on (\S+)").search, process.stderr)
         address = next(filter(None, said))[1]
+        # The browser would wait for a full pipe.
+        threading.Thread(target=list, args=(said,), daemon=True).start()
         yield address
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()
 
 
 @contextlib.asynccontextmanager
