@@ -26,7 +26,6 @@ from tests.support.tiers import (
 )
 
 ROOT = Path(__file__).parents[1]
-CI = ROOT / ".ci" / "run"
 # The environments of tox with tests of this directory, as continuous integration runs them.
 ENVIRONMENTS = ("core-py{311,312,313}", "torch", "pairs")
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -89,13 +88,8 @@ def test_every_test_has_one_tier_and_is_run_by_continuous_integration_or_nightly
     assert texts == set(tiers.FILES)
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini", encoding="utf-8")
-    (in_torch,) = re.findall(r"^export TORCH_TESTS='(.+)'$", CI.read_text(), re.M)
-    of_tox = [
-        selections(re.sub(r"{env:TORCH_TESTS:[^}]+}", in_torch, tox[f"testenv:{name}"]["commands"]))
-        for name in ENVIRONMENTS
-    ]
+    of_tox = [selections(tox[f"testenv:{name}"]["commands"]) for name in ENVIRONMENTS]
     assert all(of_tox)
-    assert in_torch in of_tox[ENVIRONMENTS.index("torch")]
     of_make = selections((ROOT / "Makefile").read_text(encoding="utf-8"))
     nightly = [
         "nightly and not pairs",

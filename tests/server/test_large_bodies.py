@@ -53,8 +53,11 @@ async def test_the_next_is_read_after_the_pause_even_if_one_is_refused(clock: Cl
         order.append(1)
         raise ValueError("refused")
 
+    def accepted() -> Any:
+        order.append(2)
+
     first = asyncio.ensure_future(bodies.read_large(refused))
-    second = asyncio.ensure_future(bodies.read_large(lambda: order.append(2)))  # type: ignore[arg-type,return-value]
+    second = asyncio.ensure_future(bodies.read_large(accepted))
     with pytest.raises(ValueError, match="refused"):
         await first
     await asyncio.sleep(0)
