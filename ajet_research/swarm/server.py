@@ -47,7 +47,7 @@ class TrialServer:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._run_dir = directory / SERVER
-        self._control_token = secrets.token_urlsafe(32)
+        self.control_token = secrets.token_urlsafe(32)
         self.client_token = secrets.token_urlsafe(32)
 
     def __enter__(self) -> Self:
@@ -75,7 +75,7 @@ class TrialServer:
                 self.check()
                 time.sleep(_TURN)
             self.url = str(read_json(self._note)["url"])
-            self.control = SwarmClient(self.url, self._control_token)
+            self.control = SwarmClient(self.url, self.control_token)
         except BaseException:
             self._end()
             raise
@@ -125,7 +125,7 @@ class TrialServer:
 
     def _environment(self) -> dict[str, str]:
         return child_environment(
-            AJET_SERVER__CONTROL_TOKEN=self._control_token,
+            AJET_SERVER__CONTROL_TOKEN=self.control_token,
             AJET_SERVER__CLIENT_TOKEN=self.client_token,
             AJET_SERVER__BOOT_TIMEOUT_SECONDS=str(_BOOT_SECONDS),
             AJET_SERVER__MAX_REWARD=str(MAX_REWARD),

@@ -199,19 +199,25 @@ async def _unless_stopped(learning: Coroutine[object, object, None], server: Tri
     """
 
     async def stopped() -> None:
+        async with AsyncSwarmClient(server.url, server.control_token) as control:
+            while True:
+                status = await control.status()
+                if status.error is not None:
+                    raise AjetError(f"the run failed: {status.error.message}")
+                if status.state is ServerState.PAUSED or status.paused:
+                    return
+                await asyncio.sleep(_TURN)
+
+    async def ended() -> None:
+        # The clients retry for a minute, and would then name only the URL.
         while True:
             server.check()
-            status = await asyncio.to_thread(server.control.status)
-            if status.error is not None:
-                raise AjetError(f"the run failed: {status.error.message}")
-            if status.state is ServerState.PAUSED or status.paused:
-                return
             await asyncio.sleep(_TURN)
 
-    tasks = [asyncio.ensure_future(learning), asyncio.ensure_future(stopped())]
+    tasks = [asyncio.ensure_future(one) for one in (learning, stopped(), ended())]
     try:
-        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in ended:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
             task.result()
     finally:
         for task in tasks:

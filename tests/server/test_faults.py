@@ -91,7 +91,8 @@ async def test_failing_agents_pause_the_run_with_a_diagnosis(server: Running) ->
     found = await status(server)
     assert "5 of the last 8 episodes failed (5 by timeout)" in found["paused"]
     assert "5 times 'TimeoutError: tool is down'" in found["paused"]
-    assert [f["code"] for f in found["findings"]] == ["paused"]
+    # A busy machine may have blocked the event loop.
+    assert [f["code"] for f in found["findings"] if f["code"] != "loop_blocked"] == ["paused"]
     assert found["counters"]["aborted_timeout"] == 5
     body = {"task_id": "x", "wait_seconds": 0}
     refused = await server.http.post("/v1/episodes", headers=CLIENT, json=body)
