@@ -60,9 +60,9 @@ FILES = (
     "tests/test_public_names.py",
     "tests/test_words.py",
 )
-MOST_SECONDS = 6.0
-"""CPU time that a unit test may take, with what it imports first. Most take milliseconds. A busy
-machine, on which CPU time counts about double, leaves the limit far off."""
+MOST_SECONDS = 12.0
+"""CPU time that a unit test may take, with what it imports first. Most take milliseconds. On a slow
+or busy machine, CPU time counts two or three times as much."""
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "")
 """``quick`` or ``thorough``; "" is what continuous integration runs."""
