@@ -120,7 +120,7 @@ def _log_as(prefix: str, level: str) -> None:
     # Handlers of the parent process have its prefix.
     logging.basicConfig(force=bool(prefix), level=level.upper(), handlers=[handler])
     # It would log the URL of every request, and those of alerts may be secrets.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 def _run(settings: Settings, main: Coroutine[Any, Any, T]) -> T:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 
 from ajet_core.errors import EnvironmentFailedError
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, SettingsT_co, Task, TaskSource
@@ -19,14 +19,14 @@ _SHOWN = 500
 async def chat(
     episode: ModelEndpoint,
     messages: Sequence[Mapping[str, Any]],
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
     **fields: Any,
 ) -> dict[str, Any]:
     """Ask the model of an episode for a chat completion, and return the message of its answer.
 
     :param fields: further fields of the request, such as ``tools``.
     :raises RuntimeError: the endpoint refused the call, or its answer has no message.
-    :raises httpx.TransportError: the endpoint cannot be reached.
+    :raises httpx2.TransportError: the endpoint cannot be reached.
     """
     response = await client.post(
         f"{episode.base_url}/chat/completions",
@@ -43,7 +43,7 @@ async def chat(
 
 
 async def ask(
-    episode: ModelEndpoint, messages: Sequence[Mapping[str, Any]], client: httpx.AsyncClient
+    episode: ModelEndpoint, messages: Sequence[Mapping[str, Any]], client: httpx2.AsyncClient
 ) -> str:
     """Ask as `chat` does, and return the text of the answer."""
     return (await chat(episode, messages, client)).get("content") or ""
@@ -53,15 +53,15 @@ class ModelClient:
     """Connections to the models of all episodes, opened when first needed."""
 
     def __init__(self) -> None:
-        self._client: httpx.AsyncClient | None = None
+        self._client: httpx2.AsyncClient | None = None
 
-    def get(self) -> httpx.AsyncClient:
+    def get(self) -> httpx2.AsyncClient:
         """Return the client."""
         if self._client is None:
             # How long an answer takes is up to the server and to the runner's time limit.
-            self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(None, connect=30.0),
-                limits=httpx.Limits(max_connections=None),
+            self._client = httpx2.AsyncClient(
+                timeout=httpx2.Timeout(None, connect=30.0),
+                limits=httpx2.Limits(max_connections=None),
             )
         return self._client
 
@@ -84,7 +84,7 @@ class QuestionSource(TaskSource[SettingsT_co]):
         await self._models.close()
 
     @property
-    def client(self) -> httpx.AsyncClient:
+    def client(self) -> httpx2.AsyncClient:
         """Connections to the model, for all episodes."""
         return self._models.get()
 

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-import httpx
+import httpx2
 from pydantic import Field
 
 from ajet_core.errors import EnvironmentFailedError
@@ -148,7 +148,7 @@ class TurnSource(TaskSource[TurnSettingsT]):
 
     async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
         """Let the model of the episode act."""
-        client: httpx.AsyncClient = self._models.get()
+        client: httpx2.AsyncClient = self._models.get()
 
         async def reply(
             messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]

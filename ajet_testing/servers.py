@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -69,7 +69,7 @@ class Running:
     """A running server and an HTTP client for it."""
 
     service: SwarmService
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     model_dir: Path
     run_dir: Path
     url: str
@@ -104,7 +104,7 @@ class Running:
         state: str = answer.json()["state"]
         return state
 
-    async def put_run(self, **changes: Any) -> httpx.Response:
+    async def put_run(self, **changes: Any) -> httpx2.Response:
         """Configure a run."""
         return await self.http.put("/v1/run", headers=CONTROL, json=self.config(**changes))
 
@@ -118,12 +118,12 @@ class Running:
 
     async def chat(
         self, grant: dict[str, Any], text: str = "hello", **changes: Any
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Send a chat completion with the episode's key."""
         body = {"model": "any", "messages": [{"role": "user", "content": text}], **changes}
         return await self.http.post("/v1/chat/completions", headers=key(grant), json=body)
 
-    async def end(self, grant: dict[str, Any], reward: float) -> httpx.Response:
+    async def end(self, grant: dict[str, Any], reward: float) -> httpx2.Response:
         """End an episode."""
         return await self.http.post(
             f"/v1/episodes/{grant['episode_id']}/end", headers=CLIENT, json={"reward": reward}
@@ -185,7 +185,7 @@ class ServerFactory:
         serving = asyncio.create_task(http_server.serve([listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
+            async with httpx2.AsyncClient(base_url=url, timeout=60.0) as http:
                 yield Running(service, http, self.model_dir, self.run_dir, url)
         finally:
             await service.interrupt()
@@ -199,7 +199,7 @@ def key(grant: dict[str, Any]) -> dict[str, str]:
     return {"authorization": f"Bearer {grant['api_key']}"}
 
 
-def error_of(answer: httpx.Response) -> dict[str, Any]:
+def error_of(answer: httpx2.Response) -> dict[str, Any]:
     """Return the error object of an answer."""
     error: dict[str, Any] = json.loads(answer.text)["error"]
     return error
@@ -221,7 +221,7 @@ async def revoke(server: Running, token_id: str) -> None:
 
 async def claim_as(
     server: Running, headers: Headers, task: str = "a", **changes: Any
-) -> httpx.Response:
+) -> httpx2.Response:
     """Claim an episode with a token."""
     body = {"task_id": task, "wait_seconds": 30.0, **changes}
     return await server.http.post("/v1/episodes", headers=headers, json=body)

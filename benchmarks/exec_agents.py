@@ -42,7 +42,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import httpx
+import httpx2
 from options import at_least
 from reporting import report
 
@@ -313,7 +313,7 @@ def recorded(swarm: ScriptedSwarm, words: Mapping[str, str], *, tools: bool) -> 
         ),
         0,
     )
-    with httpx.Client(base_url=swarm.url) as client:
+    with httpx2.Client(base_url=swarm.url) as client:
         client.headers["authorization"] = f"Bearer {swarm.tokens.control}"
         for episode in episodes:
             row["rewarded"] += episode.reward == 1.0

@@ -98,7 +98,7 @@ async def start_run(
 
     :param engine: more settings of the engine.
     """
-    import httpx
+    import httpx2
 
     config = {
         "model": {"path": str(model_dir), "renderer": "qwen3"},
@@ -118,7 +118,7 @@ async def start_run(
         "failures": {"pause_on": []},
     }
     headers = {"authorization": f"Bearer {control}"}
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=90) as http:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=90) as http:
         (await http.put("/v1/run", headers=headers, json=config)).raise_for_status()
         started = await http.post("/v1/run/start", headers=headers, json={"wait_seconds": 60})
         started.raise_for_status()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from types import TracebackType
 
-import httpx
+import httpx2
 
 from agentjet.client import AsyncSwarmClient, Episode, Task
 
@@ -48,7 +48,7 @@ class Rollouts:
 async def _roll_out(url: str, tag: str, seconds: float) -> None:
     """Roll out one task after another until cancelled."""
     numbers = itertools.count()
-    async with AsyncSwarmClient(url) as client, httpx.AsyncClient(timeout=60) as http:
+    async with AsyncSwarmClient(url) as client, httpx2.AsyncClient(timeout=60) as http:
 
         async def agent(task: Task, episode: Episode) -> float:
             answer = await http.post(

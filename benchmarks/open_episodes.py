@@ -113,11 +113,11 @@ class FullGateway:
 
 async def _waiting(gateway: FullGateway, count: int) -> None:
     """Wait until the server reports this many waiting claims."""
-    import httpx
+    import httpx2
 
     url = f"http://127.0.0.1:{gateway.child.port}/v1/status"
     headers = {"authorization": f"Bearer {gateway.client}"}
-    async with httpx.AsyncClient(headers=headers) as http:
+    async with httpx2.AsyncClient(headers=headers) as http:
         while (await http.get(url)).json()["counters"]["waiting_claims"] < count:
             pass
 

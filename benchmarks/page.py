@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from load import quantile
 from options import at_least
 from processes import Round, Server
@@ -124,7 +124,7 @@ async def watch(url: str, token: str, seed: int) -> None:
     rng, known = random.Random(seed), None
     headers = {"authorization": f"Bearer {token}"}
     # No context of TLS for each: the server has none.
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30, verify=False) as http:
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30, verify=False) as http:
         await asyncio.sleep(rng.random() * POLL_SECONDS)
         while True:
             overview = (await http.get("/v1/overview")).raise_for_status().json()

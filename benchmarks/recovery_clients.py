@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
+import httpx2
 
 if TYPE_CHECKING:
     from agentjet.client import Episode, Task
@@ -94,7 +94,7 @@ def reward_of(episode_id: str) -> float:
 
 
 def make_calls(
-    http: httpx.Client, journal: Journal, task_id: str, base_url: str, api_key: str
+    http: httpx2.Client, journal: Journal, task_id: str, base_url: str, api_key: str
 ) -> None:
     """Make the model calls of an episode."""
     for number in range(CALLS):
@@ -148,7 +148,7 @@ async def _done(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def walk(http: httpx.Client, journal: Journal, task: Task, episode: Episode) -> float:
+def walk(http: httpx2.Client, journal: Journal, task: Task, episode: Episode) -> float:
     """Run an episode for a runner, and return its reward."""
     make_calls(http, journal, task.id, episode.base_url, episode.api_key)
     return reward_of(episode.episode_id)
@@ -158,7 +158,7 @@ def run_runner(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
     """Run rounds with `SwarmClient`."""
     from agentjet.client import SwarmClient
 
-    with httpx.Client(timeout=GIVE_UP_SECONDS) as http, SwarmClient(url, TOKEN) as client:
+    with httpx2.Client(timeout=GIVE_UP_SECONDS) as http, SwarmClient(url, TOKEN) as client:
         agent = partial(walk, http, journal)
         # This blocks the event loop, which nothing else uses.
         asyncio.run(rounds(client, agent, journal, tag, kinds))
@@ -175,7 +175,7 @@ async def run_async(url: str, journal: Journal, tag: str, kinds: list[str]) -> N
         sys.stderr.flush()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, dump)
-    with httpx.Client(timeout=GIVE_UP_SECONDS) as http:
+    with httpx2.Client(timeout=GIVE_UP_SECONDS) as http:
 
         async def agent(task: Task, episode: Episode) -> float:
             return await asyncio.to_thread(walk, http, journal, task, episode)
@@ -200,7 +200,7 @@ class RefusedError(Exception):
     """An answer after which a retry is useless."""
 
 
-def _pause(answer: httpx.Response | None) -> float | None:
+def _pause(answer: httpx2.Response | None) -> float | None:
     """Return the seconds until a retry, or None if the answer is good.
 
     :raises RefusedError: a retry is useless.
@@ -214,7 +214,7 @@ def _pause(answer: httpx.Response | None) -> float | None:
     raise RefusedError(f"{answer.status_code}: {answer.text}")
 
 
-def answered(send: Callable[[], httpx.Response]) -> httpx.Response:
+def answered(send: Callable[[], httpx2.Response]) -> httpx2.Response:
     """Return the answer to a request that may be repeated.
 
     :raises RefusedError: the server refuses it.
@@ -225,7 +225,7 @@ def answered(send: Callable[[], httpx.Response]) -> httpx.Response:
         why = "no answer"
         try:
             answer = send()
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             answer, why = None, repr(error)
         if (pause := _pause(answer)) is None:
             assert answer is not None
@@ -245,7 +245,7 @@ def _pool() -> Iterator[ThreadPoolExecutor]:
 class Plain:
     """A client that was written with only the protocol's documentation."""
 
-    http: httpx.Client
+    http: httpx2.Client
     journal: Journal
     tag: str
 
@@ -303,7 +303,7 @@ class Plain:
 
 def run_plain(url: str, journal: Journal, tag: str, kinds: list[str]) -> None:
     """Run rounds with plain HTTP."""
-    with httpx.Client(base_url=url, timeout=60.0) as http:
+    with httpx2.Client(base_url=url, timeout=60.0) as http:
         plain = Plain(http, journal, tag)
         for ids in journal.rounds():
             step = plain.ask("GET", "/v1/status")["step"] + 1

@@ -122,10 +122,10 @@ async def watch(load: Load, run_dir: Path) -> list[Sample]:
 
 async def _steps(load: Load) -> int:
     """Return the number of trained steps."""
-    import httpx
+    import httpx2
 
     url = f"http://127.0.0.1:{load.child.port}/v1/status"
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {load.client}"}) as http:
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {load.client}"}) as http:
         return int((await http.get(url)).json()["step"])
 
 

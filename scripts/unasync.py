@@ -45,7 +45,7 @@ REPLACEMENTS = [
     (r"import asyncio\n", ""),
     (r"asyncio\.sleep", "time.sleep"),
     (r"contextlib\.asynccontextmanager", "contextlib.contextmanager"),
-    (r"httpx\.AsyncBaseTransport", "httpx.BaseTransport"),
+    (r"httpx2\.AsyncBaseTransport", "httpx2.BaseTransport"),
     (r"AsyncIterator, Awaitable, Callable", "Callable, Iterator"),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"Awaitable\[(\w+)\]", r"\1"),

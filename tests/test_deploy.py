@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import check_jsonschema  # type: ignore[import-untyped]
-import httpx
+import httpx2
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner
@@ -211,9 +211,9 @@ async def test_what_the_files_say_starts_a_server_with_a_gateway(tmp_path: Path)
             cwd=tmp_path,
         )
         probe = of_gateway["readinessProbe"]["httpGet"]["path"]
-        async with httpx.AsyncClient(base_url=options["--url"]) as http:
+        async with httpx2.AsyncClient(base_url=options["--url"]) as http:
             while True:
-                with suppress(httpx.TransportError):
+                with suppress(httpx2.TransportError):
                     if (await http.get(probe)).status_code == 200:
                         break
                 await asyncio.sleep(0.05)
@@ -354,7 +354,7 @@ async def kubernetes_is_healthy(port: int) -> bool:
     server = container()
     ports = {one["name"]: one["containerPort"] for one in server["ports"]}
     answers = []
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             get = server[probe]["httpGet"]
             assert ports[get["port"]] == PORT
@@ -377,7 +377,7 @@ async def test_what_a_file_says_starts_a_server(file: str, tmp_path: Path) -> No
         processes = int(deployed.option("--processes"))
         assert processes > 1
         assert len(children(server.process.pid)) == 1 + processes
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
             token = TOKENS["AJET_SERVER__CONTROL_TOKEN"]
             for secret, status in ((token, 200), (f"{token}-not", 401)):
                 headers = {"authorization": f"Bearer {secret}"}

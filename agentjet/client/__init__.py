@@ -20,7 +20,7 @@ with Swarm({"planner": url1, "executor": url2}) as swarm, swarm.episode("task-1"
     ep.rewards = {"planner": 1.0, "executor": 0.5}
 ```
 
-Importing this module is fast: it loads no tensor library and no server code, and httpx only at the
+Importing this module is fast: it loads no tensor library and no server code, and httpx2 only at the
 first request.
 """
 

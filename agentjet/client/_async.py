@@ -99,7 +99,7 @@ from ajet_core.protocol import (
 )
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 LONG_POLL = 30.0
 MAX_START_WAIT = 600.0
@@ -162,7 +162,7 @@ class AsyncSwarmClient:
     :param token: default ``AJET_TOKEN``, else the token file of a server of this user on this
         machine.
     :param retries: how often a request is repeated before `ServerUnreachableError`.
-    :param transport: an `httpx.AsyncBaseTransport` to use instead of the network.
+    :param transport: an `httpx2.AsyncBaseTransport` to use instead of the network.
     :param rng: the source of randomness for the jitter.
     :param sleep: function that waits the given number of seconds.
     :param clock: function that returns monotonic seconds.
@@ -175,7 +175,7 @@ class AsyncSwarmClient:
         token: str | None = None,
         *,
         retries: int = DEFAULT_RETRIES,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,

@@ -46,7 +46,7 @@ from ajet_core.protocol import (
 )
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -80,7 +80,7 @@ class Connection:
         token: str | None,
         *,
         retries: int,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx2.BaseTransport | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -142,7 +142,7 @@ class Connection:
                 headers["last-event-id"] = str(since)
             url = f"{self.endpoint.url}/v1/events"
             parser = SseParser()
-            refused: httpx.Response | None = None
+            refused: httpx2.Response | None = None
             failure: TransportFailure | None = None
             try:
                 with transport_failures():
@@ -273,7 +273,7 @@ class Connection:
             failures += 1
             self.sleep(delay)
 
-    def _send(self, request: ApiRequest[A]) -> httpx.Response:
+    def _send(self, request: ApiRequest[A]) -> httpx2.Response:
         headers = self._headers()
         if request.answer is ProtocolInfo:
             # Send the token only to a server that has answered as an agentjet server.
@@ -338,7 +338,7 @@ class Connection:
             ) from None
 
     def _after_refusal(
-        self, response: httpx.Response, token: str | None, failures: int
+        self, response: httpx2.Response, token: str | None, failures: int
     ) -> tuple[float, int]:
         """Return the delay after a response that is not a stream, and the new failure count.
 

@@ -1,6 +1,6 @@
-"""The `httpx` clients behind a connection: one for each process, or one for each event loop.
+"""The `httpx2` clients behind a connection: one for each process, or one for each event loop.
 
-httpx is imported at the first request because its import takes as long as the rest of the client.
+httpx2 is imported at the first request because its import takes as long as the rest of the client.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from agentjet.client._wire import CONNECT_TIMEOUT, TransportFailure
 from ajet_core.errors import StateError
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 # Shorter than the 5 s after which servers (uvicorn) close idle connections, so that no request uses
 # a connection that is being closed.
 KEEPALIVE_SECONDS = 3.0
-# For every request httpcore checks every idle connection of its pool (a system call each): with 64
-# of them that costs more than the requests.
+# For every request, httpcore2 checks every idle connection of its pool, with a system call each: with
+# 64 of them, that costs more than the requests.
 MAX_IDLE_CONNECTIONS = 16
 
 
-def timeouts(read: float) -> httpx.Timeout:
+def timeouts(read: float) -> httpx2.Timeout:
     """Return the timeouts of a request, given the seconds to wait for its answer."""
-    import httpx
+    import httpx2
 
-    return httpx.Timeout(CONNECT_TIMEOUT, read=read)
+    return httpx2.Timeout(CONNECT_TIMEOUT, read=read)
 
 
 @contextlib.contextmanager
 def transport_failures() -> Iterator[None]:
-    """Convert httpx's transport errors to `TransportFailure`."""
-    import httpx
+    """Convert httpx2's transport errors to `TransportFailure`."""
+    import httpx2
 
     try:
         yield
-    except httpx.TransportError as error:
-        unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+    except httpx2.TransportError as error:
+        unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise TransportFailure(text, sent=not unsent) from error
 
 
-def _limits() -> httpx.Limits:
-    import httpx
+def _limits() -> httpx2.Limits:
+    import httpx2
 
     # Long polls hold their connections, so there is one connection per open request.
-    return httpx.Limits(
+    return httpx2.Limits(
         max_connections=None,
         max_keepalive_connections=MAX_IDLE_CONNECTIONS,
         keepalive_expiry=KEEPALIVE_SECONDS,
@@ -74,29 +74,29 @@ class _OfProcess:
     pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
     connecting: threading.Lock = field(default_factory=threading.Lock)
-    http: httpx.Client | None = None
+    http: httpx2.Client | None = None
 
 
 class Pool:
-    """The `httpx.Client` of this process, shared by its threads; a forked process gets another."""
+    """The `httpx2.Client` of this process, shared by its threads; a forked process gets another."""
 
-    def __init__(self, transport: httpx.BaseTransport | None) -> None:
+    def __init__(self, transport: httpx2.BaseTransport | None) -> None:
         self._transport = transport
         self._closed = False
         self._mine = _OfProcess()
 
-    def client(self) -> httpx.Client:
+    def client(self) -> httpx2.Client:
         """Return the client of this process.
 
         :raises StateError: the pool is closed.
         """
         mine = self._ready()
         if mine.http is None:
-            import httpx
+            import httpx2
 
             with mine.lock:
                 if mine.http is None:
-                    mine.http = httpx.Client(
+                    mine.http = httpx2.Client(
                         transport=self._transport, limits=_limits(), trust_env=True
                     )
         return mine.http
@@ -131,19 +131,19 @@ class _OfLoop:
     :param connecting: held while a protocol version is agreed on.
     """
 
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     connecting: asyncio.Lock
 
 
 class AsyncPool:
-    """An `httpx.AsyncClient` for each event loop that uses it."""
+    """An `httpx2.AsyncClient` for each event loop that uses it."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport | None) -> None:
+    def __init__(self, transport: httpx2.AsyncBaseTransport | None) -> None:
         self._transport = transport
         self._closed = False
         self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
 
-    def client(self) -> httpx.AsyncClient:
+    def client(self) -> httpx2.AsyncClient:
         """Return the client of the running event loop.
 
         :raises StateError: the pool is closed.
@@ -170,8 +170,8 @@ class AsyncPool:
         loop = asyncio.get_running_loop()
         mine = self._of_loop.get(loop)
         if mine is None:
-            import httpx
+            import httpx2
 
-            http = httpx.AsyncClient(transport=self._transport, limits=_limits())
+            http = httpx2.AsyncClient(transport=self._transport, limits=_limits())
             mine = self._of_loop[loop] = _OfLoop(http, asyncio.Lock())
         return mine

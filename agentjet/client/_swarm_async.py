@@ -70,7 +70,7 @@ from ajet_core.protocol import (
 )
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 # Seconds between a runner's searches for prepared parts that are not over yet, its own or those
 # left by earlier programs.
@@ -127,7 +127,7 @@ class AsyncSwarm:
         tokens: Mapping[str, str] | None = None,
         *,
         retries: int = DEFAULT_RETRIES,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,

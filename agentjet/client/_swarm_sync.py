@@ -70,7 +70,7 @@ from ajet_core.protocol import (
 )
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 # Seconds between a runner's searches for prepared parts that are not over yet, its own or those
 # left by earlier programs.
@@ -126,7 +126,7 @@ class Swarm:
         tokens: Mapping[str, str] | None = None,
         *,
         retries: int = DEFAULT_RETRIES,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx2.BaseTransport | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,

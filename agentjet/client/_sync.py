@@ -99,7 +99,7 @@ from ajet_core.protocol import (
 )
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 LONG_POLL = 30.0
 MAX_START_WAIT = 600.0
@@ -162,7 +162,7 @@ class SwarmClient:
     :param token: default ``AJET_TOKEN``, else the token file of a server of this user on this
         machine.
     :param retries: how often a request is repeated before `ServerUnreachableError`.
-    :param transport: an `httpx.BaseTransport` to use instead of the network.
+    :param transport: an `httpx2.BaseTransport` to use instead of the network.
     :param rng: the source of randomness for the jitter.
     :param sleep: function that waits the given number of seconds.
     :param clock: function that returns monotonic seconds.
@@ -175,7 +175,7 @@ class SwarmClient:
         token: str | None = None,
         *,
         retries: int = DEFAULT_RETRIES,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx2.BaseTransport | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,

@@ -12,7 +12,7 @@ from agentjet.client._connection_async import AsyncConnection
 from agentjet.client._wire import ApiRequest
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -31,7 +31,7 @@ class AsyncViewClient:
         token: str | None,
         *,
         timeout: float = 10.0,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._connection = AsyncConnection(url, token, retries=0, transport=transport)
         self._timeout = timeout

@@ -18,7 +18,7 @@ from ajet_core.errors import AjetError, ConfigError, RequestError, error_from_pa
 from ajet_core.protocol import DEPRECATED_HEADER, ErrorBody, ServerState, ServerStatus
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 DEFAULT_URL = "http://127.0.0.1:8642"
 # With the backoff below this takes 26 to 52 s, enough for a server that is restarted even twice.
@@ -175,7 +175,7 @@ def build(model: type[A], what: str, /, **fields: Any) -> A:
         raise RequestError(f"{where}: {message}", param=param or None) from None
 
 
-def read_answer(request: ApiRequest[A], response: httpx.Response) -> A:
+def read_answer(request: ApiRequest[A], response: httpx2.Response) -> A:
     """Parse the body of a successful answer.
 
     :raises AjetError: the body is not what the route promises.
@@ -193,7 +193,7 @@ def read_answer(request: ApiRequest[A], response: httpx.Response) -> A:
         ) from None
 
 
-def warn_of_deprecated(url: str, response: httpx.Response, warned: set[str]) -> None:
+def warn_of_deprecated(url: str, response: httpx2.Response, warned: set[str]) -> None:
     """Emit a FutureWarning for each deprecated part of the protocol that a request used.
 
     :param warned: those of earlier requests, which are not repeated; new ones are added.
@@ -204,7 +204,7 @@ def warn_of_deprecated(url: str, response: httpx.Response, warned: set[str]) -> 
             warnings.warn(f"{url}: {text[:SHOWN_BODY]}", FutureWarning, stacklevel=2)
 
 
-def read_error(what: str, response: httpx.Response) -> AjetError:
+def read_error(what: str, response: httpx2.Response) -> AjetError:
     """Parse an error response into the error class that it had on the server.
 
     A response that is not the server's, such as a proxy's page, becomes a plain `AjetError`.

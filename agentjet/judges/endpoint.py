@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 
 from agentjet.agents.route import passthrough
 from agentjet.client._paid import MAX_TOKENS, PAID_TOKENS
@@ -87,7 +87,7 @@ class ChatEndpoint:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(limits.at_once)
-        self._http: httpx.Client | None = None
+        self._http: httpx2.Client | None = None
         self._secret: str | None = None
         self._structured = True
 
@@ -125,7 +125,7 @@ class ChatEndpoint:
             try:
                 with self._places, passthrough():
                     response = self._client().post(path, json=sent)
-            except httpx.TransportError as error:
+            except httpx2.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 if response.status_code == _OK:
@@ -155,7 +155,7 @@ class ChatEndpoint:
                 self._http.close()
                 self._http = None
 
-    def _read(self, response: httpx.Response, model: str) -> dict[str, Any]:
+    def _read(self, response: httpx2.Response, model: str) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = response.json()
             tokens, written = _tokens(answer, "total_tokens"), _tokens(answer, "completion_tokens")
@@ -176,15 +176,15 @@ class ChatEndpoint:
     def _shown(self, text: str) -> str:
         return text.replace(self._secret or "\0", "***")[:SHOWN]
 
-    def _client(self) -> httpx.Client:
+    def _client(self) -> httpx2.Client:
         with self._lock:
             if self._http is None:
                 self._secret = self._key()
-                self._http = httpx.Client(
+                self._http = httpx2.Client(
                     base_url=self._base_url.rstrip("/") + "/",
                     headers={"authorization": f"Bearer {self._secret}"} if self._secret else {},
                     timeout=self._limits.timeout_seconds,
-                    limits=httpx.Limits(max_connections=self._limits.at_once),
+                    limits=httpx2.Limits(max_connections=self._limits.at_once),
                 )
             return self._http
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 _CONNECT_SECONDS = 10.0
 # Two timeouts in a row, of a request and a health check, must end before the gateway considers the
@@ -68,13 +68,13 @@ class HttpClient:
         self.address = address
         key = address.api_key
         local = address.socket is not None
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_SECONDS)
-        self._http = httpx.AsyncClient(
+        limits = httpx2.Limits(max_connections=None, keepalive_expiry=_KEEP_SECONDS)
+        self._http = httpx2.AsyncClient(
             base_url=address.url,
             headers={} if key is None else {"authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             limits=limits,
-            transport=httpx.AsyncHTTPTransport(uds=str(address.socket), limits=limits)
+            transport=httpx2.AsyncHTTPTransport(uds=str(address.socket), limits=limits)
             if local
             else None,
             # No proxy between two processes of one machine.
@@ -139,7 +139,7 @@ class HttpClient:
             raise ServerGoneError("its connections were closed")
         try:
             yield
-        except httpx.RequestError as error:
+        except httpx2.RequestError as error:
             raise ServerGoneError(f"{type(error).__name__}: {error}") from error
 
 

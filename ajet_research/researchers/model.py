@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 
 from agentjet import passthrough
 from ajet_core.errors import ConfigError
@@ -72,7 +72,7 @@ class ModelResearcher(Researcher):
         self.name = checked_name(terms.model)
         self._terms = terms
         # Reading them takes longer than a request on this machine.
-        self._certificates = httpx.create_ssl_context()
+        self._certificates = httpx2.create_ssl_context()
         self._limit = "max_tokens"
         self._key = os.environ.get(terms.api_key_env, "") if terms.api_key_env else ""
         if terms.api_key_env and not self._key:
@@ -115,7 +115,7 @@ class ModelResearcher(Researcher):
             async with (
                 asyncio.timeout(terms.timeout_seconds),
                 # Of each part; the whole exchange has the limit above.
-                httpx.AsyncClient(
+                httpx2.AsyncClient(
                     base_url=terms.base_url.rstrip("/") + "/",
                     headers=headers,
                     timeout=terms.timeout_seconds,
@@ -131,12 +131,12 @@ class ModelResearcher(Researcher):
             seconds = f"{terms.timeout_seconds:g}"
             what = f"it did not answer within {seconds} s"
             raise self._failed(what, temporary=True, unpaid=False) from None
-        except httpx.ConnectError as error:
+        except httpx2.ConnectError as error:
             raise self._failed(f"{error}", temporary=True) from None
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             what = f"{type(error).__name__}: {error}"
             raise self._failed(what, temporary=True, unpaid=False) from None
-        except (httpx.InvalidURL, UnicodeError) as error:
+        except (httpx2.InvalidURL, UnicodeError) as error:
             raise self._failed(f"its URL is not valid: {error}") from None
         if (status := response.status_code) != _OK:
             if (

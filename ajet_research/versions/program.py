@@ -154,7 +154,7 @@ class _Served:
     """A server with the scripted engine whose run rolls.
 
     :param pid: of the server process.
-    :param http: an `httpx.Client` of its URL.
+    :param http: an `httpx2.Client` of its URL.
     """
 
     pid: int
@@ -204,7 +204,7 @@ class _Served:
 @contextmanager
 def _served(directory: Path) -> Iterator[_Served]:
     """Start a server with a run, and end it with the block."""
-    import httpx
+    import httpx2
 
     model = _write_model(directory / "models" / "scripted")
     run_dir = directory / "run"
@@ -223,7 +223,7 @@ def _served(directory: Path) -> Iterator[_Served]:
         )
     try:
         url = _url(process, run_dir / "server.json", log)
-        with httpx.Client(base_url=url, timeout=_BOOT_SECONDS) as http:
+        with httpx2.Client(base_url=url, timeout=_BOOT_SECONDS) as http:
             server = _Served(process.pid, http)
             server.asked("PUT", "/v1/run", _CONTROL, _run_of(model))
             started = server.asked(

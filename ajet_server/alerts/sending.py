@@ -18,7 +18,7 @@ from ajet_installation.settings import AlertSettings
 from ajet_server.alerts.redacting import Redactor
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 _PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
 _SHOWN_BYTES = 500
@@ -69,7 +69,7 @@ async def send(
     redact: Redactor,
     *,
     environ: Mapping[str, str] = os.environ,
-    transport: httpx.AsyncBaseTransport | None = None,
+    transport: httpx2.AsyncBaseTransport | None = None,
 ) -> None:
     """Make one attempt to send an alert.
 
@@ -88,26 +88,26 @@ async def send(
         ) from None
 
 
-async def _post(alert: Alert, url: str, transport: httpx.AsyncBaseTransport | None) -> None:
-    import httpx
+async def _post(alert: Alert, url: str, transport: httpx2.AsyncBaseTransport | None) -> None:
+    import httpx2
 
     headers = {"content-type": "application/json", "user-agent": "agentjet"}
     try:
         # No redirect is followed, because it would take the alert to another machine.
         async with (
-            httpx.AsyncClient(transport=transport, timeout=None, follow_redirects=False) as http,  # noqa: S113 - `send` limits it
+            httpx2.AsyncClient(transport=transport, timeout=None, follow_redirects=False) as http,
             http.stream("POST", url, content=alert.as_json(), headers=headers) as answer,
         ):
             status = answer.status_code
     # The texts of these errors may quote the URL, which is a secret.
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         raise AlertFailedError(f"the URL cannot be reached ({type(error).__name__})") from None
-    if httpx.codes.is_redirect(status):
+    if httpx2.codes.is_redirect(status):
         raise AlertFailedError(
             f"the URL answered with a redirect (HTTP {status}), which is not followed: set url to "
             "the address that it leads to"
         )
-    if not httpx.codes.is_success(status):
+    if not httpx2.codes.is_success(status):
         raise AlertFailedError(f"the URL answered with HTTP {status}")
 
 

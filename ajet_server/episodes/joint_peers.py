@@ -15,7 +15,7 @@ from ajet_server.episodes.joint import JointDesk
 from ajet_server.episodes.prepared import PreparedEpisode, PreparedEpisodes
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 # A client that is alive reports the decision sooner.
 _PATIENCE_SECONDS = 2.0
@@ -41,7 +41,7 @@ class JointPeers:
         peers: Mapping[str, PeerSettings],
         *,
         patience: float = _PATIENCE_SECONDS,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._desk = desk
         self._prepared = prepared
@@ -99,11 +99,11 @@ class JointPeers:
 
     async def _outcomes(self, peer: PeerSettings, joint_ids: list[str]) -> JointOutcomes | str:
         """Return a peer's answer, or why there is none."""
-        import httpx
+        import httpx2
 
         body = JointOutcomesRequest(joint_ids=joint_ids)
         try:
-            async with httpx.AsyncClient(
+            async with httpx2.AsyncClient(
                 transport=self._transport, timeout=_ANSWER_SECONDS, follow_redirects=False
             ) as http:
                 answer = await http.post(
@@ -111,9 +111,9 @@ class JointPeers:
                     headers={"authorization": f"Bearer {_token(peer)}"},
                     json=body.model_dump(),
                 )
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             return f"{peer.url} is not reachable ({type(error).__name__})"
-        if answer.status_code != httpx.codes.OK:
+        if answer.status_code != httpx2.codes.OK:
             return f"{peer.url} responded with HTTP {answer.status_code}"
         try:
             return JointOutcomes.model_validate_json(answer.content, extra="ignore")

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
 
-import httpx
+import httpx2
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,7 +27,7 @@ _TRIES = 3
 _RETRY_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 _IDLE_CLIENTS = 256
-# Headers of one connection (RFC 9110, section 7.6.1), and those that httpx writes.
+# Headers of one connection (RFC 9110, section 7.6.1), and those that httpx2 writes.
 _OF_CONNECTION = frozenset(
     {
         b"connection",
@@ -59,7 +59,7 @@ class Forwarding:
         self._forget = forget
         # One for each request under way: a client's pool looks at all of its connections for each
         # request, which costs more than the request once there are many.
-        self._idle: list[httpx.AsyncClient] = []
+        self._idle: list[httpx2.AsyncClient] = []
         self._context = ssl.create_default_context()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,7 +127,7 @@ class Forwarding:
         return how is not _Exchange.ELSEWHERE
 
     async def _exchange(
-        self, client: httpx.AsyncClient, sent: httpx.Request, send: Send
+        self, client: httpx2.AsyncClient, sent: httpx2.Request, send: Send
     ) -> _Exchange:
         """Send a request, and its answer back but for its end."""
         begun = False
@@ -137,7 +137,7 @@ class Forwarding:
                 if answer.status_code == MISDIRECTED:
                     return _Exchange.ELSEWHERE
                 kept = [(n.lower(), v) for n, v in answer.headers.raw if _is_kept(n)]
-                parts = answer.aiter_raw()
+                parts: AsyncIterator[bytes] = answer.aiter_raw()
                 if "content-length" in answer.headers:
                     # Read whole before it begins: if the gateway ends now, the agent can repeat.
                     parts = _one(b"".join([part async for part in parts]))
@@ -146,9 +146,9 @@ class Forwarding:
                 begun = True
                 async for part in parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
             return _Exchange.ELSEWHERE
-        except httpx.TransportError:
+        except httpx2.TransportError:
             # If the answer has begun, it stays without an end, and the server closes the agent's
             # connection: the agent sees what it would see without a gateway between.
             return _Exchange.CUT if begun else _Exchange.BROKEN
@@ -159,18 +159,18 @@ async def _one(part: bytes) -> AsyncIterator[bytes]:
     yield part
 
 
-def _client(context: ssl.SSLContext) -> httpx.AsyncClient:
-    transport = httpx.AsyncHTTPTransport(
+def _client(context: ssl.SSLContext) -> httpx2.AsyncClient:
+    transport = httpx2.AsyncHTTPTransport(
         # `ssl` reads SSL_CERT_FILE; a proxy of the environment is not for the way between gateways.
         verify=context,
         trust_env=False,
         # An answer may take long, but not if the other machine is gone.
         socket_options=watching_options(),
     )
-    return httpx.AsyncClient(
+    return httpx2.AsyncClient(
         transport=transport,
         trust_env=False,
-        timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+        timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
     )
 
 

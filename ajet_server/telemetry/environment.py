@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote
 
-import httpx
+import httpx2
 
 from ajet_core import __version__
 from ajet_core.errors import ConfigError
@@ -128,9 +128,9 @@ def _place(name: str, url: str) -> str:
     :param name: the setting or variable that it comes from.
     """
     try:
-        read = httpx.URL(url)
-    except httpx.InvalidURL:
-        read = httpx.URL()
+        read = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        read = httpx2.URL()
     if read.scheme not in {"http", "https"} or not read.host:
         # Neither the URL nor why it is refused, which may quote parts of it.
         raise ConfigError(f"{name} is not an http or https URL", param="telemetry.endpoint")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-import httpx
+import httpx2
 
 from ajet_server.telemetry.encoding import Encoder, LogData, OtlpRequest
 from ajet_server.telemetry.environment import ExportTerms, Signal, Target
@@ -99,7 +99,7 @@ class Exporter:
     """
 
     def __init__(
-        self, terms: ExportTerms, connect: Callable[[ExportTerms], httpx.Client] | None = None
+        self, terms: ExportTerms, connect: Callable[[ExportTerms], httpx2.Client] | None = None
     ) -> None:
         self._terms = terms
         self._connect = connect or _connection
@@ -174,7 +174,7 @@ class Exporter:
                     due = time.monotonic() + self._terms.delay
             self._export(http, rest=True)
 
-    def _export(self, http: httpx.Client, *, rest: bool) -> None:
+    def _export(self, http: httpx2.Client, *, rest: bool) -> None:
         """Send the metrics and, of the records that wait, those that fill requests.
 
         :param rest: send also the others. What comes meanwhile waits for more to come.
@@ -187,7 +187,7 @@ class Exporter:
 
     def _export_records(
         self,
-        http: httpx.Client,
+        http: httpx2.Client,
         signal: Signal,
         queue: _RecordQueue[T],
         encode: Callable[[Sequence[T]], OtlpRequest],
@@ -205,7 +205,7 @@ class Exporter:
         return self._encoder.metrics(families(), at)
 
     def _send(
-        self, http: httpx.Client, signal: Signal, encode: Callable[[], OtlpRequest], count: int
+        self, http: httpx2.Client, signal: Signal, encode: Callable[[], OtlpRequest], count: int
     ) -> None:
         """Send one request, repeating it where that may help.
 
@@ -232,7 +232,7 @@ class Exporter:
             self._failing = False
             _log.info("%s takes telemetry again; %d records were lost", target.place, self.lost)
 
-    def _post(self, http: httpx.Client, target: Target, body: bytes) -> str:
+    def _post(self, http: httpx2.Client, target: Target, body: bytes) -> str:
         """Return why the collector did not take a request, "" if it did."""
         headers = {**target.headers, "content-type": "application/x-protobuf"}
         if self._terms.gzip:
@@ -242,10 +242,10 @@ class Exporter:
         for attempt in range(_TRIES):
             try:
                 answer = http.post(target.url, content=body, headers=headers)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
+            except (httpx2.HTTPError, httpx2.InvalidURL) as error:
                 problem = type(error).__name__
                 # This one quotes headers, and the other one the URL.
-                if not isinstance(error, httpx.LocalProtocolError | httpx.InvalidURL):
+                if not isinstance(error, httpx2.LocalProtocolError | httpx2.InvalidURL):
                     problem += f": {error}"
             else:
                 if answer.is_success:
@@ -286,9 +286,9 @@ class Exporter:
             )
 
 
-def _connection(terms: ExportTerms) -> httpx.Client:
+def _connection(terms: ExportTerms) -> httpx2.Client:
     verify = True if terms.tls is None else terms.tls
-    return httpx.Client(timeout=terms.timeout, verify=verify)
+    return httpx2.Client(timeout=terms.timeout, verify=verify)
 
 
 def _without(headers: Mapping[str, str], text: str) -> str:

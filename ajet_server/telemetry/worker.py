@@ -50,7 +50,7 @@ class WorkerTelemetry:
 
     def open(self) -> None:
         """Start to export."""
-        logging.getLogger("httpx").setLevel(logging.WARNING)
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._exporter.open()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet.agents.curriculum import Measured
@@ -23,7 +23,7 @@ pytestmark = [
 TOKEN = CONTROL["authorization"].removeprefix("Bearer ")
 
 
-async def configure(http: httpx.AsyncClient, model_dir: Path) -> None:
+async def configure(http: httpx2.AsyncClient, model_dir: Path) -> None:
     config = {
         "model": {"path": str(model_dir), "renderer": "qwen3"},
         "engine": {"name": "scripted"},
@@ -34,7 +34,7 @@ async def configure(http: httpx.AsyncClient, model_dir: Path) -> None:
     await call(http, "PUT", "/v1/run", config)
 
 
-async def start(http: httpx.AsyncClient) -> None:
+async def start(http: httpx2.AsyncClient) -> None:
     await call(http, "POST", "/v1/run/start", {"wait_seconds": 60})
 
 

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 pytest.importorskip("mcp")
 
-import httpx2
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -82,7 +81,7 @@ async def test_http_needs_the_token_and_refuses_other_names_of_the_host(
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     accept = {"accept": "application/json, text/event-stream"}
     right = {"authorization": f"Bearer {swarm.tokens.control}"}
-    async with httpx.AsyncClient() as http:
+    async with httpx2.AsyncClient() as http:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": swarm.token}):
             refused = await http.post(over_http, json=body, headers=accept | headers)
             assert refused.status_code == 401

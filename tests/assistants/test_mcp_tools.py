@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 pytest.importorskip("mcp")
@@ -72,7 +72,7 @@ async def roll_out(
     swarm: ScriptedSwarm, task: str, says: str = "Hi", calls: int = 1, fail: str = ""
 ) -> str:
     """Roll out an episode, and return its id."""
-    async with AsyncSwarmClient(swarm.url, swarm.token) as client, httpx.AsyncClient() as http:
+    async with AsyncSwarmClient(swarm.url, swarm.token) as client, httpx2.AsyncClient() as http:
         episode = await client.begin_episode(task)
         for number in range(calls):
             answer = await http.post(

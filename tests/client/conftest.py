@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet.client import AsyncSwarmClient, SwarmClient
@@ -22,9 +22,9 @@ def clock() -> Clock:
 def make(request: pytest.FixtureRequest, clock: Clock) -> MakeFace:
     """Makes a client of either kind over a script."""
 
-    def make_face(script: Callable[[httpx.Request], httpx.Response], **options: Any) -> Face:
+    def make_face(script: Callable[[httpx2.Request], httpx2.Response], **options: Any) -> Face:
         chosen: dict[str, Any] = {"url": URL, "token": TOKEN, "rng": random.Random(0), **options}
-        chosen |= {"transport": httpx.MockTransport(script), "clock": clock}
+        chosen |= {"transport": httpx2.MockTransport(script), "clock": clock}
         if request.param == "sync":
             return Face(SwarmClient(sleep=clock.sleep, **chosen))
         return Face(AsyncSwarmClient(sleep=clock.async_sleep, **chosen))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet.client._wire import DEFAULT_URL, resolve_endpoint
@@ -66,7 +66,7 @@ def test_the_token_is_not_shown() -> None:
     assert "mine" not in repr(resolve_endpoint(None, "mine"))
 
 
-def restarted(request: httpx.Request) -> bool:
+def restarted(request: httpx2.Request) -> bool:
     """The server is started again just before it gets the first request, with a new token."""
     publish_local(8642, ServerTokens(control="new", client="cli"))
     return request.headers["authorization"] != "Bearer new"
@@ -87,7 +87,7 @@ async def test_a_client_goes_on_with_the_token_of_a_server_that_was_started_agai
     script.on(
         "GET /v1/events",
         lambda request: (
-            httpx.Response(401, json=REFUSED[1]) if restarted(request) else stream(event(1))
+            httpx2.Response(401, json=REFUSED[1]) if restarted(request) else stream(event(1))
         ),
     )
     face = make(script, url=DEFAULT_URL, token=None)

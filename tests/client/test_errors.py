@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet.client import Episode
@@ -54,7 +54,7 @@ async def test_errors_arrive_as_the_class_they_were(make: MakeFace, cls: type[Aj
 
 
 async def test_a_proxys_page_becomes_an_error_with_its_beginning(make: MakeFace) -> None:
-    page = httpx.Response(418, text="<html>teapot" + "x" * 500)
+    page = httpx2.Response(418, text="<html>teapot" + "x" * 500)
     with pytest.raises(AjetError, match="HTTP 418") as caught:
         await make(Script().on("GET /v1/status", page)).call("status")
     assert "<html>teapot" in caught.value.message
@@ -62,7 +62,7 @@ async def test_a_proxys_page_becomes_an_error_with_its_beginning(make: MakeFace)
 
 
 async def test_an_answer_of_something_else_is_told(make: MakeFace) -> None:
-    script = Script().on("GET /v1/protocol", httpx.Response(200, text="hello"))
+    script = Script().on("GET /v1/protocol", httpx2.Response(200, text="hello"))
     with pytest.raises(AjetError, match="is this an agentjet server"):
         await make(script).call("status")
 
@@ -76,9 +76,9 @@ async def test_no_common_version(make: MakeFace) -> None:
 async def test_safe_requests_are_repeated_after_lost_answers(make: MakeFace, clock: Clock) -> None:
     script = Script().on(
         "POST /v1/episodes/ep-1/end",
-        httpx.ReadError("reset"),
-        httpx.ConnectError("refused"),
-        httpx.Response(502, text="bad gateway"),
+        httpx2.ReadError("reset"),
+        httpx2.ConnectError("refused"),
+        httpx2.Response(502, text="bad gateway"),
         (200, episode_status(state="ended", reward=1.0)),
     )
     assert (await make(script).call("end_episode", EPISODE, 1.0)).state == "ended"
@@ -86,9 +86,9 @@ async def test_safe_requests_are_repeated_after_lost_answers(make: MakeFace, clo
     assert all(0 <= s <= bound for s, bound in zip(clock.sleeps, (0.25, 0.5, 1.0), strict=True))
 
 
-@pytest.mark.parametrize("lost", [httpx.ReadError("reset"), httpx.ConnectError("refused")])
+@pytest.mark.parametrize("lost", [httpx2.ReadError("reset"), httpx2.ConnectError("refused")])
 async def test_a_claim_whose_answer_was_lost_is_the_same_claim_again(
-    make: MakeFace, lost: httpx.TransportError
+    make: MakeFace, lost: httpx2.TransportError
 ) -> None:
     script = Script().on("POST /v1/episodes", lost, (200, GRANT), (200, GRANT))
     face = make(script)
@@ -101,13 +101,13 @@ async def test_a_claim_whose_answer_was_lost_is_the_same_claim_again(
 
 @pytest.mark.parametrize("status", [500, 502, 504])
 async def test_a_claim_is_not_repeated_on_other_errors(make: MakeFace, status: int) -> None:
-    script = Script().on("POST /v1/episodes", httpx.Response(status, text="oops"), (200, GRANT))
+    script = Script().on("POST /v1/episodes", httpx2.Response(status, text="oops"), (200, GRANT))
     with pytest.raises(AjetError, match=f"HTTP {status}"):
         await make(script).call("begin_episode", "task-1")
 
 
 async def test_unreachable_names_the_url_and_counts(make: MakeFace, clock: Clock) -> None:
-    script = Script().on("GET /v1/status", httpx.ConnectError("refused"))
+    script = Script().on("GET /v1/status", httpx2.ConnectError("refused"))
     with pytest.raises(ServerUnreachableError, match=rf"{URL}.*tried 4 times.*refused"):
         await make(script, retries=3).call("status")
     assert len(script.requests) == 4
@@ -117,7 +117,7 @@ async def test_unreachable_names_the_url_and_counts(make: MakeFace, clock: Clock
 async def test_a_server_that_is_not_there_is_told_early_and_waited_for(
     make: MakeFace, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    script = Script().on("GET /v1/protocol", httpx.ConnectError("refused"))
+    script = Script().on("GET /v1/protocol", httpx2.ConnectError("refused"))
     with pytest.raises(ServerUnreachableError, match="is the URL right"):
         await make(script).call("status")
     # It may be starting; but whoever has a wrong URL reads so after a second or two.
@@ -131,7 +131,7 @@ async def test_retry_after_of_body_and_header_is_honoured(make: MakeFace, clock:
     script = Script().on(
         "GET /v1/status",
         (429, error("busy", retry_after=3.0)),
-        httpx.Response(503, headers={"retry-after": "7"}, text="later"),
+        httpx2.Response(503, headers={"retry-after": "7"}, text="later"),
         (200, server_status()),
     )
     await make(script).call("status")
@@ -150,7 +150,7 @@ async def test_nothing_shows_token_or_key(make: MakeFace, caplog: pytest.LogCapt
     caplog.set_level("DEBUG")
     broken = {**GRANT, "policy_version": "not a number"}
     script = Script().on("POST /v1/episodes", (200, broken))
-    script.on("GET /v1/status", httpx.ConnectError("refused"))
+    script.on("GET /v1/status", httpx2.ConnectError("refused"))
     face = make(script, retries=0)
     with pytest.raises(AjetError) as bad_answer:
         await face.call("begin_episode", "task-1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet.client import Task, TaskEvaluation
@@ -22,9 +22,9 @@ REWARDS = {"a": [1.0, 0.5], "b": [0.25, 0.0], "c": []}
 
 
 def script(evaluation: dict[str, Any]) -> Script:
-    def claim(request: httpx.Request) -> httpx.Response:
+    def claim(request: httpx2.Request) -> httpx2.Response:
         version = 4 if b'"b"' in request.content else 3
-        return httpx.Response(200, json=GRANT | {"kind": "eval", "policy_version": version})
+        return httpx2.Response(200, json=GRANT | {"kind": "eval", "policy_version": version})
 
     config = RUN_CONFIG | {"evaluation": evaluation}
     made = Script().on("GET /v1/run", (200, run_status(config=config)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +19,8 @@ def event(id_: int) -> str:
     return f"id: {id_}\nevent: step\ndata: {body}\n\n"
 
 
-def stream(*events: str) -> httpx.Response:
-    return httpx.Response(200, text="".join(events), headers={"content-type": "text/event-stream"})
+def stream(*events: str) -> httpx2.Response:
+    return httpx2.Response(200, text="".join(events), headers={"content-type": "text/event-stream"})
 
 
 async def test_events_come_in_order_and_comments_do_not(make: MakeFace) -> None:
@@ -46,8 +46,8 @@ async def test_it_connects_again_where_it_was(make: MakeFace, clock: Clock) -> N
     script = Script().on(
         "GET /v1/events",
         stream(event(1), event(2)),
-        httpx.ReadError("reset"),
-        httpx.Response(502, text="proxy"),
+        httpx2.ReadError("reset"),
+        httpx2.Response(502, text="proxy"),
         stream(event(3)),
     )
     events = await make(script).events(3)
@@ -62,7 +62,7 @@ async def test_half_an_event_at_the_end_is_dropped(make: MakeFace) -> None:
 
 
 async def test_it_gives_up_when_the_server_is_gone(make: MakeFace, clock: Clock) -> None:
-    script = Script().on("GET /v1/events", stream(event(1)), httpx.ConnectError("refused"))
+    script = Script().on("GET /v1/events", stream(event(1)), httpx2.ConnectError("refused"))
     with pytest.raises(ServerUnreachableError, match="lost the event stream"):
         await make(script, retries=2).events(2)
     assert len(clock.sleeps) == 2

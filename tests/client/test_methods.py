@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, Episode, Task
@@ -128,7 +128,7 @@ async def test_begin_episode_gives_up_after_its_timeout(make: MakeFace, clock: C
 async def test_agreeing_on_a_version_takes_nothing_off_a_timeout(
     make: MakeFace, clock: Clock
 ) -> None:
-    lost = httpx.ConnectError("not yet")
+    lost = httpx2.ConnectError("not yet")
     script = Script().on("GET /v1/protocol", lost, lost, lost, (200, PROTOCOL))
     script.on("POST /v1/episodes", (200, GRANT))
     await make(script).call("begin_episode", "task-1", timeout=25)
@@ -380,10 +380,10 @@ async def test_a_closed_client_says_so(make: MakeFace) -> None:
 
 
 async def test_a_swarm_that_is_closed_or_never_reached_its_arbiter_resolves_nothing() -> None:
-    def refuse(_: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("no")
+    def refuse(_: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("no")
 
-    swarm = AsyncSwarm({"a": URL}, retries=0, transport=httpx.MockTransport(refuse))
+    swarm = AsyncSwarm({"a": URL}, retries=0, transport=httpx2.MockTransport(refuse))
     with pytest.raises(ServerUnreachableError, match="/v1/protocol"):
         await swarm.resolve()
     await swarm.close()

@@ -29,14 +29,14 @@ IMPORTS = """
 """
 TRAINS = """
     import sys
-    import httpx
+    import httpx2
     from agentjet import SwarmClient
 
     def agent(task, episode):
         question = {"model": episode.model, "messages": [{"role": "user", "content": task.id}]}
         headers = {"authorization": f"Bearer {episode.api_key}"}
         url = f"{episode.base_url}/chat/completions"
-        httpx.post(url, json=question, headers=headers).raise_for_status()
+        httpx2.post(url, json=question, headers=headers).raise_for_status()
         return float(task.id == "a")
 
     with SwarmClient(*sys.argv[1:]) as client:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet.client import AsyncSwarmClient, Episode, RunnerReport, SwarmClient, Task
@@ -48,34 +48,34 @@ class Flaky:
         self.away = 1
         self._lock = threading.Lock()
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         with self._lock:
             return self._answer(request)
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
         *_, episode_id, verb = request.url.path.split("/")
         if verb == "protocol":
-            return httpx.Response(200, json=PROTOCOL)
+            return httpx2.Response(200, json=PROTOCOL)
         if verb == "heartbeats":
-            return httpx.Response(200, json={"closed": {}})
+            return httpx2.Response(200, json={"closed": {}})
         if verb == "pace":
-            return httpx.Response(200, json={"in_order": False})
+            return httpx2.Response(200, json={"in_order": False})
         if verb == "episodes":
             self.claims += 1
-            return httpx.Response(200, json=GRANT | {"episode_id": f"ep-{self.claims}"})
+            return httpx2.Response(200, json=GRANT | {"episode_id": f"ep-{self.claims}"})
         if verb == "abort":
             if self.away:
                 self.away -= 1
-                raise httpx.ConnectError("refused")
+                raise httpx2.ConnectError("refused")
             self.aborts.append(json.loads(request.content))
         state = {"abort": "aborted", "end": "ended"}[verb]
-        return httpx.Response(200, json=episode_status(episode_id=episode_id, state=state))
+        return httpx2.Response(200, json=episode_status(episode_id=episode_id, state=state))
 
 
 def run(kind: str, server: Flaky, agent: Callable[[int], float], retries: int) -> RunnerReport:
     """One task; the agent is told how often the server had been asked for an episode."""
     if kind == "sync":
-        with SwarmClient(URL, TOKEN, transport=httpx.MockTransport(server)) as client:
+        with SwarmClient(URL, TOKEN, transport=httpx2.MockTransport(server)) as client:
             return client.run_episodes_until_all_complete(
                 ["a"], lambda _task, _episode: agent(server.claims), retries=retries
             )
@@ -84,7 +84,7 @@ def run(kind: str, server: Flaky, agent: Callable[[int], float], retries: int) -
         return agent(server.claims)
 
     async def run_async() -> RunnerReport:
-        transport = httpx.MockTransport(server)
+        transport = httpx2.MockTransport(server)
         async with AsyncSwarmClient(URL, TOKEN, transport=transport) as client:
             return await client.run_episodes_until_all_complete(["a"], rolled, retries=retries)
 
@@ -189,7 +189,7 @@ async def test_waiting_for_a_step_returns_when_it_is_trained(make: MakeFace) -> 
         "GET /v1/status",
         (200, server_status(step=3)),
         (200, server_status(state="BOOTING", step=2)),
-        httpx.ConnectError("killed"),
+        httpx2.ConnectError("killed"),
         (200, server_status(step=4)),
     )
     assert (await make(script).call("wait_for_step", 4)).step == 4
@@ -308,17 +308,17 @@ async def test_waiting_for_training_raises_why_the_run_failed_or_its_time_is_ove
 
 
 async def test_waiting_for_a_step_of_a_server_that_stays_away_ends(make: MakeFace) -> None:
-    script = Script().on("GET /v1/status", httpx.ConnectError("refused"))
+    script = Script().on("GET /v1/status", httpx2.ConnectError("refused"))
     with pytest.raises(ServerUnreachableError):
         await make(script).call("wait_for_step", 4)
 
 
-def silence(clock: Clock, seconds: float) -> Callable[[httpx.Request], httpx.Response]:
+def silence(clock: Clock, seconds: float) -> Callable[[httpx2.Request], httpx2.Response]:
     """A server that takes a request and never answers it."""
 
-    def answer(_: httpx.Request) -> httpx.Response:
+    def answer(_: httpx2.Request) -> httpx2.Response:
         clock.sleep(seconds)
-        raise httpx.ReadTimeout("no response")
+        raise httpx2.ReadTimeout("no response")
 
     return answer
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -296,7 +296,7 @@ def test_an_async_agent_is_refused_by_the_sync_client(url: str) -> None:
     assert "AsyncSwarmClient" in str(report.failures[0].error)
 
 
-REQUEST: Any = httpx.Request("POST", "http://x")
+REQUEST: Any = httpx2.Request("POST", "http://x")
 
 
 @pytest.mark.parametrize(
@@ -305,11 +305,11 @@ REQUEST: Any = httpx.Request("POST", "http://x")
         (ValueError("no"), "error"),
         (TimeoutError("slow"), "timeout"),
         (openai.APITimeoutError(REQUEST), "timeout"),
-        (httpx.ReadTimeout("slow"), "timeout"),
+        (httpx2.ReadTimeout("slow"), "timeout"),
         (
             openai.RateLimitError(
                 "many",
-                response=httpx.Response(429, request=REQUEST),  # type: ignore[arg-type]
+                response=httpx2.Response(429, request=REQUEST),
                 body=None,
             ),
             "rate_limit",

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from ajet_core.errors import RequestError, ServerUnreachableError
@@ -109,7 +109,7 @@ async def test_an_exception_after_the_end_changes_nothing(make: MakeFace, script
 
 async def test_the_first_error_is_the_one_that_counts(make: MakeFace) -> None:
     script = Script().on("POST /v1/episodes", (200, GRANT))
-    script.on(ABORT, httpx.ConnectError("refused"))
+    script.on(ABORT, httpx2.ConnectError("refused"))
 
     async def body(episode: Any) -> None:
         raise ValueError("the real one")
@@ -121,7 +121,7 @@ async def test_the_first_error_is_the_one_that_counts(make: MakeFace) -> None:
 
 
 async def test_a_failed_end_is_raised(make: MakeFace) -> None:
-    script = Script().on("POST /v1/episodes", (200, GRANT)).on(END, httpx.ConnectError("refused"))
+    script = Script().on("POST /v1/episodes", (200, GRANT)).on(END, httpx2.ConnectError("refused"))
 
     async def body(episode: Any) -> None:
         episode.reward = 1.0

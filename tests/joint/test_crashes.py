@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ STEPS = ("claim arbiter", "claim other", "prepare", "end", "commit")
 OVER = {"ended", "aborted"}
 
 
-def is_step(request: httpx.Request) -> bool:
+def is_step(request: httpx2.Request) -> bool:
     return request.method == "POST" and request.url.path.startswith("/v1/episodes")
 
 
@@ -34,7 +34,7 @@ async def die_after(world: World, last: str) -> None:
     """A client rolls out one joint episode and dies when a step of it is done."""
     steps = iter(STEPS)
 
-    async def fault(request: httpx.Request) -> str:
+    async def fault(request: httpx2.Request) -> str:
         return "client dies" if is_step(request) and next(steps) == last else ""
 
     world.network.fault = fault
@@ -85,7 +85,7 @@ async def test_three_servers_have_one_outcome_whenever_the_client_dies(
         await server.start()
     steps = itertools.count(1)
 
-    async def fault(request: httpx.Request) -> str:
+    async def fault(request: httpx2.Request) -> str:
         # Three claims, two parts prepared, the arbiter's end, two commits.
         return "client dies" if is_step(request) and next(steps) == died_after else ""
 
@@ -117,7 +117,7 @@ async def test_what_the_arbiter_has_not_decided_is_left_alone(world: World) -> N
 
 
 async def test_a_server_that_is_away_hears_later_that_the_episode_has_ended(world: World) -> None:
-    async def fault(request: httpx.Request) -> str:
+    async def fault(request: httpx2.Request) -> str:
         return "lost" if request.url.path.endswith("/commit") else ""
 
     world.network.fault = fault
@@ -199,7 +199,7 @@ async def _roll_out(world: World, faults: Sequence[str], wishes: Sequence[bool])
     coming = itertools.chain(faults, itertools.repeat(""))
     acknowledged: set[str] = set()
 
-    async def fault(request: httpx.Request) -> str:
+    async def fault(request: httpx2.Request) -> str:
         what = next(coming) if is_step(request) else ""
         if what.startswith("restart "):
             # Servers of this test are ended and started between two requests.

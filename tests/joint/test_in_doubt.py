@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-import httpx
+import httpx2
 import pytest
 from pydantic import SecretStr
 
@@ -23,16 +23,16 @@ PEER = PeerSettings(url="https://arbiter.test", token=SecretStr(SECRET))
 class Arbiter:
     """Stands in for an arbiter that may say anything."""
 
-    def __init__(self, answer: httpx.Response) -> None:
+    def __init__(self, answer: httpx2.Response) -> None:
         self.answer = answer
-        self.requests: list[httpx.Request] = []
+        self.requests: list[httpx2.Request] = []
 
-    async def __call__(self, request: httpx.Request) -> httpx.Response:
+    async def __call__(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(request)
         return self.answer
 
 
-async def ask(world: World, answer: httpx.Response, peer: PeerSettings = PEER) -> Arbiter:
+async def ask(world: World, answer: httpx2.Response, peer: PeerSettings = PEER) -> Arbiter:
     """Let the server ask an arbiter that gives this answer."""
     arbiter = Arbiter(answer)
     service = world[OTHER].service
@@ -41,14 +41,14 @@ async def ask(world: World, answer: httpx.Response, peer: PeerSettings = PEER) -
         service.episodes.prepared,
         {ARBITER: peer},
         patience=0.0,
-        transport=httpx.MockTransport(arbiter),
+        transport=httpx2.MockTransport(arbiter),
     )
     await peers.look()
     return arbiter
 
 
-def says(outcome: str, run_id: str | None = f"run-of-{ARBITER}") -> httpx.Response:
-    return httpx.Response(200, json={"run_id": run_id, "outcomes": {JOINT_ID: outcome}})
+def says(outcome: str, run_id: str | None = f"run-of-{ARBITER}") -> httpx2.Response:
+    return httpx2.Response(200, json={"run_id": run_id, "outcomes": {JOINT_ID: outcome}})
 
 
 async def states(world: World) -> list[str]:
@@ -79,20 +79,20 @@ async def test_what_the_arbiter_says_is_done(world: World, outcome: str, state: 
     [
         (says("unknown", "another run"), "belongs to run run-of-executor"),
         (says("ended", None), "has run None"),
-        (httpx.Response(401, json={}), "responded with HTTP 401"),
+        (httpx2.Response(401, json={}), "responded with HTTP 401"),
         (
-            httpx.Response(302, headers={"location": "https://evil.test/"}),
+            httpx2.Response(302, headers={"location": "https://evil.test/"}),
             "responded with HTTP 302",
         ),
-        (httpx.Response(200, text="<html>"), "did not send the response of a swarm server"),
+        (httpx2.Response(200, text="<html>"), "did not send the response of a swarm server"),
         (
-            httpx.Response(200, json={"run_id": f"run-of-{ARBITER}", "outcomes": {}}),
+            httpx2.Response(200, json={"run_id": f"run-of-{ARBITER}", "outcomes": {}}),
             "it is still open on its arbiter",
         ),
     ],
 )
 async def test_what_says_nothing_leaves_it_in_doubt(
-    world: World, answer: httpx.Response, doubt: str
+    world: World, answer: httpx2.Response, doubt: str
 ) -> None:
     await prepared(world)
     arbiter = await ask(world, answer)
@@ -129,7 +129,7 @@ async def test_a_server_asks_nobody_who_is_not_in_its_settings(world: World) -> 
         service.episodes.prepared,
         {"another": PEER},
         patience=0.0,
-        transport=httpx.MockTransport(arbiter),
+        transport=httpx2.MockTransport(arbiter),
     )
     await peers.look()
     assert arbiter.requests == []
@@ -145,7 +145,7 @@ async def test_a_client_that_lives_is_given_time(world: World) -> None:
         world[OTHER].service.episodes.prepared,
         {ARBITER: PEER},
         patience=3600.0,
-        transport=httpx.MockTransport(arbiter),
+        transport=httpx2.MockTransport(arbiter),
     )
     await peers.look()
     assert arbiter.requests == []

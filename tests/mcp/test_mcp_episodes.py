@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet.client import AsyncSwarmClient
@@ -32,7 +32,7 @@ def swarm(tmp_path: Path) -> Any:
         yield swarm
 
 
-async def ask(http: httpx.AsyncClient, episode: Any, messages: list[Any], tools: Any) -> Any:
+async def ask(http: httpx2.AsyncClient, episode: Any, messages: list[Any], tools: Any) -> Any:
     answer = await http.post(
         f"{episode.base_url}/chat/completions",
         headers={"Authorization": f"Bearer {episode.api_key}"},
@@ -89,7 +89,7 @@ async def test_of_fifty_episodes_at_once_only_those_with_faults_are_lost(
             return float("3" in (message["content"] or ""))
 
         async with (
-            httpx.AsyncClient() as client,
+            httpx2.AsyncClient() as client,
             shared,
             AsyncSwarmClient(swarm.url, swarm.token) as own,
         ):

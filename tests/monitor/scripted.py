@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from textual.app import App
 
 from agentjet.client import AsyncViewClient
@@ -191,7 +191,7 @@ PAGE: dict[str, Any] = {
 }
 
 
-def _some_steps(answer: dict[str, Any], query: httpx.QueryParams) -> dict[str, Any]:
+def _some_steps(answer: dict[str, Any], query: httpx2.QueryParams) -> dict[str, Any]:
     """The points of the steps after one, until another, as the server has them."""
     after, until = int(query["after"]), int(query["until"])
     at = [i for i, step in enumerate(answer["steps"]) if after < step <= until]
@@ -202,7 +202,7 @@ def _some_steps(answer: dict[str, Any], query: httpx.QueryParams) -> dict[str, A
     return {**answer, **cut, "curves": curves}
 
 
-class ScriptedServer(httpx.AsyncBaseTransport):
+class ScriptedServer(httpx2.AsyncBaseTransport):
     """Answers requests from `answers`, by path.
 
     :ivar away: refuse connections.
@@ -223,21 +223,21 @@ class ScriptedServer(httpx.AsyncBaseTransport):
         self.waits: dict[str, asyncio.Event] = {}
         self.asked: list[str] = []
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         path = request.url.path
         if self.away:
-            raise httpx.ConnectError("refused")
+            raise httpx2.ConnectError("refused")
         if path == "/v1/protocol":
-            return httpx.Response(200, json={"versions": ["1.0"], "server_version": "0.1.0"})
+            return httpx2.Response(200, json={"versions": ["1.0"], "server_version": "0.1.0"})
         self.asked.append(str(request.url.raw_path, "ascii"))
         if path in self.waits:
             await self.waits[path].wait()
         answer = self.answers[path]
         if path == "/v1/steps" and "until" in request.url.params:
             answer = _some_steps(answer, request.url.params)
-        if isinstance(answer, httpx.Response):
-            return httpx.Response(answer.status_code, content=answer.content)
-        return httpx.Response(200, content=json.dumps(answer).encode())
+        if isinstance(answer, httpx2.Response):
+            return httpx2.Response(answer.status_code, content=answer.content)
+        return httpx2.Response(200, content=json.dumps(answer).encode())
 
 
 def monitor(

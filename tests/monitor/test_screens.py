@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from ajet_cli.monitor.layout import ASCII
@@ -120,7 +120,7 @@ async def test_a_step_beside_the_one_before() -> None:
         await press(pilot, "e")
         # The server may have been asked for its state since.
         listed = next(path for path in reversed(server.asked) if path.startswith("/v1/episodes"))
-        assert httpx.URL(listed).params["step"] == "12"
+        assert httpx2.URL(listed).params["step"] == "12"
 
 
 async def test_a_step_in_ascii_and_in_a_small_terminal() -> None:
@@ -273,7 +273,7 @@ async def test_a_token_without_access_says_which_one_is_needed() -> None:
             "message": "this token is not known",
         }
     }
-    server = ScriptedServer(**{"/v1/overview": httpx.Response(401, json=error)})
+    server = ScriptedServer(**{"/v1/overview": httpx2.Response(401, json=error)})
     app = monitor(server)
     async with app.run_test(size=SIZE) as pilot:
         await settle(pilot)
@@ -290,7 +290,7 @@ async def test_the_list_asks_for_what_was_chosen() -> None:
         await press(pilot, "e", "o", "a", "w")
         await press(pilot, "t", *"a b", "enter")
         await press(pilot, "s", *"7", "enter")
-        query = httpx.URL(server.asked[-1]).params
+        query = httpx2.URL(server.asked[-1]).params
         assert dict(query) == {
             "order": "highest",
             "limit": "200",
@@ -407,7 +407,7 @@ async def test_another_size_of_the_terminal_keeps_the_cursor_in_sight() -> None:
 
 async def test_a_list_that_could_not_be_read_is_read_again() -> None:
     busy = {"error": {"type": "internal_error", "message": "the disk is slow"}}
-    server = ScriptedServer(**{"/v1/episodes": httpx.Response(500, json=busy)})
+    server = ScriptedServer(**{"/v1/episodes": httpx2.Response(500, json=busy)})
     app = monitor(server)
     async with app.run_test(size=SIZE) as pilot:
         await settle(pilot)

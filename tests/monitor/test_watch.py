@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 
-import httpx
+import httpx2
 
 from agentjet.client import AsyncViewClient
 from ajet_cli.monitor.watch import ServerWatch
@@ -69,7 +69,7 @@ async def test_since_when_a_server_is_gone_is_when_it_was_first_missed() -> None
 
 
 async def test_what_is_no_server_of_agentjet_is_an_error_in_words() -> None:
-    server = ScriptedServer(**{"/v1/overview": httpx.Response(200, content=b"<html>")})
+    server = ScriptedServer(**{"/v1/overview": httpx2.Response(200, content=b"<html>")})
     watch = watched(server)
     await watch.refresh()
     assert "is this an agentjet server?" in str(watch.failure)

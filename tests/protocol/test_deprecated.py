@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet.client import AsyncSwarmClient, SwarmClient
@@ -44,7 +44,7 @@ def deprecate(monkeypatch: pytest.MonkeyPatch) -> Any:
 def answered(swarm: ScriptedSwarm, **headers: str) -> list[str]:
     """The header of an answer to a request for the status."""
     headers["authorization"] = f"Bearer {swarm.token}"
-    answer = httpx.get(f"{swarm.url}/v1/status", headers=headers)
+    answer = httpx2.get(f"{swarm.url}/v1/status", headers=headers)
     assert answer.status_code == 200
     return answer.headers.get_list(DEPRECATED_HEADER)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -197,7 +197,7 @@ async def test_what_cannot_be_done_is_refused_by_name(
 ) -> None:
     async with agent.openai as client:
         with pytest.raises(openai.BadRequestError, match=named):
-            await client.post(f"/{route}", body={"model": "any", **body}, cast_to=httpx.Response)
+            await client.post(f"/{route}", body={"model": "any", **body}, cast_to=httpx2.Response)
     assert await agent.calls() == []
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -93,18 +93,18 @@ async def small(model_says) -> Agent:
     return await model_says("word " * 1000, max_context=CONTEXT)
 
 
-async def send(agent: Agent, program: Program, **changes: Any) -> httpx.Response:
+async def send(agent: Agent, program: Program, **changes: Any) -> httpx2.Response:
     headers = {**program.headers, "authorization": f"Bearer {agent.grant['api_key']}"}
     body = {**program.body, **changes}
     return await agent.server.http.post(program.path, headers=headers, json=body)
 
 
-async def ask(agent: Agent, route: str, **changes: Any) -> httpx.Response:
+async def ask(agent: Agent, route: str, **changes: Any) -> httpx2.Response:
     path, body = ROUTES[route]
     return await send(agent, Program(route, path, body, {}, ""), **changes)
 
 
-def events(answer: httpx.Response) -> list[dict[str, Any]]:
+def events(answer: httpx2.Response) -> list[dict[str, Any]]:
     """The data of a stream of server-sent events."""
     lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]

@@ -32,7 +32,7 @@ async def ask(agent: Agent, path: str, **more: str) -> str:
 async def hang_up(agent: Agent, path: str, *, reads: bool) -> None:
     """Ask, wait until there is an answer, and close the connection."""
     loop = asyncio.get_running_loop()
-    # As httpx writes it, so that it is the same request.
+    # As httpx2 writes it, so that it is the same request.
     body = json.dumps(BODY, separators=(",", ":"), ensure_ascii=False).encode()
     host, _, port = agent.server.url.removeprefix("http://").partition(":")
     head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\nx-api-key: {agent.grant['api_key']}\r\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from ajet_server.gateway.formats.table import is_llm_path
 from ajet_testing.servers import Running
@@ -82,7 +82,9 @@ class Route:
             return server.config()
         return _BODIES.get((self.method, self.path), {})
 
-    async def call(self, server: Running, headers: dict[str, str], **values: str) -> httpx.Response:
+    async def call(
+        self, server: Running, headers: dict[str, str], **values: str
+    ) -> httpx2.Response:
         """Call it as its clients do."""
         return await server.http.request(
             self.method, self.url(**values), headers=headers, json=self.body(server)

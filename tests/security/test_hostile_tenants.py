@@ -9,7 +9,7 @@ import os
 import secrets
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
@@ -195,7 +195,7 @@ async def look(server: Running, headers: Headers, episodes: list[str], since: in
     what = "timelines" if headers is CONTROL else "episodes"
     paths += [f"/v1/{what}/{episode}" for episode in episodes]
     for path in paths:
-        found: httpx.Response = await server.http.get(path, headers=headers)
+        found: httpx2.Response = await server.http.get(path, headers=headers)
         assert found.status_code == 200, (path, found.text)
     token = headers["authorization"].removeprefix("Bearer ")
     async with AsyncSwarmClient(server.url, token) as client:

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from ajet_installation.settings import Settings
@@ -31,11 +31,11 @@ class Session:
         self.workers: list[int] = []
         self._control, self._client = bearer(control), bearer(client)
         self._model_dir = model_dir
-        self._http = httpx.AsyncClient(base_url=server.url, timeout=60.0)
+        self._http = httpx2.AsyncClient(base_url=server.url, timeout=60.0)
 
     async def call(
         self, method: str, path: str, headers: dict[str, str], body: Any = None
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         answer = await self._http.request(method, path, headers=headers, json=body)
         # A grant holds a key, and a new token its secret, for whom they are meant.
         if answer.status_code >= 400 or path not in ("/v1/episodes", "/v1/tokens"):

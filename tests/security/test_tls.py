@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from openai import AsyncOpenAI
 
@@ -127,7 +127,7 @@ async def test_the_url_of_a_grant_is_the_one_that_is_served(
         AJET_SERVER__MODEL_ROOTS=f'["{model_dir.parent}"]',
     ) as server:
         headers = {"authorization": f"Bearer {TOKEN}"}
-        async with httpx.AsyncClient(
+        async with httpx2.AsyncClient(
             base_url=server.url, verify=context, headers=headers, timeout=60
         ) as http:
             (await http.put("/v1/run", json=config)).raise_for_status()
@@ -169,12 +169,12 @@ async def test_old_versions_are_not_spoken(
         # So that it is not this machine's own policy that refuses.
         context.set_ciphers("ALL:@SECLEVEL=0")
     async with tls_server(tmp_path, certificates) as server:
-        async with httpx.AsyncClient(verify=context) as http:
+        async with httpx2.AsyncClient(verify=context) as http:
             request = http.get(f"{server.url}/v1/protocol")
             if spoken:
                 assert (await request).status_code == 200
             else:
-                with pytest.raises(httpx.ConnectError):
+                with pytest.raises(httpx2.ConnectError):
                     await request
 
 
@@ -187,7 +187,7 @@ async def test_a_token_sent_in_the_clear_is_not_answered_and_the_server_goes_on(
             await connection.send(head("GET", "/v1/status", headers))
             assert b"HTTP/1.1 200" not in await connection.rest()
         context = ssl.create_default_context(cafile=certificates.authority)
-        async with httpx.AsyncClient(verify=context) as http:
+        async with httpx2.AsyncClient(verify=context) as http:
             assert (await http.get(f"{server.url}/v1/protocol")).status_code == 200
 
 
@@ -248,14 +248,14 @@ async def test_a_gateway_trusts_a_server_by_its_certificate(
         AJET_SERVER__GATEWAY_TOKEN=SECRET,
         AJET_SERVER__PUBLIC_URL="https://gateways.example",
     ):
-        async with gateway_process(link, **knows) as gateway, httpx.AsyncClient() as http:
+        async with gateway_process(link, **knows) as gateway, httpx2.AsyncClient() as http:
             while (await http.get(f"{gateway.url}/v1/protocol")).status_code != 200:
                 await asyncio.sleep(0.01)
         for env, said in (
             ({**knows, "SSL_CERT_FILE": ""}, "CERTIFICATE_VERIFY_FAILED"),
             ({}, "cannot connect to the server"),
         ):
-            async with gateway_process(link, **env) as stranger, httpx.AsyncClient() as http:
+            async with gateway_process(link, **env) as stranger, httpx2.AsyncClient() as http:
                 while said.encode() not in stranger.output:
                     await asyncio.sleep(0.01)
                 assert (await http.get(f"{stranger.url}/v1/protocol")).status_code == 503

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet.client import AsyncSwarmClient, Episode, SwarmClient, Task
@@ -69,7 +69,7 @@ async def test_the_sync_client_does_the_same_from_threads(server: Running) -> No
             def agent(task: Task, episode: Episode) -> float:
                 key = {"authorization": f"Bearer {episode.api_key}"}
                 url = f"{episode.base_url}/chat/completions"
-                httpx.post(url, headers=key, json=QUESTION, timeout=60).raise_for_status()
+                httpx2.post(url, headers=key, json=QUESTION, timeout=60).raise_for_status()
                 return 1.0 if task.id == "a" else 0.0
 
             report = client.run_episodes_until_all_complete(["a", "b"], agent, episodes_per_task=2)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from ajet_core.errors import EpisodeClosedError
@@ -37,7 +37,7 @@ async def test_a_call_whose_body_comes_after_the_end_is_not_made(
         await ended.wait()
         yield body[10:]
 
-    async with httpx.AsyncClient(base_url=server.url, timeout=60.0) as other:
+    async with httpx2.AsyncClient(base_url=server.url, timeout=60.0) as other:
         call = asyncio.create_task(
             other.post("/v1/chat/completions", headers=key(grant), content=slowly())
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from ajet_core.errors import RequestError
@@ -19,7 +19,7 @@ A = "http://10.0.0.5:8000"
 
 async def change(
     server: Running, what: str, url: str, headers: dict[str, str] = CONTROL
-) -> httpx.Response:
+) -> httpx2.Response:
     return await server.http.post(f"{PATH}/{what}", json={"url": url}, headers=headers)
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-import httpx
+import httpx2
 import pytest
 
 from ajet_installation.settings import FastPath, ServerSettings
@@ -76,7 +76,7 @@ async def conversation(server: Running) -> list[Any]:
     return [of(answer, grant["episode_id"]) for answer in answers]
 
 
-def of(answer: httpx.Response, episode_id: str) -> tuple[int, list[str], str]:
+def of(answer: httpx2.Response, episode_id: str) -> tuple[int, list[str], str]:
     """An answer without what differs between two episodes."""
     text = VARIES.sub(r'"\1": ""', answer.text).replace(episode_id, "EPISODE")
     return answer.status_code, sorted(answer.headers), text

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from ajet_core.errors import AuthError, VersionError, error_from_payload
@@ -45,8 +45,8 @@ class Swarm:
 
     server: ServerProcess
     gateways: list[GatewayOfTests]
-    http: httpx.AsyncClient
-    agents: httpx.AsyncClient
+    http: httpx2.AsyncClient
+    agents: httpx2.AsyncClient
 
     async def claim(self, **wanted: Any) -> dict[str, Any]:
         return await call(self.http, "POST", "/v1/episodes", {"task_id": "a", **wanted})
@@ -69,7 +69,7 @@ class Swarm:
         while True:
             try:
                 return await self.chat(grant, *texts)
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 pass
             except AssertionError as error:
                 if "worker_died" not in str(error):
@@ -100,7 +100,7 @@ async def swarm(run_dir: Path, model_dir: Path, count: int = 2, **env: str) -> A
                 await asyncio.sleep(0.01)
             async with (
                 balancer([gateway.port for gateway in running], port) as url,
-                httpx.AsyncClient(base_url=url, timeout=60) as agents,
+                httpx2.AsyncClient(base_url=url, timeout=60) as agents,
             ):
                 yield Swarm(server, running, http, agents)
 
@@ -319,7 +319,7 @@ async def test_a_gateway_without_the_tokenizer_of_the_server_says_so(
         with (model_dir / "chat_template.jinja").open("a") as template:
             template.write("{# another #}")
         link = (await environment(it.server))["AJET_SERVER__GATEWAYS_LISTEN"]
-        async with gateway_process(link) as other, httpx.AsyncClient() as http:
+        async with gateway_process(link) as other, httpx2.AsyncClient() as http:
             while b"cannot answer calls" not in other.output:
                 await asyncio.sleep(0.01)
             assert b"is not that of the server" in other.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-import httpx
+import httpx2
 import pytest
 from fastapi import APIRouter, Body, Depends, Header
 from fastapi.openapi.utils import get_openapi
@@ -54,15 +54,15 @@ async def after(last_event_id: Annotated[int | None, Header(ge=0)] = None) -> Re
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
+async def http() -> AsyncIterator[httpx2.AsyncClient]:
     handlers: dict[Any, Any] = {AjetError: on_ajet_error, HTTPException: on_http_exception}
     app = Starlette(routes=router.routes, exception_handlers=handlers)
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
 
-def refusal(answer: httpx.Response) -> tuple[int, str]:
+def refusal(answer: httpx2.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["message"]
 
 
@@ -77,7 +77,7 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
     ],
 )
 async def test_an_endpoint_is_given_what_its_signature_asks_for(
-    http: httpx.AsyncClient, headers: dict[str, str]
+    http: httpx2.AsyncClient, headers: dict[str, str]
 ) -> None:
     answer = await http.post("/double/abc", content=b'{"value": 4}', headers=headers)
     assert answer.json() == {"value": 11}
@@ -101,14 +101,16 @@ async def test_an_endpoint_is_given_what_its_signature_asks_for(
     ],
 )
 async def test_a_refusal_says_why(
-    http: httpx.AsyncClient, body: bytes, headers: dict[str, str], status: int, says: str
+    http: httpx2.AsyncClient, body: bytes, headers: dict[str, str], status: int, says: str
 ) -> None:
     answered, message = refusal(await http.post("/double/abc", content=body, headers=headers))
     assert answered == status
     assert says in message
 
 
-async def test_a_wrong_body_is_reported_after_a_dependency_refuses(http: httpx.AsyncClient) -> None:
+async def test_a_wrong_body_is_reported_after_a_dependency_refuses(
+    http: httpx2.AsyncClient,
+) -> None:
     # The version is wrong whatever the body says, so the client hears of it first.
     answer = await http.post(
         "/double/abc", content=b'{"value": "x"}', headers={PROTOCOL_HEADER: "2.0"}
@@ -117,7 +119,7 @@ async def test_a_wrong_body_is_reported_after_a_dependency_refuses(http: httpx.A
 
 
 async def test_a_body_may_be_left_out_where_the_endpoint_has_a_default(
-    http: httpx.AsyncClient,
+    http: httpx2.AsyncClient,
 ) -> None:
     assert (await http.post("/maybe")).json() == {"value": -1}
     assert (await http.post("/maybe", content=b"null")).json() == {"value": -1}
@@ -125,7 +127,7 @@ async def test_a_body_may_be_left_out_where_the_endpoint_has_a_default(
     assert (await http.post("/maybe", json=[])).status_code == 400
 
 
-async def test_headers_are_checked(http: httpx.AsyncClient) -> None:
+async def test_headers_are_checked(http: httpx2.AsyncClient) -> None:
     assert (await http.get("/after")).text == "after None"
     assert (await http.get("/after", headers={"last-event-id": "7"})).text == "after 7"
     status, message = refusal(await http.get("/after", headers={"last-event-id": "-1"}))
@@ -133,7 +135,7 @@ async def test_headers_are_checked(http: httpx.AsyncClient) -> None:
     assert message == "header.last-event-id: Input should be greater than or equal to 0"
 
 
-async def test_other_methods_are_refused_with_those_that_exist(http: httpx.AsyncClient) -> None:
+async def test_other_methods_are_refused_with_those_that_exist(http: httpx2.AsyncClient) -> None:
     answer = await http.put("/double/abc")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from agentjet import AsyncSwarmClient
@@ -18,7 +18,7 @@ async def rolled(server: Running, **rollout: Any) -> None:
     await server.roll(rollout={"allow_no_calls": False, **rollout})
 
 
-async def end(server: Running, grant: dict[str, Any], **fields: Any) -> httpx.Response:
+async def end(server: Running, grant: dict[str, Any], **fields: Any) -> httpx2.Response:
     url = f"/v1/episodes/{grant['episode_id']}/end"
     return await server.http.post(url, headers=CLIENT, json={"reward": 0.0, **fields})
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.served_processes import call, chat, serving, start_run, until
@@ -116,7 +116,7 @@ def enabled(*names: str) -> dict[str, str]:
     return {"AJET_LOGGERS": json.dumps({name: {} for name in names})}
 
 
-async def train(http: httpx.AsyncClient, step: int) -> dict[str, Any]:
+async def train(http: httpx2.AsyncClient, step: int) -> dict[str, Any]:
     for reward in (0.0, 1.0):
         grant = await call(http, "POST", "/v1/episodes", {"task_id": "a", "wait_seconds": 30})
         await chat(http, grant, "hello")

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from ajet_installation.settings import ServerSettings, StoreSettings
@@ -40,19 +40,19 @@ pytestmark = [
 @asynccontextmanager
 async def divided(
     run_dir: Path, model_dir: Path, **env: str
-) -> AsyncIterator[tuple[ServerProcess, httpx.AsyncClient]]:
+) -> AsyncIterator[tuple[ServerProcess, httpx2.AsyncClient]]:
     """A server with two gateway processes, and a run."""
     async with serving(run_dir, model_dir, AJET_SERVER__PROCESSES="2", **env) as (server, http):
         await start_run(http, model_dir)
         yield server, http
 
 
-async def patient(http: httpx.AsyncClient, grant: dict[str, Any], *texts: str) -> dict[str, Any]:
+async def patient(http: httpx2.AsyncClient, grant: dict[str, Any], *texts: str) -> dict[str, Any]:
     """As `chat`, repeated as SDKs do when a connection breaks."""
     while True:
         try:
             return await chat(http, grant, *texts)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             await asyncio.sleep(0.02)
 
 
@@ -61,7 +61,7 @@ def said(answer: dict[str, Any]) -> str:
     return text
 
 
-async def calls_of(http: httpx.AsyncClient, grant: dict[str, Any]) -> list[dict[str, Any]]:
+async def calls_of(http: httpx2.AsyncClient, grant: dict[str, Any]) -> list[dict[str, Any]]:
     timeline = await call(http, "GET", f"/v1/timelines/{grant['episode_id']}")
     calls: list[dict[str, Any]] = timeline["calls"]
     return calls

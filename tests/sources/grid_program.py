@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
+import httpx2
 
 from ajet_core.interfaces import EpisodeOutcome
 from ajet_worlds.gridwalk import TOOLS, GridWalk
@@ -16,7 +16,7 @@ async def walk(row: dict[str, Any]) -> EpisodeOutcome:
     """Walk with a tool, by calls of a client that is not agentjet's."""
     its = GridWalk(row["id"])
     messages = its.messages()
-    async with httpx.AsyncClient(timeout=None) as client:
+    async with httpx2.AsyncClient(timeout=None) as client:
         while not its.done:
             body = {"model": "tiny", "messages": messages, "tools": TOOLS, "max_tokens": 32}
             answer = await client.post(URL, json=body)

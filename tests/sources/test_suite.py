@@ -13,11 +13,11 @@ from ajet_testing.suites.source_suite import SourceSuite
 
 ROWS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(40)]
 PROGRAM = """
-import httpx
+import httpx2
 
 def solve(row):
     body = {"model": "m", "messages": [{"role": "user", "content": row["prompt"]}]}
-    answer = httpx.post("https://api.openai.com/v1/chat/completions", json=body, timeout=60)
+    answer = httpx2.post("https://api.openai.com/v1/chat/completions", json=body, timeout=60)
     return answer.raise_for_status().json()["choices"][0]["message"]["content"]
 """
 

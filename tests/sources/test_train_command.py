@@ -58,12 +58,12 @@ def test_a_judge_that_fails_aborts_and_is_no_reward(rows: Path, swarm: ScriptedS
 
 def test_a_program_is_routed_whichever_endpoint_it_names(rows: Path, swarm: ScriptedSwarm) -> None:
     (rows / "solver.py").write_text("""
-import httpx
+import httpx2
 
 def solve(row):
     messages = [{"role": "user", "content": row["question"]}]
     body = {"model": "m", "messages": messages}
-    answer = httpx.post("https://api.openai.com/v1/chat/completions", json=body)
+    answer = httpx2.post("https://api.openai.com/v1/chat/completions", json=body)
     return answer.json()["choices"][0]["message"]["content"]
 """)
     assert run(swarm, "rows.jsonl?judge=number&program=solver:solve")[0] == 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 
 URL = "http://swarm.test"
 TOKEN = "control-token-of-the-test"
@@ -89,17 +89,17 @@ class Script:
     """
 
     answers: dict[str, list[Any]] = field(default_factory=dict)
-    requests: list[httpx.Request] = field(default_factory=list)
+    requests: list[httpx2.Request] = field(default_factory=list)
 
     def on(self, route: str, *answers: Any) -> Script:
         """Add answers to a route such as ``POST /v1/episodes``."""
         self.answers.setdefault(route, []).extend(answers)
         return self
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         route = f"{request.method} {request.url.path}"
         if route == "GET /v1/protocol" and route not in self.answers:
-            return httpx.Response(200, json=PROTOCOL)
+            return httpx2.Response(200, json=PROTOCOL)
         self.requests.append(request)
         answers = self.answers[route]
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
@@ -107,10 +107,10 @@ class Script:
             answer = answer(request)
         if isinstance(answer, Exception):
             raise answer
-        if isinstance(answer, httpx.Response):
+        if isinstance(answer, httpx2.Response):
             return answer
         status, body = answer
-        return httpx.Response(status, json=body)
+        return httpx2.Response(status, json=body)
 
     def bodies(self) -> list[Any]:
         """The JSON bodies of all requests but that for the protocol."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from agentjet.client import AsyncSwarm
 from ajet_core.credentials import ServerTokens
@@ -74,7 +74,7 @@ class Server:
             transport=self.network,
         )
         app = create_app(service, TokenGuard(self.tokens, service.tokens))
-        self.network.servers[f"{self.role}.test"] = httpx.ASGITransport(app)
+        self.network.servers[f"{self.role}.test"] = httpx2.ASGITransport(app)
 
     async def stop(self) -> None:
         """End it as a crash does: nothing is told to anybody, and what is in memory is gone."""
@@ -93,16 +93,16 @@ class Server:
 
     async def post(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """A request that the network leaves alone."""
         server = self.network.servers[f"{self.role}.test"]
-        async with httpx.AsyncClient(transport=server, base_url=self.url) as http:
+        async with httpx2.AsyncClient(transport=server, base_url=self.url) as http:
             return await http.post(path, json=body, headers=headers or self.headers())
 
-    async def get(self, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+    async def get(self, path: str, headers: dict[str, str] | None = None) -> httpx2.Response:
         """As `post`."""
         server = self.network.servers[f"{self.role}.test"]
-        async with httpx.AsyncClient(transport=server, base_url=self.url) as http:
+        async with httpx2.AsyncClient(transport=server, base_url=self.url) as http:
             return await http.get(path, headers=headers or self.headers())
 
     @property
@@ -110,7 +110,7 @@ class Server:
         return f"http://{self.role}.test"
 
 
-class Network(httpx.AsyncBaseTransport):
+class Network(httpx2.AsyncBaseTransport):
     """Carries requests to servers by host.
 
     :ivar fault: what happens to a request: "" nothing, ``lost``, ``answer lost``, or ``client
@@ -119,8 +119,8 @@ class Network(httpx.AsyncBaseTransport):
     """
 
     def __init__(self) -> None:
-        self.servers: dict[str, httpx.ASGITransport] = {}
-        self.fault: Callable[[httpx.Request], Awaitable[str]] | None = None
+        self.servers: dict[str, httpx2.ASGITransport] = {}
+        self.fault: Callable[[httpx2.Request], Awaitable[str]] | None = None
         self.seen: list[str] = []
         self.dead = False
 
@@ -128,7 +128,7 @@ class Network(httpx.AsyncBaseTransport):
         """Nothing goes wrong any more, and another client is there."""
         self.fault, self.dead = None, False
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Carry one."""
         if self.dead:
             raise ClientDiedError
@@ -136,15 +136,15 @@ class Network(httpx.AsyncBaseTransport):
         what = await self.fault(request) if self.fault is not None else ""
         server = self.servers.get(request.url.host)
         if what == "lost" or server is None:
-            raise httpx.ConnectError("nobody there", request=request)
+            raise httpx2.ConnectError("nobody there", request=request)
         answer = await server.handle_async_request(request)
         body = await answer.aread()
         if what == "client dies":
             self.dead = True
             raise ClientDiedError
         if what == "answer lost":
-            raise httpx.ReadError("connection reset", request=request)
-        return httpx.Response(answer.status_code, headers=answer.headers, content=body)
+            raise httpx2.ReadError("connection reset", request=request)
+        return httpx2.Response(answer.status_code, headers=answer.headers, content=body)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.support.scripted_server import ServerProcess, server_process
 
@@ -19,7 +19,7 @@ CONTROL = {"authorization": "Bearer control-token-of-the-kill-test"}
 @asynccontextmanager
 async def serving(
     run_dir: Path, model_dir: Path, **env: str
-) -> AsyncIterator[tuple[ServerProcess, httpx.AsyncClient]]:
+) -> AsyncIterator[tuple[ServerProcess, httpx2.AsyncClient]]:
     """A server process, and a client of it."""
     settings = {
         "AJET_SERVER__CONTROL_TOKEN": CONTROL["authorization"].removeprefix("Bearer "),
@@ -27,13 +27,13 @@ async def serving(
     }
     async with (
         server_process(run_dir, **settings, **env) as server,
-        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
+        httpx2.AsyncClient(base_url=server.url, timeout=60) as http,
     ):
         yield server, http
 
 
 async def call(
-    http: httpx.AsyncClient, method: str, path: str, body: Any = None, key: str = ""
+    http: httpx2.AsyncClient, method: str, path: str, body: Any = None, key: str = ""
 ) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {key}"} if key else CONTROL
     answer = await http.request(method, path, json=body, headers=headers)
@@ -43,7 +43,7 @@ async def call(
 
 
 async def start_run(
-    http: httpx.AsyncClient, model_dir: Path, *, engine: Any = None, **trainer: Any
+    http: httpx2.AsyncClient, model_dir: Path, *, engine: Any = None, **trainer: Any
 ) -> None:
     """Start a run of batches of one task, with a checkpoint of each step."""
     config = {
@@ -58,7 +58,7 @@ async def start_run(
     await call(http, "POST", "/v1/run/start", {"wait_seconds": 60})
 
 
-async def until(http: httpx.AsyncClient, **wanted: object) -> dict[str, Any]:
+async def until(http: httpx2.AsyncClient, **wanted: object) -> dict[str, Any]:
     while True:
         status = await call(http, "GET", "/v1/status")
         assert status["error"] is None
@@ -67,7 +67,7 @@ async def until(http: httpx.AsyncClient, **wanted: object) -> dict[str, Any]:
         await asyncio.sleep(0.01)
 
 
-async def chat(http: httpx.AsyncClient, grant: dict[str, Any], *texts: str) -> dict[str, Any]:
+async def chat(http: httpx2.AsyncClient, grant: dict[str, Any], *texts: str) -> dict[str, Any]:
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
     return await call(

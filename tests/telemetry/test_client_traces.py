@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -58,7 +58,7 @@ def rollouts(spans: InMemorySpanExporter) -> list[ReadableSpan]:
 async def call(episode: Any, **headers: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
     headers["authorization"] = f"Bearer {episode.api_key}"
-    async with httpx.AsyncClient() as http:
+    async with httpx2.AsyncClient() as http:
         url = f"{episode.base_url}/chat/completions"
         (await http.post(url, json=body, headers=headers)).raise_for_status()
 
@@ -122,7 +122,7 @@ async def test_a_rerouted_call_names_the_span_of_its_rollout(
     @trainable(reward=lambda task, answer: 1.0)
     async def solve(task: Any) -> None:
         body = {"model": "gpt", "messages": [{"role": "user", "content": "hello"}]}
-        async with httpx.AsyncClient() as http:
+        async with httpx2.AsyncClient() as http:
             await http.post("https://api.openai.com/v1/chat/completions", json=body)
 
     async with AsyncSwarmClient(server.url, TOKEN) as client:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from ajet_core.protocol import TraceParent
@@ -27,7 +27,7 @@ def telemetry(url: str) -> dict[str, str]:
     }
 
 
-async def end(http: httpx.AsyncClient, grant: dict[str, Any], reward: float) -> None:
+async def end(http: httpx2.AsyncClient, grant: dict[str, Any], reward: float) -> None:
     await call(http, "POST", f"/v1/episodes/{grant['episode_id']}/end", {"reward": reward})
 
 

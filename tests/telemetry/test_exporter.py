@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,7 +106,7 @@ def test_what_does_not_fit_into_the_queue_is_dropped_and_reported_once(
     assert [one.name for one in received.named("span")] == ["span 0", "span 1", "span 2"]
 
 
-class Counting(httpx.BaseTransport):
+class Counting(httpx2.BaseTransport):
     """Counts requests."""
 
     def __init__(self) -> None:
@@ -123,19 +123,19 @@ class Failing(Counting):
         super().__init__()
         self.statuses = list(statuses)
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         self.requests += 1
         status = self.statuses.pop(0) if self.statuses else 200
         if not status:
-            raise httpx.ConnectError("nothing listens")
-        return httpx.Response(status, text="why")
+            raise httpx2.ConnectError("nothing listens")
+        return httpx2.Response(status, text="why")
 
 
 def exporting(
-    transport: httpx.BaseTransport, url: str = "http://collector", **env: str
+    transport: httpx2.BaseTransport, url: str = "http://collector", **env: str
 ) -> Exporter:
     """An exporter that pauses no second between its tries."""
-    exporter = Exporter(terms(url, **env), connect=lambda _: httpx.Client(transport=transport))
+    exporter = Exporter(terms(url, **env), connect=lambda _: httpx2.Client(transport=transport))
     exporter.pause_seconds = 0.0
     return exporter
 
@@ -184,14 +184,14 @@ def test_failures_are_reported_once_and_so_is_their_end(
 class Quoting(Counting):
     """Quotes the key of the request in an answer, and later in an error."""
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         self.requests += 1
         key = request.headers["x-key"]
         if self.requests == 1:
-            return httpx.Response(401, text=f"the key {key} is unknown")
+            return httpx2.Response(401, text=f"the key {key} is unknown")
         if self.requests == 2:
-            return httpx.Response(200)
-        raise httpx.LocalProtocolError(f"Illegal header value b'{key}'")
+            return httpx2.Response(200)
+        raise httpx2.LocalProtocolError(f"Illegal header value b'{key}'")
 
 
 def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,13 +222,13 @@ def test_no_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_collector_that_hangs_does_not_hold_up_the_end() -> None:
     hanging, released = threading.Event(), threading.Event()
 
-    class Hanging(httpx.BaseTransport):
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
+    class Hanging(httpx2.BaseTransport):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
             hanging.set()
             released.wait()
-            return httpx.Response(200)
+            return httpx2.Response(200)
 
-    exporter = Exporter(terms("http://x"), connect=lambda _: httpx.Client(transport=Hanging()))
+    exporter = Exporter(terms("http://x"), connect=lambda _: httpx2.Client(transport=Hanging()))
     exporter.put_span(span("one"))
     exporter.open()
     assert hanging.wait(30)
@@ -314,7 +314,7 @@ def test_records_that_wait_are_bounded_in_bytes(
     assert max(map(len, received.bodies)) < 20 * 2**20
 
 
-class Busy(httpx.BaseTransport):
+class Busy(httpx2.BaseTransport):
     """Puts further spans while each of the first requests is answered."""
 
     def __init__(self, requests: int, each: int) -> None:
@@ -323,13 +323,13 @@ class Busy(httpx.BaseTransport):
         self.exporter: Exporter
         self.sizes: list[int] = []
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         traces = ExportTraceServiceRequest.FromString(request.content)
         self.sizes.append(len(traces.resource_spans[0].scope_spans[0].spans))
         if len(self.sizes) < self.requests:
             for _ in range(self.each):
                 self.exporter.put_span(span("more"))
-        return httpx.Response(200)
+        return httpx2.Response(200)
 
 
 def busy(transport: Busy, **env: str) -> Exporter:

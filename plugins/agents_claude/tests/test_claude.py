@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import claude_program as program
-import httpx
+import httpx2
 import pytest
 from ajet_agents_claude import processes, workplace
 from ajet_agents_claude.relay import Caller, relay
@@ -257,7 +257,7 @@ class TestClaude(AgentSuite):
 def test_the_relay_sends_model_calls_of_open_episodes_only() -> None:
     route = Route({"": ModelEndpoint("http://127.0.0.1:9/v1", "ajet-ep-x")})
     url = relay().url_for(Caller(route, None, {}))
-    with httpx.Client(trust_env=False) as client:
+    with httpx2.Client(trust_env=False) as client:
         assert client.post(f"{url}/v1/files", json={}).status_code == 404
         assert client.get(f"{url}/v1/models").status_code == 404
         call = {"model": "m", "messages": []}

@@ -210,7 +210,7 @@ def test_the_command_prints_json_last_and_alone_on_stdout(tmp_path: Path, packag
 
 def test_importing_the_command_imports_nothing_heavy() -> None:
 
-    heavy = ["torch", "transformers", "openai", "matplotlib", "httpx"]
+    heavy = ["torch", "transformers", "openai", "matplotlib", "httpx", "httpx2"]
     code = f"import sys, ajet_demo.command; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

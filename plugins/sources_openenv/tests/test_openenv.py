@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import httpx
+import httpx2
 import pytest
 from ajet_sources_openenv.source import OpenEnvSource
 
@@ -69,7 +69,7 @@ async def opened(url: str, **settings: Any) -> AsyncIterator[Any]:
 
 
 async def counts(server: str, name: str) -> dict[str, int]:
-    async with httpx.AsyncClient() as client:
+    async with httpx2.AsyncClient() as client:
         counted: dict[str, int] = (await client.get(f"{server}/counts/{name}")).json()
         return counted
 
@@ -236,7 +236,7 @@ async def test_no_more_sessions_are_opened_than_the_settings_allow(server: str) 
         open_at_once = []
 
         def answer(call: EndpointCall) -> str:
-            response = httpx.get(f"{server}/counts/words")
+            response = httpx2.get(f"{server}/counts/words")
             open_at_once.append(response.json()["open"])
             return call.text.split()[-1].rstrip(".")
 

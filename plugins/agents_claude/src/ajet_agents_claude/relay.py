@@ -1,7 +1,7 @@
 """A server on this machine that takes model calls of processes and sends them in their episode.
 
-A process cannot be instrumented. Its calls come here, and are sent again with httpx: what holds for
-other calls of an episode, from sampling to several models, then holds for them. The key of the
+A process cannot be instrumented. Its calls come here, and are sent again with httpx2: what holds
+for other calls of an episode, from sampling to several models, then holds for them. The key of the
 episode stays in this process, away from the commands that a model makes up.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx
+import httpx2
 
 from agentjet.agents import Route, agent_name, routed
 
@@ -82,8 +82,8 @@ class _RelayServer(ThreadingHTTPServer):
 
     def __init__(self, *args: Any) -> None:
         self.callers: dict[str, Caller] = {}
-        refusing = httpx.MockTransport(lambda _request: httpx.Response(404, json=_NO_CALL))
-        self.client = httpx.Client(transport=refusing, timeout=None, trust_env=False)  # noqa: S113
+        refusing = httpx2.MockTransport(lambda _request: httpx2.Response(404, json=_NO_CALL))
+        self.client = httpx2.Client(transport=refusing, timeout=None, trust_env=False)
         super().__init__(*args)
 
     def handle_error(self, *_args: Any) -> None:
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         if caller is None:
             self._refuse(404, "not_found_error", "the episode is over")
             return
-        request = httpx.Request(
+        request = httpx2.Request(
             "POST", f"{_NOWHERE}/{rest[:-2]}", headers=self.headers.items(), content=body
         )
         name = caller.speaker(body)
@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
                 response = self.server.client.send(request, stream=True)
             with closing(response):
                 self._pass_on(response)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             if self._begun:
                 # The process sees that the answer is not complete.
                 self.close_connection = True
@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_args: Any) -> None:
         """Log nothing: the server records all calls."""
 
-    def _pass_on(self, response: httpx.Response) -> None:
+    def _pass_on(self, response: httpx2.Response) -> None:
         self.send_response(response.status_code)
         for name, value in response.headers.multi_items():
             if name not in _DROPPED:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 from ajet_core.errors import ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import EpisodeOutcome, Task, TaskProbe
@@ -55,7 +55,7 @@ class OpenEnvSource(TurnSource[OpenEnvSettings]):
                 f"{self.argument!r}",
                 param="source",
             )
-        async with httpx.AsyncClient(
+        async with httpx2.AsyncClient(
             base_url=self._url,
             headers=self.settings.headers,
             timeout=self.settings.step_seconds,
@@ -102,7 +102,7 @@ class OpenEnvSource(TurnSource[OpenEnvSettings]):
         """Play with a model that always gives the same answer; None if it acts with tools."""
         return None if self._tools else await super().probe(task, probe)
 
-    async def _schema(self, client: httpx.AsyncClient) -> Mapping[str, Any]:
+    async def _schema(self, client: httpx2.AsyncClient) -> Mapping[str, Any]:
         """Return the schema of actions.
 
         :raises EnvironmentFailedError: the server cannot be reached.
@@ -110,7 +110,7 @@ class OpenEnvSource(TurnSource[OpenEnvSettings]):
         """
         try:
             response = await client.get("/schema")
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise EnvironmentFailedError(
                 f"no OpenEnv server answers at {self._url} ({error or type(error).__name__}): "
                 "start the environment's server first, or correct the URL"
@@ -120,7 +120,7 @@ class OpenEnvSource(TurnSource[OpenEnvSettings]):
             action = response.json()["action"]
             if not isinstance(action, dict):
                 raise TypeError("its actions have no schema")
-        except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as error:
+        except (httpx2.HTTPStatusError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"{self._url} is not a server of OpenEnv: {self._url}/schema answers "
                 f"{response.status_code} and no schema of actions. Servers of openenv-core below "
@@ -129,7 +129,7 @@ class OpenEnvSource(TurnSource[OpenEnvSettings]):
             ) from error
         return action
 
-    async def _list_tasks(self, client: httpx.AsyncClient) -> dict[str, list[Task]]:
+    async def _list_tasks(self, client: httpx2.AsyncClient) -> dict[str, list[Task]]:
         """Return the tasks that the environment lists, by split; none if it lists none.
 
         :raises ConfigError: it fails to list what it has.
@@ -154,7 +154,7 @@ class OpenEnvSource(TurnSource[OpenEnvSettings]):
                     tasks[split] = [
                         Task(name, payload=by_id[name]) for name in reversed(list(by_id))
                     ]
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"{self._url} fails to list its tasks: {type(error).__name__}: {error}",
                 param="source",
