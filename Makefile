@@ -30,6 +30,9 @@ export PATH := $(PATH):$(subst $(empty) $(empty),:,$(patsubst %/python,%,$(PYENV
 
 # Tests are compiled once, not by each run.
 unexport PYTHONDONTWRITEBYTECODE
+# Unit tests keep their files in memory if there are 2 GB to spare: writing them to a disk can take
+# longer than the tests.
+MEMORY = $(shell test "$$(df -Pm /dev/shm 2>/dev/null | awk 'END {print $$4}')" -ge 2000 2>/dev/null && echo /dev/shm)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup backends browser demo test unit test-all test-agents test-backends test-nightly
@@ -78,7 +81,7 @@ test: lint type  ## Check style, types and the unit tests, in .venv: a minute or
 
 unit: setup  ## Run the unit tests in .venv (options: ARGS="...")
 	@# Continuous integration generates all examples of property tests.
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(BIN)/python -m pytest -n auto -m unit --durations 10 --durations-min 1 $(ARGS) tests
+	$(if $(MEMORY),TMPDIR=$(MEMORY) )HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(BIN)/python -m pytest -n auto -m unit --durations 10 --durations-min 1 $(ARGS) tests
 
 test-all: setup  ## Run every check but those of agents and backends: lint, types, tests on each Python, packages
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_ENVS)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from pathlib import Path
 
 from ajet_core.errors import PluginApiError, PluginConflictError, PluginError
 from ajet_core.plugin.compat import hook_api_problem, parse_hook_api
@@ -43,7 +46,16 @@ def way_out(info: PluginInfo) -> str:
 
 def installed_entry_points() -> list[EntryPoint]:
     """Return the entry points of both groups from all installed distributions."""
-    return [*entry_points(group=PLUGIN_GROUP), *entry_points(group=HOOK_API_GROUP)]
+    places = [Path(path) for path in sys.path]
+    changed = tuple((place, place.is_dir() and place.stat().st_mtime_ns) for place in places)
+    return list(_read(changed))
+
+
+# It reads a file of each distribution. Installing one changes its directory.
+@lru_cache(maxsize=1)
+def _read(_changed: tuple[tuple[Path, int], ...]) -> tuple[EntryPoint, ...]:
+    points = entry_points()
+    return (*points.select(group=PLUGIN_GROUP), *points.select(group=HOOK_API_GROUP))
 
 
 def discover(candidates: Iterable[EntryPoint], blocked: Iterable[str] = ()) -> list[FoundPlugin]:
@@ -55,10 +67,10 @@ def discover(candidates: Iterable[EntryPoint], blocked: Iterable[str] = ()) -> l
     declared: dict[tuple[str, str], list[str]] = defaultdict(list)
     for point in points:
         if point.group == HOOK_API_GROUP:
-            declared[_distribution(point)[0], point.value].append(point.name)
+            declared[_distribution(point.dist)[0], point.value].append(point.name)
     refused_names = frozenset(blocked)
     plugins = [
-        _found(point, declared[_distribution(point)[0], point.value], refused_names)
+        _found(point, declared[_distribution(point.dist)[0], point.value], refused_names)
         for point in points
         if point.group == PLUGIN_GROUP
     ]
@@ -66,15 +78,14 @@ def discover(candidates: Iterable[EntryPoint], blocked: Iterable[str] = ()) -> l
     return _refuse_duplicates(plugins)
 
 
-def _distribution(point: EntryPoint) -> tuple[str, str]:
+@lru_cache
+def _distribution(dist: Distribution | None) -> tuple[str, str]:
     # A distribution whose metadata is damaged has neither name nor version.
-    if point.dist is None:
-        return "unknown", "unknown"
-    return point.dist.name or "unknown", point.dist.version or "unknown"
+    return (dist and dist.name) or "unknown", (dist and dist.version) or "unknown"
 
 
 def _found(point: EntryPoint, declared: list[str], blocked: frozenset[str]) -> FoundPlugin:
-    distribution, version = _distribution(point)
+    distribution, version = _distribution(point.dist)
     versions = [parsed for text in declared if (parsed := parse_hook_api(text)) is not None]
     info = PluginInfo(
         name=point.name,
@@ -87,21 +98,11 @@ def _found(point: EntryPoint, declared: list[str], blocked: frozenset[str]) -> F
     if info.blocked:
         return FoundPlugin(point, replace(info, problem="blocked by the setting plugins.blocked"))
     if problem := hook_api_problem(declared, point.value):
-        return _refused(
-            FoundPlugin(point, info),
-            PluginApiError(
-                f"{describe(info)} was not imported: {problem}\n"
-                f"To continue without it, {way_out(info)}.",
-                param="plugins.blocked",
-            ),
-        )
+        message = f"{describe(info)} was not imported: {problem}\n"
+        message += f"To continue without it, {way_out(info)}."
+        refusal = PluginApiError(message, param="plugins.blocked")
+        return FoundPlugin(point, replace(info, problem=message), refusal)
     return FoundPlugin(point, info)
-
-
-def _refused(plugin: FoundPlugin, refusal: PluginError) -> FoundPlugin:
-    return FoundPlugin(
-        plugin.entry_point, replace(plugin.info, problem=refusal.message), refusal=refusal
-    )
 
 
 def _refuse_duplicates(plugins: list[FoundPlugin]) -> list[FoundPlugin]:
@@ -117,15 +118,11 @@ def _refuse_duplicates(plugins: list[FoundPlugin]) -> list[FoundPlugin]:
             continue
         owners = " and ".join(f"{p.info.distribution} {p.info.version}" for p in namesakes)
         choices = " or ".join(f'["{p.info.name}@{p.info.distribution}"]' for p in namesakes)
-        result.append(
-            _refused(
-                plugin,
-                PluginConflictError(
-                    f"plugin {plugin.info.name!r} is provided by several distributions, "
-                    f"{owners}, so none of them was imported: uninstall one, or set "
-                    f"plugins.blocked in ajet.toml to {choices}",
-                    param="plugins.blocked",
-                ),
-            )
+        message = (
+            f"plugin {plugin.info.name!r} is provided by several distributions, {owners}, so none "
+            f"of them was imported: uninstall one, or set plugins.blocked in ajet.toml to {choices}"
         )
+        refusal = PluginConflictError(message, param="plugins.blocked")
+        info = replace(plugin.info, problem=message)
+        result.append(FoundPlugin(plugin.entry_point, info, refusal))
     return result

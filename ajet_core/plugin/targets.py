@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -56,6 +57,7 @@ def install_hint(distribution: str) -> str:
     return f"pip install --upgrade {distribution}"
 
 
+@functools.cache
 def extras_with(distribution: str) -> list[str]:
     """Return the extras of agentjet that install a distribution, the one with its name first."""
     wanted = canonicalize_name(distribution)

@@ -17,6 +17,7 @@ from ajet_cli.commands.run import pause as _pause_command  # noqa: F401  (import
 from ajet_cli.commands.run import status as _status_command  # noqa: F401  (imported before it is patched)
 from ajet_cli.main import cli
 from ajet_core.errors import ServerUnreachableError, StateError
+from ajet_core.plugin.targets import extras_with
 from ajet_core.protocol import (
     BatchProgress,
     ErrorDetail,
@@ -451,10 +452,12 @@ def test_a_command_of_a_plugin_that_is_not_installed_says_how_to_install_it(
 ) -> None:
     extras = ["agentjet-nonsense>=0.1; extra == 'nonsense'"]
     monkeypatch.setattr("ajet_core.plugin.targets.requires", lambda _: extras)
+    extras_with.cache_clear()
     result = ajet("nonsense")
     assert result.exit_code == 2
     assert "No such command 'nonsense'. Install its plugin: pip install" in result.stderr
     assert "'agentjet[nonsense]>=0.1'" in result.stderr
+    extras_with.cache_clear()
 
 
 def test_plugins_lists_the_embedded_components() -> None:

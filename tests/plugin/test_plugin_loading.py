@@ -12,6 +12,7 @@ import pytest
 
 from ajet_core.errors import PluginApiError, PluginLoadError, UnknownComponentError
 from ajet_core.plugin import HOOK_API, PluginInfo, PluginManager, spec
+from ajet_core.plugin.discovery import installed_entry_points
 from ajet_core.plugin.loading import HOOK_NAMES
 from ajet_core.protocol import StepSummary
 from ajet_installation import hooks
@@ -287,3 +288,13 @@ def test_the_embedded_plugin_declares_the_hook_api_that_its_hooks_need() -> None
         if name.startswith("ajet_")
     ]
     assert declared == max(since, key=lambda text: tuple(map(int, text.split("."))))
+
+
+def test_what_is_installed_later_is_found(site: Site) -> None:
+    before = installed_entry_points()
+    assert installed_entry_points() == before
+    site.install("ajet-late", ONE_ENGINE.format("late"))
+    assert {point.name for point in installed_entry_points()} - {p.name for p in before} == {
+        "ajet-late"
+    }
+    assert PluginManager().engine("late").target == "nowhere:Engine"
