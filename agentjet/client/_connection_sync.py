@@ -59,8 +59,8 @@ ASKED_EVERY = 2.0
 # trying.
 TOLD_AFTER = 2
 _ADVICE = (
-    "is the server running, and is the URL right (url= in Python, --url of a command, or AJET_URL)? "
-    "For a LocalServer, pass client=server.client"
+    "is the server running, and is the URL right (url= in Python, --url of a command, or "
+    "AJET_URL)? For a LocalServer, pass client=server.client"
 )
 _log = logging.getLogger("ajet.client")
 

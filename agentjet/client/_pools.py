@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # Shorter than the 5 s after which servers (uvicorn) close idle connections, so that no request uses
 # a connection that is being closed.
 KEEPALIVE_SECONDS = 3.0
-# For every request, httpcore2 checks every idle connection of its pool, with a system call each: with
-# 64 of them, that costs more than the requests.
+# For every request, httpcore2 checks every idle connection of its pool, with a system call each:
+# with 64 of them, that costs more than the requests.
 MAX_IDLE_CONNECTIONS = 16
 
 
