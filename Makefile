@@ -81,7 +81,7 @@ test: lint type  ## Check style, types and the unit tests, in .venv: a minute or
 
 unit: setup  ## Run the unit tests in .venv (options: ARGS="...")
 	@# Continuous integration generates all examples of property tests.
-	$(if $(MEMORY),TMPDIR=$(MEMORY) )HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(BIN)/python -m pytest -n auto -m unit --durations 10 --durations-min 1 $(ARGS) tests
+	$(if $(TMPDIR),,$(if $(MEMORY),TMPDIR=$(MEMORY) ))HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(BIN)/python -m pytest -n auto -m unit -o tmp_path_retention_policy=failed --durations 10 --durations-min 1 $(ARGS) tests
 
 test-all: setup  ## Run every check but those of agents and backends: lint, types, tests on each Python, packages
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_ENVS)

@@ -120,7 +120,8 @@ def _log_as(prefix: str, level: str) -> None:
     # Handlers of the parent process have its prefix.
     logging.basicConfig(force=bool(prefix), level=level.upper(), handlers=[handler])
     # It would log the URL of every request, and those of alerts may be secrets.
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    for library in ("httpx", "httpx2"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def _run(settings: Settings, main: Coroutine[Any, Any, T]) -> T:

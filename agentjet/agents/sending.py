@@ -193,7 +193,7 @@ class RoutedTransports(NamedTuple):
     asynchronous: Any
 
 
-def routed_transports(library: str = "httpx", **options: Any) -> RoutedTransports:
+def routed_transports(library: str = "httpx2", **options: Any) -> RoutedTransports:
     """Create transports that send the model calls of an episode along its route.
 
     :param library: ``httpx`` or ``httpx2``, according to the client.

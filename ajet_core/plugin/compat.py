@@ -15,7 +15,6 @@ added, the major version when one is changed or removed. A plugin therefore work
 version and any minor version that is not older than its own.
 """
 
-
 DEPRECATED_HOOKS: dict[str, str] = {}
 """Hooks that the next major version removes: since when they are deprecated, and what to use."""
 
@@ -57,7 +56,7 @@ def hook_api_problem(
             reasons.append(
                 f"{text!r} is not a hook API version (expected MAJOR.MINOR, such as {ours})"
             )
-        elif version[0] > offered[0] or (version[0] == offered[0] and version[1] > offered[1]):
+        elif version > offered:
             reasons.append(
                 f"it needs hook API {text}, but this agentjet offers {ours}: upgrade agentjet"
             )

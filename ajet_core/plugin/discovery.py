@@ -46,16 +46,21 @@ def way_out(info: PluginInfo) -> str:
 
 def installed_entry_points() -> list[EntryPoint]:
     """Return the entry points of both groups from all installed distributions."""
-    places = [Path(path) for path in sys.path]
-    changed = tuple((place, place.is_dir() and place.stat().st_mtime_ns) for place in places)
-    return list(_read(changed))
+    return list(_read(tuple((path, _changed(path)) for path in sys.path)))
 
 
 # It reads a file of each distribution. Installing one changes its directory.
 @lru_cache(maxsize=1)
-def _read(_changed: tuple[tuple[Path, int], ...]) -> tuple[EntryPoint, ...]:
+def _read(_changed: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
     points = entry_points()
     return (*points.select(group=PLUGIN_GROUP), *points.select(group=HOOK_API_GROUP))
+
+
+def _changed(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except (OSError, ValueError):
+        return 0
 
 
 def discover(candidates: Iterable[EntryPoint], blocked: Iterable[str] = ()) -> list[FoundPlugin]:
@@ -123,6 +128,7 @@ def _refuse_duplicates(plugins: list[FoundPlugin]) -> list[FoundPlugin]:
             f"of them was imported: uninstall one, or set plugins.blocked in ajet.toml to {choices}"
         )
         refusal = PluginConflictError(message, param="plugins.blocked")
-        info = replace(plugin.info, problem=message)
-        result.append(FoundPlugin(plugin.entry_point, info, refusal))
+        result.append(
+            FoundPlugin(plugin.entry_point, replace(plugin.info, problem=message), refusal)
+        )
     return result

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import ValidationError
 
@@ -58,24 +58,20 @@ def install_hint(distribution: str) -> str:
 
 
 @functools.cache
-def extras_with(distribution: str) -> list[str]:
+def extras_with(distribution: str) -> tuple[str, ...]:
     """Return the extras of agentjet that install a distribution, the one with its name first."""
     wanted = canonicalize_name(distribution)
     extras = []
     try:
         lines = requires(CORE_DISTRIBUTION) or []
     except PackageNotFoundError:
-        return []
-    for line in lines:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
+        return ()
+    for requirement in map(Requirement, lines):
         marker = str(requirement.marker or "")
         if canonicalize_name(requirement.name) == wanted and "extra ==" in marker:
             extras.append(marker.rpartition("extra ==")[2].strip().strip("\"'"))
     # Several extras may list it, since build tools expand extras that include others.
-    return sorted(extras, key=lambda extra: (not wanted.endswith(f"-{extra}"), extra))
+    return tuple(sorted(extras, key=lambda one: (not wanted.endswith(f"-{one}"), one)))
 
 
 def import_target(target: str, what: str, hint: str) -> Any:

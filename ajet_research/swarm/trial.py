@@ -217,8 +217,9 @@ async def _unless_stopped(learning: Coroutine[object, object, None], server: Tri
     tasks = [asyncio.ensure_future(one) for one in (learning, stopped(), ended())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        for task in tasks:
+            if task in done:
+                task.result()
     finally:
         for task in tasks:
             task.cancel()

@@ -50,7 +50,7 @@ class ExportTerms:
     :param ratio: share of the episodes whose traces are exported.
     :param timeout: seconds for a request.
     :param gzip: whether requests are compressed.
-    :param tls: None uses the certificates that come with the HTTP library.
+    :param tls: None trusts the authorities of the operating system.
     :param queue: most records of a kind that wait.
     :param batch: most records of a request.
     :param delay: seconds between exports.

@@ -11,7 +11,7 @@ from ajet_server.telemetry.exporter import LOGGER, Exporter
 from ajet_server.telemetry.spans import CURRENT, Attribute
 
 # The exporter's own records, and those of its HTTP library, would cause others forever.
-_SILENT = (LOGGER, "httpx2", "httpcore2")
+_SILENT = (LOGGER, "httpx", "httpx2", "httpcore", "httpcore2")
 
 
 class ExportHandler(logging.Handler):

@@ -111,7 +111,8 @@ class Telemetry:
     def open(self) -> None:
         """Start to export; the process must not fork afterwards."""
         # It would log each request.
-        logging.getLogger("httpx2").setLevel(logging.WARNING)
+        for library in ("httpx", "httpx2"):
+            logging.getLogger(library).setLevel(logging.WARNING)
         self._exporter.open()
         logging.getLogger().addHandler(self._handler)
 

@@ -50,7 +50,8 @@ class WorkerTelemetry:
 
     def open(self) -> None:
         """Start to export."""
-        logging.getLogger("httpx2").setLevel(logging.WARNING)
+        for library in ("httpx", "httpx2"):
+            logging.getLogger(library).setLevel(logging.WARNING)
         self._exporter.open()
 
     def close(self) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
+try:
+    import httpx
+except ModuleNotFoundError:  # what later versions use
+    import httpx2 as httpx  # type: ignore[no-redef]
 from google import genai
 from google.genai import types
 

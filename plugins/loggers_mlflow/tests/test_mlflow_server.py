@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from ajet_loggers_mlflow.logger import MlflowLogger
 from ajet_loggers_mlflow.settings import MlflowSettings
@@ -64,8 +64,8 @@ class TrackingServer:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health", timeout=5.0).status_code == 200
-        except httpx.TransportError:
+            return httpx2.get(f"{self.url}/health", timeout=5.0).status_code == 200
+        except httpx2.TransportError:
             return False
 
     def kill(self) -> None:
