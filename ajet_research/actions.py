@@ -181,6 +181,8 @@ def _over(state: StudyState, trial: TrialState, begun: int, seconds: float) -> S
     limit = budget.compute_hours * 3600
     if seconds > limit * (1 + 1e-9):
         return Stop("compute_hours", (seconds - trial.blueprint.seconds) / 3600, limit / 3600)
+    if state.wall + trial.blueprint.seconds > budget.wall_hours * 3600 * (1 + 1e-9):
+        return Stop("wall_hours", state.wall / 3600, budget.wall_hours)
     return None
 
 

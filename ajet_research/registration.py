@@ -253,6 +253,12 @@ def _over_budget(study: Study) -> Iterator[str]:
             f"and budget.compute_hours is {budget.compute_hours:g}. Raise it, or lower "
             "budget.trial_seconds."
         )
+    if budget.trial_seconds > budget.wall_hours * 3600 * (1 + 1e-9):
+        yield (
+            f"A trial may take {budget.trial_seconds:g} s, and budget.wall_hours is "
+            f"{budget.wall_hours:g}, so none could start. Raise it, or lower "
+            "budget.trial_seconds."
+        )
 
 
 def code_of(study: Study, directory: Path) -> str:

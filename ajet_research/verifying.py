@@ -155,9 +155,9 @@ def _out_of_order(row: LedgerRow, state: StudyState) -> Iterator[str]:
             fits = Await(event.trial) in todo
         case Lost():
             fits = GiveUp(event.trial) in todo
-        case Exhausted(resource="wall_hours" | "disk_mib"):
+        case Exhausted(resource="wall_hours" | "disk_mib") if event.used > event.limit:
             # Measured, and not to be derived from rows.
-            fits = event.used > event.limit == getattr(state.budget, event.resource)
+            fits = event.limit == getattr(state.budget, event.resource)
         case Exhausted():
             fits = Stop(event.resource, event.used, event.limit) in todo
         case Proposed() | Advanced():

@@ -322,7 +322,10 @@ def history(path: Path, page: Path | None, as_json: bool) -> None:
     help="Keep the studies of the suites adversaries, swarm and versions; continue there.",
 )
 def bench(suite: str, size: int | None, seed: int, directory: Path | None) -> None:
-    """Measure studies in worlds whose truth is planted, and print one line of JSON."""
+    """Measure studies in worlds whose truth is planted, and print one line of JSON.
+
+    The exit status is 1 if the bars of the suite are not reached.
+    """
     from ajet_cli.studies.drivers import run_drivers
     from ajet_research.suites import SUITES
 
@@ -332,7 +335,10 @@ def bench(suite: str, size: int | None, seed: int, directory: Path | None) -> No
     suites: dict[str, Callable[..., dict[str, Any]]] = {**SUITES, "drivers": run_drivers}
     options = {"size": size, "directory": directory}
     chosen = {name: value for name, value in options.items() if value is not None}
-    click.echo(json.dumps(suites[suite](seed=seed, **chosen)))
+    result = suites[suite](seed=seed, **chosen)
+    click.echo(json.dumps(result))
+    if not result["passed"]:
+        raise click.exceptions.Exit(1)
 
 
 def _show_what_it_waits_for(directory: Path) -> None:

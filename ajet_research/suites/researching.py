@@ -8,7 +8,6 @@ import shutil
 import socket
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -135,19 +134,21 @@ def run_budgets(*, seed: int, size: int = 1) -> dict[str, Any]:
                     over_money = max(over_money, endpoint.money - case.limits.money)
                 requests += len(endpoint.requests)
     beyond = [_trials_beyond(seed * 1000 + index) for index in range(_STUDIES * size)]
-    trials, compute, ended = (list(column) for column in zip(*beyond, strict=True))
+    trials, compute, wall, ended = (list(column) for column in zip(*beyond, strict=True))
     overrun = {
         "tokens": over_tokens,
         "money": round(over_money, 9),
         "trials": max(0, *trials),
         "compute_seconds": round(max(0.0, *compute), 6),
+        "wall_seconds": round(max(0.0, *wall), 6),
     }
     return {
         "suite": "budgets",
         "cases": len(cases),
         "requests": requests,
         "studies": len(beyond),
-        "exhausted": sum(ended),
+        "exhausted": sum(map(bool, ended)),
+        "exhausted_wall": ended.count("wall_hours"),
         "overrun": max(overrun.values()),
         "overruns": overrun,
         "problems": problems,
@@ -159,44 +160,56 @@ def run_budgets(*, seed: int, size: int = 1) -> dict[str, Any]:
 class _FailingRunner(TrialRunner):
     """Every attempt takes all of its time, and every second one is lost with its machine.
 
-    :ivar attempts: by trial, those that were started.
+    :ivar ends: when each attempt ends that was started, by trial and number.
     """
 
-    def __init__(self, rng: random.Random) -> None:
-        self.attempts: Counter[str] = Counter()
+    def __init__(self, rng: random.Random, clock: VirtualClock) -> None:
+        self.ends: dict[tuple[str, int], float] = {}
         self.seconds = 0.0
         self._inner = InlineRunner()
         self._rng = rng
+        self._clock = clock
 
-    def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled:
-        """Run an attempt to its end."""
-        self.attempts[blueprint.id] += 1
+    def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
+        """Begin an attempt, or say how it ended once its time is over."""
+        now = self._clock.monotonic()
+        if now < self.ends.setdefault((blueprint.id, attempt), now + blueprint.seconds):
+            return None
         self.seconds += blueprint.seconds
         if self._rng.random() < 0.5:
             return Settled(blueprint.seconds, cause="the worker was lost")
         return replace(self._inner.poll(blueprint, attempt), seconds=blueprint.seconds)
 
 
-def _trials_beyond(seed: int) -> tuple[int, float, bool]:
-    """Return the trials and the seconds of attempts that a study took beyond its budget.
+def _trials_beyond(seed: int) -> tuple[int, float, float, str]:
+    """Return the trials, the seconds of attempts and the time that a study took beyond its budget.
 
-    The third value is whether the budget ended it.
+    The fourth value is the limit that ended it, "" if none did.
     """
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     study = planted_study(f"null:{seed}", looks=((6, 0.05),))
-    hours = len(study.arms) * len(study.seeds) / 60
-    limits = {"trials": 12, "trial_seconds": 60.0, "compute_hours": hours}
+    seconds = float(len(study.arms) * len(study.seeds))
+    # Of attempts that are not lost, if one runs at a time, or a part of them.
+    wall = seconds * rng.choice([4.0, 1.0, 0.4, 0.15])
+    limits = {
+        "trials": 12,
+        "trial_seconds": 1.0,
+        "compute_hours": seconds / 3600,
+        "wall_hours": wall / 3600,
+    }
     study = study.model_copy(update={"budget": study.budget.model_copy(update=limits)})
-    ledger, runner = StudyLedger(None), _FailingRunner(rng)
+    clock = VirtualClock()
+    ledger, runner = StudyLedger(None), _FailingRunner(rng, clock)
     with closing(ledger):
         event = registered_event(register(study, Path()))
         ledger.append(event, time="2026-01-01T00:00:00+00:00", elapsed=0.0)
         parallel = rng.choice([1, 3, 50])
-        state = StudyLeader(ledger, runner, None, VirtualClock(), parallel).lead()
+        state = StudyLeader(ledger, runner, None, clock, parallel).lead()
     return (
-        len(runner.attempts) - study.budget.trials,
-        runner.seconds - hours * 3600,
-        state.exhausted is not None and state.decided is not None,
+        len({trial for trial, _ in runner.ends}) - study.budget.trials,
+        runner.seconds - seconds,
+        max(runner.ends.values()) - wall,
+        state.exhausted.resource if state.exhausted and state.decided else "",
     )
 
 

@@ -163,6 +163,10 @@ EDITS = {
     "spent_time_is_free": Edit(
         "actions", "seconds = state.settled + state.reserved", "seconds = state.reserved"
     ),
+    "an_attempt_may_outlast_the_wall_time": Edit(
+        "actions", "state.wall + trial.blueprint.seconds >", "state.wall >"
+    ),
+    "wall_time_is_left": Edit("actions", "state.wall + trial", "2 * state.wall + trial"),
     "a_budget_ends_while_trials_run": Edit(
         "actions", "elif idle and not allowed:", "elif not allowed:"
     ),
@@ -249,8 +253,11 @@ EDITS = {
     ),
     "measured_ends_are_not_compared": Edit(
         "verifying",
-        "fits = event.used > event.limit == getattr(state.budget, event.resource)",
-        "fits = True",
+        '"wall_hours" | "disk_mib") if event.used > event.limit:',
+        '"wall_hours" | "disk_mib"):',
+    ),
+    "limits_of_measured_ends_are_not_compared": Edit(
+        "verifying", "fits = event.limit == getattr(state.budget, event.resource)", "fits = True"
     ),
     "looks_come_early": Edit(
         "verifying",

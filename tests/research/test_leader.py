@@ -279,10 +279,46 @@ def test_a_budget_that_retries_use_up_ends_in_a_decision() -> None:
     assert leader.state.decided is not None
 
 
-def test_a_wall_time_that_is_over_ends_in_a_decision() -> None:
-    leader = led(study(budget__wall_hours=1e-6))
-    assert leader.state.exhausted is not None
-    assert leader.state.exhausted.resource == "wall_hours"
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_no_attempt_starts_that_could_outlast_the_wall_time(parallel: int) -> None:
+    clock = Clock()
+
+    @dataclass
+    class Slow(Runner):
+        """Attempts take nearly all of their 30 s."""
+
+        ends: dict[str, float] = field(default_factory=dict)
+
+        def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
+            end = self.ends.setdefault(blueprint.id, clock.seconds + 29.0)
+            return super().poll(blueprint, attempt) if clock.seconds >= end else None
+
+    its = study(budget__wall_hours=100 / 3600)
+    leader = StudyLeader(new_ledger(its), Slow(), None, clock, parallel)
+    leader.lead()
+    stop = leader.state.exhausted
+    assert stop is not None
+    assert (stop.resource, stop.limit) == ("wall_hours", 100 / 3600)
+    assert 70 < stop.used * 3600 <= 100
+    assert leader.state.wall <= 100
+    assert leader.state.decided is not None
+    assert not_called_for(leader.ledger) == []
+
+
+def test_wall_time_that_is_used_up_ends_in_a_decision() -> None:
+    clock = Clock()
+    leader = StudyLeader(new_ledger(study(budget__wall_hours=0.01)), Runner(), None, clock)
+
+    def late(_: object) -> None:
+        if len(leader.ledger.rows) == 10:
+            clock.seconds += 60
+
+    leader.on_event = late
+    leader.lead()
+    stop = leader.state.exhausted
+    assert stop is not None
+    assert stop.resource == "wall_hours"
+    assert stop.used > stop.limit
     assert leader.state.decided is not None
     assert not_called_for(leader.ledger) == []
 

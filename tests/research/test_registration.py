@@ -85,6 +85,11 @@ def test_too_little_time_is_refused_with_the_hours_needed() -> None:
     assert "17 trials of 30 s take 0.142 h, and budget.compute_hours is 0.1" in message
 
 
+def test_trials_that_may_outlast_the_wall_time_are_refused() -> None:
+    message = refusal(budget__wall_hours=0.008)
+    assert "A trial may take 30 s, and budget.wall_hours is 0.008, so none could start" in message
+
+
 def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
     assert "no metric 'reward'; it has: score, far_score, loss, train_reward" in refusal(
         outcome__metric="reward"
