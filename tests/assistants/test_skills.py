@@ -130,6 +130,7 @@ def test_the_skill_for_plugins_is_true(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 def test_the_skill_for_research_runs_a_study(tmp_path: Path) -> None:
     pytest.importorskip("scipy")
+    pytest.importorskip("ajet_backend_torch")
     from ajet_research.steering import leader_of
 
     try:
@@ -142,8 +143,9 @@ def test_the_skill_for_research_runs_a_study(tmp_path: Path) -> None:
     assert "The study can start: 25 trials of 2 arms, at most 0.417 h." in printed[0]
     assert "The study is asking." in text
     assert "Use method b: it is better than a.\nb-vs-a better" in text
-    assert "0 problems" in printed[-1]
-    assert "budget.compute_hours: 1 -> 2" in printed[-1]
+    assert "0 problems" in printed[-2]
+    assert "budget.compute_hours: 1 -> 2" in printed[-2]
+    assert "The study can start: 12 trials of 2 arms, at most 3 h." in printed[-1]
 
 
 @pytest.mark.nightly
