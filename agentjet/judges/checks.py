@@ -265,13 +265,21 @@ def _limit_cpu(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
+@functools.cache
+def _warm_up() -> None:
+    import sympy.physics.units  # noqa: F401
+    from math_verify import verify
+
+    # The first expression of each kind imports and builds its parser.
+    verify(_parsed(r"$\frac{1}{2}$"), _parsed("$0.5$"), timeout_seconds=None)
+
+
 def _answered(line: str) -> dict[str, Any]:
     request = json.loads(line)
     check, arguments = CHECKS[request["check"]], request["arguments"]
-    # Not counted: what is imported once.
+    # Not counted: what is imported and built once, which takes seconds on a slow machine.
     if check is symbolic:
-        import math_verify  # noqa: F401
-        import sympy.physics.units  # noqa: F401
+        _warm_up()
     _limit_cpu(request["cpu_seconds"])
     return {"value": check(**arguments)}
 
