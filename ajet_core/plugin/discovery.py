@@ -51,7 +51,7 @@ def installed_entry_points() -> list[EntryPoint]:
 
 # It reads a file of each distribution. Installing one changes its directory.
 @lru_cache(maxsize=1)
-def _read(_changed: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+def _read(_directories: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
     points = entry_points()
     return (*points.select(group=PLUGIN_GROUP), *points.select(group=HOOK_API_GROUP))
 

@@ -58,7 +58,7 @@ def run_faults(*, seed: int, size: int = 20) -> dict[str, Any]:
             one = _KilledStudy(source, killed_often, rng, killed, back)
             if status := one.lead(size):
                 problems.append(f"study {studies}: the leader ended with {status}")
-                continue
+                break
             problems += [
                 f"study {studies}: {name} is different"
                 for name in _RESULTS
@@ -112,6 +112,8 @@ class _KilledStudy:
             ) as leader:
                 if self.rng.random() < 0.5:
                     while leader.poll() is None and self._rows() == rows:
+                        if time.monotonic() - began > _LONGEST:
+                            leader.kill()
                         time.sleep(_TURN)
                     self.back.append(time.monotonic() - began)
                 while self.killed.total() < most and leader.poll() is None:
@@ -120,7 +122,10 @@ class _KilledStudy:
                     if leader.poll() is None and self._kill(leader):
                         break
                 else:
-                    return leader.wait(timeout=_LONGEST)
+                    with suppress(subprocess.TimeoutExpired):
+                        return leader.wait(timeout=_LONGEST)
+                    leader.kill()
+                    return leader.wait()
 
     def _kill(self, leader: subprocess.Popen[bytes]) -> bool:
         """Kill a worker, the leader, or the leader and all workers; return whether it died."""
