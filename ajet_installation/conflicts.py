@@ -102,7 +102,8 @@ def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None)
     concerned = _closure(_plugins(packages), packages)
     concerned = concerned.union(*(its for _, its in _reach(packages)))
     wants: dict[NormalizedName, list[Want]] = {}
-    for name in packages:
+    # By name: the order of packages is that of the directory's files.
+    for name in sorted(packages):
         for want in _wants_of(name, packages):
             wants.setdefault(want.package, []).append(want)
     conflicts = []
