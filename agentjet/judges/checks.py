@@ -253,15 +253,15 @@ def _limit_memory(size: int) -> None:
         pass
 
 
-def _limit_cpu(seconds: float) -> None:
-    """Have the system end this process after so many seconds of CPU time from now."""
+def _limit_cpu(seconds: float | None) -> None:
+    """Have the system end this process after so many seconds of CPU time from now; None: never."""
     try:
         import resource
     except ImportError:
         return
     own = resource.getrusage(resource.RUSAGE_SELF)
-    soft = int(own.ru_utime + own.ru_stime + seconds) + 1
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = hard if seconds is None else int(own.ru_utime + own.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
@@ -277,8 +277,10 @@ def _warm_up() -> None:
 def _answered(line: str) -> dict[str, Any]:
     request = json.loads(line)
     check, arguments = CHECKS[request["check"]], request["arguments"]
-    # Not counted: what is imported and built once, which takes seconds on a slow machine.
+    # Not counted, nor held to the limit of the last check: what is imported and built once, which
+    # takes seconds on a slow machine.
     if check is symbolic:
+        _limit_cpu(None)
         _warm_up()
     _limit_cpu(request["cpu_seconds"])
     return {"value": check(**arguments)}

@@ -228,6 +228,23 @@ def test_children_have_no_keys_and_are_used_again(monkeypatch: pytest.MonkeyPatc
     assert child.returncode == 0
 
 
+def test_building_the_parser_is_not_held_to_the_limit_of_the_check_before() -> None:
+    checks = bounded.BoundedChecks(1)
+    pattern: dict[str, Any] = {"pattern": "a", "text": "a", "whole": True, "group": ""}
+    pattern |= {"expected": None, "ignore_case": False}
+    sums: dict[str, Any] = {"expected": "1/2", "text": "0.5", "digits": 6}
+    try:
+        # The child has .01 to 1 s of CPU time left when it starts to import sympy.
+        assert checks.run("regex", 0.01, **pattern) == 1.0
+        assert checks.run("symbolic", 5, **sums) == 1.0
+        (child,) = checks._idle
+        assert checks.run("regex", 0.01, **pattern) == 1.0
+        assert checks.run("symbolic", 5, **sums) == 1.0
+        assert checks._idle == [child]
+    finally:
+        checks.close()
+
+
 def test_a_missing_package_aborts_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = bounded.BoundedChecks(1)
     # The child's path is this process's, here without any package.
