@@ -14,6 +14,8 @@ from agentjet.client import AsyncSwarmClient
 from ajet_core.protocol import RunConfig
 from ajet_testing.door_training import real_server
 
+pytestmark = pytest.mark.processes
+
 TASKS = [*(f"solved-{i}" for i in range(10)), *(f"hard-{i}" for i in range(10))]
 MIDDLE = [f"middle-{i}" for i in range(5)]
 EPISODES = 4

@@ -13,8 +13,6 @@ import httpx
 import httpx2
 import openai
 import pytest
-from anthropic import Anthropic, AsyncAnthropic
-from google import genai
 from openai import AsyncOpenAI, DefaultAioHttpClient, OpenAI
 
 from agentjet.agents import (
@@ -48,6 +46,9 @@ async def agents_of(swarm: ScriptedSwarm, program: Any, **terms: Any) -> list[st
 
 
 async def test_async_clients_are_rerouted_in_every_dialect(swarm: ScriptedSwarm) -> None:
+    from anthropic import AsyncAnthropic
+    from google import genai
+
     async def program(task: str) -> None:
         async with made_for_nowhere(AsyncOpenAI) as client:
             with agent_name("chat"):
@@ -81,6 +82,8 @@ async def test_async_clients_are_rerouted_in_every_dialect(swarm: ScriptedSwarm)
 
 
 def test_sync_clients_are_rerouted_too(swarm: ScriptedSwarm) -> None:
+    from anthropic import Anthropic
+
     def program(task: str) -> None:
         with made_for_nowhere(OpenAI) as client, agent_name("计划"):
             client.chat.completions.create(**ASKED)
@@ -152,6 +155,8 @@ async def test_an_episode_in_an_episode_has_its_own_calls(swarm: ScriptedSwarm, 
     async def ask(base_url: str, api_key: str) -> None:
         """As a program does that is told where to ask."""
         if where == "x-api-key":
+            from anthropic import AsyncAnthropic
+
             base = base_url.removesuffix("/v1")
             async with AsyncAnthropic(base_url=base, api_key=api_key) as client:
                 await client.messages.create(**ASKED, max_tokens=99)

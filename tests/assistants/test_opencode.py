@@ -21,6 +21,8 @@ from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import tool_call
 
+pytestmark = pytest.mark.processes
+
 # Four equal waits would be a loop that opencode asks about, and `opencode run` cannot be asked.
 CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("swarm_status", {}),

@@ -13,6 +13,8 @@ from ajet_cli.commands.run import budget as _budget_command  # noqa: F401  (impo
 from ajet_cli.main import cli
 from ajet_core.protocol import BudgetConfig, ServerStatus
 
+pytestmark = pytest.mark.processes
+
 GOLDEN = Path(__file__).parents[1] / "protocol" / "golden" / "ServerStatus.json"
 
 

@@ -12,6 +12,8 @@ from ajet_cli.commands import engine as _engine_command  # noqa: F401  (imported
 from ajet_cli.main import cli
 from ajet_core.protocol import EngineServers
 
+pytestmark = pytest.mark.processes
+
 A = "http://10.0.0.5:8000"
 
 

@@ -13,6 +13,8 @@ from ajet_cli.commands.run import mixture as _mixture_command  # noqa: F401  (im
 from ajet_cli.main import cli
 from ajet_core.protocol import MixtureStatus
 
+pytestmark = pytest.mark.processes
+
 STATUS = {
     "config": {
         "ratios": {"math": 0.4, "code": 0.6},

@@ -19,6 +19,8 @@ from ajet_testing.servers import ServerFactory
 from tests.embedded.jsonl_hooks import plugins_with_jsonl
 from tests.embedded.jsonl_store import JsonlStore
 
+pytestmark = pytest.mark.processes
+
 TO_JSONL = '[store]\nname = "jsonl"\n'
 
 

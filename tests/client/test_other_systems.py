@@ -12,6 +12,8 @@ import pytest
 
 from ajet_testing.servers import TOKENS, Running
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 WITHOUT_POSIX = ROOT / "tests" / "support" / "without_posix.py"
 # The commands are those that need no package but agentjet's own.

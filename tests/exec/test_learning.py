@@ -11,6 +11,8 @@ import pytest
 
 from tests.exec.usable import no_bubblewrap
 
+pytestmark = pytest.mark.processes
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/exec_learning.py"
 
 

@@ -20,6 +20,8 @@ from ajet_exec.boxes.containers import ContainerSettings, PodmanSandbox
 from ajet_testing.suites.sandbox_suite import LimitName, SandboxSuite
 from tests.exec.usable import no_bubblewrap
 
+pytestmark = pytest.mark.processes
+
 IMAGE = "localhost/ajet-test:1"
 """A Debian with Python, as ``debootstrap --include=python3-minimal`` makes it."""
 

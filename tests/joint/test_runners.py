@@ -15,6 +15,8 @@ from ajet_core.errors import ConfigError, StateError
 from ajet_core.protocol import RunConfig
 from ajet_testing.servers import TOKENS, Running, ServerFactory
 
+pytestmark = pytest.mark.processes
+
 Servers = dict[str, Running]
 Agent = Callable[[Task, SwarmEpisode], Any]
 

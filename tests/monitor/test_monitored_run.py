@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agentjet.client import AsyncViewClient
 from ajet_cli.monitor.app import MonitorApp
 from ajet_cli.monitor.layout import UNICODE
 from ajet_testing.servers import CONTROL, Running, new_token, revoke
 from tests.monitor.scripted import screen_text
 from tests.monitor.test_screens import press, settle
+
+pytestmark = pytest.mark.processes
 
 
 async def test_from_the_overview_to_a_token(server: Running) -> None:

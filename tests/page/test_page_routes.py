@@ -11,6 +11,8 @@ import pytest
 from ajet_server.page.models import Conversation, EpisodeRows, Overview, StepCurves, TaskRows
 from ajet_testing.servers import CONTROL, Running, new_token
 
+pytestmark = pytest.mark.processes
+
 HOSTILE = '<img src=x onerror="alert(1)"> \u202e \x1b[2J'
 
 

@@ -14,6 +14,8 @@ from ajet_testing.servers import CONTROL, Running, new_token, revoke
 from tests.page.held_engine import half_answered
 from tests.page.test_page_routes import HOSTILE
 
+pytestmark = pytest.mark.processes
+
 TEXT = "hello there, how are you today?"
 
 

@@ -8,6 +8,8 @@ from ajet_core.plugin import PluginManager
 from ajet_testing.plugins import plugins_with
 from ajet_testing.suites.observer_suite import ObserverSuite
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.processes
 class TestWatching(ObserverSuite):

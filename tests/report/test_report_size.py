@@ -25,6 +25,8 @@ from ajet_server.page.models import Ending, EpisodeOutput, StepsQuery
 from ajet_server.store.evaluation_counts import EvaluationCount
 from ajet_testing.suites.samples import make_episode
 
+pytestmark = pytest.mark.processes
+
 # Each of these characters takes six in HTML.
 LONG = '\x00"' * 50_000
 MOST_BYTES = 8 * 2**20

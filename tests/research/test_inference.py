@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from ajet_research.inference import (
     Estimate,
@@ -72,6 +71,8 @@ def test_the_mirror_image_has_the_opposite_verdict(
 
 @pytest.mark.parametrize("seeds", [3, 8, 12])
 def test_p_is_that_of_scipy(seeds: int) -> None:
+    from scipy import stats
+
     differences = np.random.default_rng(seeds).normal(0.4, 1, seeds)
     theirs = stats.permutation_test(
         (differences,), np.mean, permutation_type="samples", n_resamples=np.inf

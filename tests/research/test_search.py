@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +100,7 @@ compute_hours = 1
 """
 
 
-try:
-    import optuna  # noqa: F401 - whether it is installed
-
-    LEARNING = "tpe"
-except ImportError:
-    LEARNING = "random"
+LEARNING = "tpe" if find_spec("optuna") else "random"
 
 
 def searching(**changes: Any) -> Study:

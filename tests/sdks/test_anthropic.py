@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.sdks import CALLED, ENDED, SCHEMA, SPOKEN, Agent
 
+pytestmark = pytest.mark.processes
+
 TOOLS = [{"name": "move", "description": "Moves.", "input_schema": SCHEMA}]
 ASKED = {"role": "user", "content": "Where are you?"}
 INPUT = {"direction": "up", "steps": 2}

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer
 from ajet_testing.servers import Running
 from tests.support.sdks import ENDED, Agent
 
+pytestmark = pytest.mark.processes
+
 ASKED: list[Any] = [{"role": "user", "content": "Write it."}]
 SCHEMA = {
     "type": "object",

@@ -16,6 +16,8 @@ from ajet_server.gateway.formats.events import Event
 from ajet_server.gateway.formats.exchange import Exchange
 from tests.support.sdks import Agent
 
+pytestmark = pytest.mark.processes
+
 ASKED: list[Any] = [{"role": "user", "content": "Where are you?"}]
 ERRORS = [(EngineError("the engine broke"), "the engine broke"), (KeyError("x"), "internal error")]
 

@@ -11,6 +11,8 @@ import pytest
 from ajet_testing.servers import CLIENT, Running, error_of
 from tests.support.sdks import ENDED, SPOKEN, Agent
 
+pytestmark = pytest.mark.processes
+
 ASKED: Any = [{"role": "user", "content": "Where are you?"}]
 
 

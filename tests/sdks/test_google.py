@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from ajet_testing.servers import ServerFactory
 from tests.support.sdks import ENDED, SPOKEN, Agent
 
+pytestmark = pytest.mark.processes
+
 MOVE = types.FunctionDeclaration(
     name="move",
     description="Moves.",

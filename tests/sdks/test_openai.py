@@ -14,6 +14,8 @@ from tokenizers import Tokenizer
 from ajet_testing.servers import ServerFactory
 from tests.support.sdks import CALLED, ENDED, SCHEMA, SPOKEN, Agent
 
+pytestmark = pytest.mark.processes
+
 TOOL = {"type": "function", "name": "move", "parameters": SCHEMA, "strict": False}
 ARGUMENTS = {"direction": "up", "steps": 2}
 

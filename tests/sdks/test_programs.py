@@ -13,6 +13,8 @@ import pytest
 from tests.sdks.programs import CLAUDE_CODE, CODEX, OPENCODE, PROGRAMS, QWEN_CODE, Program
 from tests.support.sdks import ENDED, SPOKEN, Agent
 
+pytestmark = pytest.mark.processes
+
 ASKED: list[Any] = [{"role": "user", "content": "Where are you?"}]
 ROUTES = {
     "chat": ("/v1/chat/completions", {"messages": ASKED}),

@@ -13,6 +13,8 @@ from ajet_testing.faults import HoldGate
 from ajet_testing.servers import ServerFactory
 from tests.support.sdks import Agent
 
+pytestmark = pytest.mark.processes
+
 RETRY = {"x-stainless-retry-count": "1"}
 NAMED = {"idempotency-key": "a"}
 ASKED = [{"role": "user", "content": "x"}]

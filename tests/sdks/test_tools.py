@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.support.sdks import CALLED, ENDED, SCHEMA, Agent
+
+pytestmark = pytest.mark.processes
 
 NAMESPACE = {
     "type": "namespace",

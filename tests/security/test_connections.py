@@ -14,6 +14,8 @@ from ajet_testing.servers import CLIENT, Running, ServerFactory, key
 from tests.security.raw import head, raw
 from tests.support.scripted_server import server_process
 
+pytestmark = pytest.mark.processes
+
 CLAIM = head("POST", "/v1/episodes", {**CLIENT, "content-length": "1000"})
 STATUS = head("GET", "/v1/status", CLIENT)
 

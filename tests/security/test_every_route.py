@@ -25,6 +25,8 @@ from ajet_testing.servers import (
 )
 from tests.security.routes import GUARDED, ROUTES, WITH_BODY, WITH_PARAMETERS, Route
 
+pytestmark = pytest.mark.processes
+
 # Who may use a route; a route that is not here is expected to need control.
 _OPENED_BY = {
     "POST /v1/episodes": {"client", "control"},

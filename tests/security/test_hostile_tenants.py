@@ -20,6 +20,8 @@ from ajet_cli.main import cli
 from ajet_core.protocol import ServerState
 from ajet_testing.servers import CONTROL, Headers, Running, ServerFactory, claim_as, key, new_token
 
+pytestmark = pytest.mark.processes
+
 # Characters that have broken parsers, terminals, labels of metrics, databases and file names.
 NASTY = (
     "\x00\x01\x1b\x1f\x7f\x85\u200b\u202e\u2028\ufeff\ufffd\ufffe\U0001f9d1\u0301\U0010ffff"

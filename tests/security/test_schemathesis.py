@@ -40,6 +40,8 @@ from schemathesis.specs.openapi.checks import (
 from tests.security.routes import DOCUMENT
 from tests.support.scripted_server import server_process
 
+pytestmark = pytest.mark.processes
+
 CONTROL = "control-token-of-the-schemathesis-test"
 CASES = int(os.environ.get("AJET_SCHEMATHESIS_CASES", "150"))
 OPERATIONS = {

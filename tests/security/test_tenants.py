@@ -23,6 +23,8 @@ from ajet_testing.servers import (
     revoke,
 )
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 async def rolling(server: Running) -> Running:

@@ -10,6 +10,8 @@ from ajet_core.timeline import Call
 from ajet_server.store.run_store import RunStore
 from ajet_testing.servers import CLIENT, ServerFactory, error_of
 
+pytestmark = pytest.mark.processes
+
 
 class Writing:
     """Holds the writes of calls until `go` is set."""

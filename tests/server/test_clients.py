@@ -21,6 +21,8 @@ from ajet_server.admission import admission
 from ajet_server.observe import watchdog
 from ajet_testing.servers import CLIENT, TOKENS, Running, ServerFactory
 
+pytestmark = pytest.mark.processes
+
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 

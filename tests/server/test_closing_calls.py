@@ -13,6 +13,8 @@ from ajet_core.errors import EpisodeClosedError
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_testing.servers import Running, error_of, key
 
+pytestmark = pytest.mark.processes
+
 ASKED = {"model": "any", "messages": [{"role": "user", "content": "hello"}]}
 
 

@@ -19,6 +19,8 @@ from ajet_testing.servers import (
     error_of,
 )
 
+pytestmark = pytest.mark.processes
+
 GREEDY = {"sampling": {"temperature": 0.0, "top_p": 0.5, "top_k": 7, "max_tokens": 2}}
 
 

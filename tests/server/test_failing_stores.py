@@ -21,6 +21,8 @@ from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_
 from tests.support.failing_store import STORE, FailingStore, plugins_with_failing_store
 from tests.support.runs import abort, finish_batch, status, until_state
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def failing(servers: ServerFactory) -> ServerFactory:

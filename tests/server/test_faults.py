@@ -27,6 +27,8 @@ from ajet_testing.servers import (
 )
 from tests.support.runs import abort, events, finish_batch, loop_of, status, until_state
 
+pytestmark = pytest.mark.processes
+
 
 async def test_a_refused_batch_is_kept_and_the_next_one_takes_its_step(server: Running) -> None:
     await server.roll(trainer={"refuses_at": 2})

@@ -16,6 +16,8 @@ from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_
 
 from .test_modes import batches, tags, task, until_step
 
+pytestmark = pytest.mark.processes
+
 PATIENT = 3600.0
 HALVES: dict[str, Any] = {"ratios": {"x": 0.5, "y": 0.5}, "grace_seconds": PATIENT}
 

@@ -20,6 +20,8 @@ from ajet_testing.faults import HoldGate
 from ajet_testing.scripted_engine import ASLEEP
 from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
+pytestmark = pytest.mark.processes
+
 ASYNC = {"mode": "async", "max_staleness": 2, "max_mean_staleness": 2}
 ONE = {"tasks": 1, "episodes_per_task": 2}
 HALVES = {"ratios": {"x": 0.5, "y": 0.5}, "grace_seconds": 3600.0}

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ajet_testing.servers import Running
+
+pytestmark = pytest.mark.processes
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
 

@@ -13,6 +13,8 @@ from ajet_cli.main import cli
 from ajet_testing.servers import CONTROL, Running, ServerFactory
 from tests.embedded.jsonl_hooks import plugins_with_jsonl
 
+pytestmark = pytest.mark.processes
+
 STORE = {"name": "jsonl", "settings": {"file": "mine.jsonl"}}
 
 

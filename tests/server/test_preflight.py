@@ -13,6 +13,8 @@ from ajet_core.protocol import PreflightReport, ServerState
 from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory
 from tests.support.runs import events, finish_batch, status, until_state
 
+pytestmark = pytest.mark.processes
+
 LONG = {"reply_length": 12}
 
 

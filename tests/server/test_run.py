@@ -13,6 +13,8 @@ from ajet_core.errors import EngineError
 from ajet_testing.faults import HoldGate
 from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, error_of, key
 
+pytestmark = pytest.mark.processes
+
 
 async def test_batches_train_and_the_model_is_exported(server: Running) -> None:
     await server.roll()

@@ -12,6 +12,8 @@ from ajet_testing.servers import CONTROL, Running, ServerFactory
 from ajet_testing.weights.planted import PLANTED
 from tests.support.runs import events, finish_batch, status, until_state
 
+pytestmark = pytest.mark.processes
+
 
 async def metrics(server: Running) -> dict[str, float]:
     step: dict[str, Any] = (await status(server))["last_step"]

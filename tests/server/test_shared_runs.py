@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from ajet_core.protocol import ServerState
 from ajet_testing.servers import CLIENT, CONTROL, Headers, Running, claim_as, error_of, new_token
 from tests.support.runs import abort, events, finish_batch, loop_of, status, until_state
+
+pytestmark = pytest.mark.processes
 
 # Tokens of a sequence that the trainer has memory for; a huge episode has more, others have less.
 MEMORY = 96

@@ -7,6 +7,8 @@ import pytest
 from ajet_core.protocol import EpisodeTimelines
 from ajet_testing.servers import CLIENT, CONTROL, Running, key
 
+pytestmark = pytest.mark.processes
+
 
 async def timelines(server: Running, episode_id: str) -> EpisodeTimelines:
     answer = await server.http.get(f"/v1/timelines/{episode_id}", headers=CONTROL)

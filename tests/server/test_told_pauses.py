@@ -11,6 +11,8 @@ from agentjet import AsyncSwarmClient
 from ajet_core.errors import DeadlineError
 from ajet_testing.servers import CONTROL, TOKENS, Running, new_token
 
+pytestmark = pytest.mark.processes
+
 
 async def paused(server: Running, reason: str) -> None:
     answer = await server.http.post("/v1/run/pause", headers=CONTROL, json={"reason": reason})

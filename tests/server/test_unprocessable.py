@@ -27,6 +27,8 @@ from ajet_testing.servers import (
 )
 from tests.support.runs import events, finish_batch, loop_of, status, until_state
 
+pytestmark = pytest.mark.processes
+
 POISON = "poison"
 
 

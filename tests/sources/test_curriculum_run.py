@@ -21,6 +21,8 @@ from ajet_worlds.gridwalk import GridWalk, distance
 from ajet_worlds.recipe import run_config
 from tests.support.gateway_processes import unused_port
 
+pytestmark = pytest.mark.processes
+
 TOKEN = "control-token-of-the-curriculum-test"
 DIFFICULTIES = {2: 0.3, 3: 0.6, 4: 0.9}
 """Of walks, by the distance of their goals."""

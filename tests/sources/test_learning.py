@@ -10,6 +10,8 @@ import pytest
 
 from ajet_testing.sources.learning import assert_source_learns, walk_names
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.nightly
 @pytest.mark.torch

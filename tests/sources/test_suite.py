@@ -11,6 +11,8 @@ from ajet_core.interfaces import TaskSource
 from ajet_sources import load_source
 from ajet_testing.suites.source_suite import SourceSuite
 
+pytestmark = pytest.mark.processes
+
 ROWS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(40)]
 PROGRAM = """
 import httpx2

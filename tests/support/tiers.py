@@ -54,6 +54,8 @@ EVERY_PYTHON = (
     "tests/worker/",
 )
 
+_ROOT = Path(__file__).parents[2]
+
 # Tests of texts and of the shape of the code.
 FILES = (
     "tests/test_layers.py",
@@ -71,7 +73,7 @@ _OF_DEFAULT = 100
 _PART = 4
 
 _WITHOUT_UNIT_TESTS = re.compile(
-    r"^pytestmark = .*\bmark\.(torch|pairs|processes|slow|nightly)\b", re.M
+    r"^pytestmark = (\[[^]]*|.*)\bmark\.(torch|pairs|processes|slow|nightly)\b", re.M
 )
 _GUARDED = {
     "os.exec": "starts a process",
@@ -140,9 +142,20 @@ def tier_of(markers: set[str], fixtures: set[str]) -> str:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not import files without unit tests, nor what they import, if only those are asked for."""
-    if config.option.markexpr != "unit" or not collection_path.name.startswith("test_"):
+    wanted = config.option.markexpr
+    if not (wanted == "unit" or wanted.endswith("or every_python")):
+        return None
+    if not collection_path.name.startswith("test_"):
+        return None
+    if wanted != "unit" and on_every_python(collection_path):
         return None
     return without_unit_tests(collection_path) or None
+
+
+def on_every_python(path: Path) -> bool:
+    """Whether a file has tests that run on each version of Python."""
+    where = path.as_posix().removeprefix(f"{_ROOT.as_posix()}/")
+    return where.startswith(EVERY_PYTHON) or "mark.every_python" in path.read_text("utf-8")
 
 
 def without_unit_tests(path: Path) -> bool:

@@ -17,6 +17,8 @@ from ajet_server.http.model_calls import completion_service
 from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, key
 from tests.support.otlp import Received, attributes, context, receiving
 
+pytestmark = pytest.mark.processes
+
 GROWING = {"ajet_uptime_seconds", "ajet_phase_seconds", "ajet_device_hours"}
 """Metrics that change while nothing happens."""
 OTHER = TraceParent(bytes(range(16)), bytes(range(8)))

@@ -16,6 +16,8 @@ from tests.worlds.outside import CoinSettings, CoinWorld
 
 pytest.importorskip("openai")
 
+pytestmark = pytest.mark.processes
+
 ANSWERS = (
     ScriptedReply(prompt="heads is up", says=("heads<|im_end|>",)),
     ScriptedReply(prompt=" is up", says=("edge<|im_end|>",)),

@@ -14,6 +14,8 @@ from ajet_server.store.run_store import RunStore
 from ajet_testing.servers import CONTROL, Running, ServerFactory, error_of
 from tests.support.runs import events, status, until_state
 
+pytestmark = pytest.mark.processes
+
 
 async def resume(server: Running, **body: Any) -> None:
     answer = await server.http.post("/v1/run/resume", headers=CONTROL, json=body)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from ajet_cli.commands.run.status import render
 from ajet_core.protocol import ServerState, ServerStatus
 from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory
 from tests.support.runs import events, status, until_state
+
+pytestmark = pytest.mark.processes
 
 
 async def equal_batch(server: Running) -> None:
