@@ -237,7 +237,7 @@ def replicate(
 @click.option("--baseline", required=True, help="Version to compare with; see below.")
 @click.option("--candidate", default="tree", show_default=True, help="Version that may be worse.")
 @click.option(
-    "--measures", help="Names of measures, with commas.  [default: all but bandit_failures]"
+    "--measures", help="Names of measures, with commas.  [default: those that train no model]"
 )
 @click.option("--seeds", type=click.IntRange(1, 20), help="Of each arm.  [default: by measures]")
 @click.option("--repository", type=_DIRECTORY, default=".", help="Of agentjet.  [default: .]")

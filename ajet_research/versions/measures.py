@@ -43,6 +43,19 @@ class VersionMeasure:
         return math.log1p(self.margin) if self.relative else self.margin
 
 
+def _failures(world: str, steps: int, *plugins: str) -> VersionMeasure:
+    return VersionMeasure(
+        "share",
+        f"failures in the world `{world}`: mean of {steps} training steps and the held-out tasks "
+        "after them, the area above the success curve",
+        0.05,
+        seconds=1800.0,
+        relative=False,
+        plugins=("backend_torch", *plugins),
+        default=False,
+    )
+
+
 MEASURES: dict[str, VersionMeasure] = {
     "import_cpu": VersionMeasure("s", "CPU time of `import agentjet`", 0.10),
     "wheel_size": VersionMeasure("bytes", "size of agentjet's wheel", 0.10),
@@ -55,13 +68,21 @@ MEASURES: dict[str, VersionMeasure] = {
     ),
     "merge_cpu": VersionMeasure("ms", "CPU time in which 1,000 calls are merged", 0.05),
     "idle_memory": VersionMeasure("MiB", "resident memory of an idle server and its worker", 0.10),
-    "bandit_failures": VersionMeasure(
-        "share",
-        "held-out tasks of the world `bandit` that fail after 12 steps of training",
+    "recovery_cpu": VersionMeasure(
+        "s",
+        "CPU time of `ajet serve` and its worker, started after SIGKILL, until the run accepts "
+        "episodes again with all that had ended",
         0.05,
-        seconds=900.0,
-        relative=False,
+    ),
+    "tree_cost": VersionMeasure(
+        "share",
+        "CPU time of an update with token trees, of that with a sample for each call",
+        0.10,
+        seconds=300.0,
         plugins=("backend_torch",),
         default=False,
     ),
+    "bandit_failures": _failures("bandit", 12),
+    "bandit_failures_trl": _failures("bandit", 12, "backend_trl"),
+    "grid_failures": _failures("grid", 20),
 }

@@ -12,12 +12,15 @@ import gc
 import json
 import os
 import random
+import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,10 @@ _PROCESSES = 5
 _BOOTS = 2
 _ROUNDS, _EPISODES, _TURNS = 5, 10, 4
 _MERGED, _MERGES = 1000, 11
-_STEPS, _HELD_OUT = 12, 64
+_BATCH = {"tasks": 2, "episodes_per_task": 2}
+_HELD_OUT = 64
+_UPDATES, _LONG_TURNS = 5, 8
+"""Updates of which each gives a sample, after one that is not counted."""
 _SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
 _SPECIALS += ["<tool_response>", "</tool_response>", "<think>", "</think>"]
 
@@ -124,46 +130,162 @@ def _merge_cpu(seed: int, directory: Path) -> list[float]:
     return samples
 
 
-def _bandit_failures(seed: int, directory: Path) -> list[float]:
-    from agentjet.client import AsyncSwarmClient
-    from agentjet.local import LocalServer
+def _recovery_cpu(seed: int, directory: Path) -> list[float]:
+    rng = random.Random(seed)  # noqa: S311 - texts of prompts
+    samples = []
+    for number in range(_BOOTS):
+        with _served(directory / str(number)) as server:
+            for _ in range(_EPISODES):
+                server.episode(rng)
+            ended = server.ended()
+            server.kill()
+            server.serve()
+            server.wait_until(lambda status: status["state"] == "ROLLING")
+            samples.append(server.cpu_seconds())
+            if server.ended() != ended:
+                raise RuntimeError(f"{ended} episodes had ended, and {server.ended()} are left")
+    return samples
+
+
+def _tree_cost(seed: int, directory: Path) -> list[float]:
+    by_layout = [_update_cpu(seed, directory, layout) for layout in ("tree", "separate")]
+    return [tree / separate for tree, separate in zip(*by_layout, strict=True)]
+
+
+def _update_cpu(seed: int, directory: Path, layout: str) -> list[float]:
+    """Return the CPU time of each update with a layout of timelines."""
     from ajet_worlds import load_world
-    from ajet_worlds.learning import learn
-    from ajet_worlds.recipe import run_config
     from ajet_worlds.tiny_model import create_tiny_model
 
-    world = load_world("bandit")
-    create_tiny_model(directory / "model", worlds=[world], seed=seed)
+    rng = random.Random(seed)  # noqa: S311 - texts of prompts
+    model = directory / layout / "models" / "tiny"
+    create_tiny_model(model, worlds=[load_world("bandit")], seed=seed, warmup_steps=1)
+    torch = {"engine": {"name": "torch"}, "trainer": {"name": "torch"}}
+    run = _run_of(model) | torch | {"timelines": {"layout": layout}}
+    samples = []
+    with _served(directory / layout, model, run) as server:
+        for step in range(_UPDATES + 1):
+            for index in range(_BATCH["tasks"] * _BATCH["episodes_per_task"]):
+                task = f"{step}-{index % _BATCH['tasks']}"
+                server.episode(rng, task, reward=float(rng.random() < 0.5), turns=_LONG_TURNS)
+            before = server.cpu_seconds()
+            server.wait_until(partial(_passed, step))
+            samples.append(server.cpu_seconds() - before)
+    return samples[1:]
 
-    async def after(server: LocalServer) -> float:
-        async with AsyncSwarmClient(server.client.url, server.client_token) as client:
-            learned = await learn(
-                world, client, server.client, seed=seed, steps=_STEPS, eval_tasks=_HELD_OUT
-            )
-            return learned.after
 
-    with LocalServer(directory) as server:
-        server.start_run(run_config(world, directory / "model", seed=seed))
-        success = asyncio.run(after(server))
-        server.stop_run()
-    return [1.0 - success]
+def _passed(step: int, status: dict[str, Any]) -> bool:
+    return bool(status["step"] > step)
+
+
+def _failures(
+    world_name: str, steps: int, trainer: str = "torch"
+) -> Callable[[int, Path], list[float]]:
+    """Return the measure of learning a world: failures of training episodes and held-out tasks.
+
+    The mean over all steps of training and the held-out tasks after it is the area above the
+    success curve.
+    """
+
+    def failures(seed: int, directory: Path) -> list[float]:
+        from agentjet.client import AsyncSwarmClient
+        from agentjet.local import LocalServer
+        from ajet_worlds import load_world
+        from ajet_worlds.learning import learn
+        from ajet_worlds.recipe import run_config
+        from ajet_worlds.tiny_model import create_tiny_model
+
+        world = load_world(world_name)
+        create_tiny_model(directory / "model", worlds=[world], seed=seed)
+
+        async def success(server: LocalServer) -> float:
+            async with AsyncSwarmClient(server.client.url, server.client_token) as client:
+                learned = await learn(
+                    world, client, server.client, seed=seed, steps=steps, eval_tasks=_HELD_OUT
+                )
+                return statistics.fmean([*learned.curve, learned.after])
+
+        with LocalServer(directory) as server:
+            server.start_run(run_config(world, directory / "model", seed=seed, trainer=trainer))
+            share = asyncio.run(success(server))
+            server.stop_run()
+        return [1.0 - share]
+
+    return failures
 
 
 @dataclass(slots=True)
 class _Served:
-    """A server with the scripted engine whose run rolls.
+    """A server whose run rolls.
 
-    :param pid: of the server process.
-    :param http: an `httpx2.Client` of its URL.
+    :param directory: of the server's files.
+    :param model: directory of the model.
+    :ivar process: of the server.
+    :ivar http: an `httpx2.Client` of its URL.
     """
 
-    pid: int
-    http: Any
+    directory: Path
+    model: Path
+    process: Any = None
+    http: Any = None
+
+    def serve(self) -> None:
+        """Start the server, which resumes the run of its directory."""
+        import httpx2
+
+        run_dir, log = self.directory / "run", self.directory / "server.log"
+        note = run_dir / "server.json"
+        note.unlink(missing_ok=True)
+        command = [str(_AJET), "serve", "--host", "127.0.0.1", "--port", "0"]
+        command += ["--run-dir", str(run_dir), "--model-root", str(self.model.parent)]
+        tokens = {"AJET_SERVER__CONTROL_TOKEN": _CONTROL, "AJET_SERVER__CLIENT_TOKEN": _CLIENT}
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(  # noqa: S603 - the installed command
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd=self.directory,
+                env={**os.environ, **tokens, "XDG_STATE_HOME": str(self.directory / "state")},
+            )
+        url = _url(self.process, note, log)
+        self.http = httpx2.Client(base_url=url, timeout=_BOOT_SECONDS)
+
+    def kill(self) -> None:
+        """End the server and its workers with SIGKILL."""
+        self.http.close()
+        for pid in list(_tree(self.process.pid)):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        """End the server."""
+        if self.http is not None:
+            self.http.close()
+        self.process.terminate()
+        try:
+            self.process.wait(30.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def wait_until(self, reached: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait for a status."""
+        until = time.monotonic() + _BOOT_SECONDS
+        while not reached(status := self.asked("GET", "/v1/status", _CONTROL)):
+            if status["state"] == "PAUSED" or time.monotonic() > until:
+                why = status.get("paused") or status.get("error") or "nothing happens"
+                raise RuntimeError(f"the run is {status['state']} at step {status['step']}: {why}")
+            time.sleep(_TURN)
+
+    def ended(self) -> float:
+        """Return how many episodes have ended."""
+        return float(self.asked("GET", "/v1/status", _CONTROL)["counters"]["episodes"])
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the server and its descendants, those that have ended included."""
         total = 0.0
-        for pid in _tree(self.pid):
+        for pid in _tree(self.process.pid):
             # What clock_getcpuclockid(3) returns on Linux.
             total += time.clock_gettime((~pid << 3) | 2)
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2]
@@ -174,25 +296,28 @@ class _Served:
         """Return the resident memory of the server and its descendants."""
         pages = (
             int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
-            for pid in _tree(self.pid)
+            for pid in _tree(self.process.pid)
         )
         return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
-    def episode(self, rng: random.Random) -> None:
-        """Make the calls of an episode."""
-        claim = {"task_id": f"task-{rng.randrange(10**9)}", "kind": "eval"}
+    def episode(
+        self, rng: random.Random, task: str = "", *, reward: float = 1.0, turns: int = _TURNS
+    ) -> None:
+        """Make the calls of an episode: of a task in a batch, or of an evaluation."""
+        kind = "train" if task else "eval"
+        claim = {"task_id": task or f"task-{rng.randrange(10**9)}", "kind": kind}
         grant = self.asked("POST", "/v1/episodes", _CLIENT, claim)
         messages: list[Any] = []
-        for _ in range(_TURNS):
+        for _ in range(turns):
             words = " ".join(rng.choice(("here", "there", "hello", "you")) for _ in range(40))
             messages.append({"role": "user", "content": words})
             body = {"model": "any", "messages": messages, "max_tokens": 32}
             answer = self.asked("POST", "/v1/chat/completions", grant["api_key"], body)
             said = answer["choices"][0]["message"]
             messages.append({"role": "assistant", "content": said.get("content") or ""})
-        self.asked("POST", f"/v1/episodes/{grant['episode_id']}/end", _CLIENT, {"reward": 1.0})
+        self.asked("POST", f"/v1/episodes/{grant['episode_id']}/end", _CLIENT, {"reward": reward})
 
-    def asked(self, method: str, path: str, token: str, body: object) -> Any:
+    def asked(self, method: str, path: str, token: str, body: object = None) -> Any:
         """Return the JSON of an answer."""
         headers = {"authorization": f"Bearer {token}"}
         answer = self.http.request(method, path, headers=headers, json=body)
@@ -202,43 +327,25 @@ class _Served:
 
 
 @contextmanager
-def _served(directory: Path) -> Iterator[_Served]:
-    """Start a server with a run, and end it with the block."""
-    import httpx2
+def _served(
+    directory: Path, model: Path | None = None, run: dict[str, Any] | None = None
+) -> Iterator[_Served]:
+    """Start a server with a run, and end it with the block.
 
-    model = _write_model(directory / "models" / "scripted")
-    run_dir = directory / "run"
-    command = [str(_AJET), "serve", "--host", "127.0.0.1", "--port", "0"]
-    command += ["--run-dir", str(run_dir), "--model-root", str(model.parent)]
-    tokens = {"AJET_SERVER__CONTROL_TOKEN": _CONTROL, "AJET_SERVER__CLIENT_TOKEN": _CLIENT}
-    log = directory / "server.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(  # noqa: S603 - the installed command
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            cwd=directory,
-            env={**os.environ, **tokens, "XDG_STATE_HOME": str(directory / "state")},
-        )
+    :param model: that of the run; None writes one that the scripted engine can serve.
+    :param run: configuration of the run; None has the scripted engine and trainer.
+    """
+    model = model or _write_model(directory / "models" / "scripted")
+    server = _Served(directory, model)
     try:
-        url = _url(process, run_dir / "server.json", log)
-        with httpx2.Client(base_url=url, timeout=_BOOT_SECONDS) as http:
-            server = _Served(process.pid, http)
-            server.asked("PUT", "/v1/run", _CONTROL, _run_of(model))
-            started = server.asked(
-                "POST", "/v1/run/start", _CONTROL, {"wait_seconds": _BOOT_SECONDS}
-            )
-            if started["state"] != "ROLLING":
-                raise RuntimeError(f"the run is {started['state']} instead of ROLLING")
-            yield server
+        server.serve()
+        server.asked("PUT", "/v1/run", _CONTROL, run or _run_of(model))
+        started = server.asked("POST", "/v1/run/start", _CONTROL, {"wait_seconds": _BOOT_SECONDS})
+        if started["state"] != "ROLLING":
+            raise RuntimeError(f"the run is {started['state']} instead of ROLLING")
+        yield server
     finally:
-        process.terminate()
-        try:
-            process.wait(30.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        server.close()
 
 
 def _url(process: subprocess.Popen[bytes], note: Path, log: Path) -> str:
@@ -256,7 +363,7 @@ def _run_of(model: Path) -> dict[str, Any]:
         "model": {"path": str(model), "renderer": "qwen3"},
         "engine": {"name": "scripted"},
         "trainer": {"name": "scripted"},
-        "batch": {"tasks": 2, "episodes_per_task": 2},
+        "batch": _BATCH,
     }
 
 
@@ -309,7 +416,11 @@ PROGRAMS: dict[str, Callable[[int, Path], list[float]]] = {
     "call_cpu": _call_cpu,
     "merge_cpu": _merge_cpu,
     "idle_memory": _idle_memory,
-    "bandit_failures": _bandit_failures,
+    "recovery_cpu": _recovery_cpu,
+    "tree_cost": _tree_cost,
+    "bandit_failures": _failures("bandit", 12),
+    "bandit_failures_trl": _failures("bandit", 12, trainer="trl"),
+    "grid_failures": _failures("grid", 20),
 }
 """By measure, what returns its samples."""
 
