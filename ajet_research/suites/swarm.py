@@ -21,8 +21,13 @@ TOPICS = tuple(sorted(path.stem for path in (Path(__file__).parent / "topics").g
 _CLAIMS = ("better", "worse")
 
 
-def topic_study(name: str, *, seeds: int, first_seed: int = 1) -> Study:
-    """Return the study of a topic, with one look after so many seeds."""
+def topic_study(
+    name: str, *, seeds: int, first_seed: int = 1, train_steps: int | None = None
+) -> Study:
+    """Return the study of a topic, with one look after so many seeds.
+
+    :param train_steps: of each trial; None means those of the topic's file.
+    """
     path = Path(__file__).parent / "topics" / f"{name}.toml"
     study = parse_study(path.read_text(encoding="utf-8"), str(path))
     # Fewer seeds than six cannot reach the usual alpha.
@@ -32,15 +37,24 @@ def topic_study(name: str, *, seeds: int, first_seed: int = 1) -> Study:
         "looks": [Look(seeds=seeds, alpha=alpha)],
         "first_seed": first_seed,
     }
+    base = study.base
+    if train_steps is not None:
+        base = base.model_copy(update={"set": {**base.set, "train_steps": train_steps}})
     inference = study.inference.model_copy(update=changes)
-    return study.model_copy(update={"inference": inference})
+    return study.model_copy(update={"base": base, "inference": inference})
 
 
 def run_topic(
-    name: str, directory: Path, *, seeds: int = 6, first_seed: int = 1, parallel: int = 2
+    name: str,
+    directory: Path,
+    *,
+    seeds: int = 6,
+    first_seed: int = 1,
+    train_steps: int | None = None,
+    parallel: int = 2,
 ) -> dict[str, Any]:
     """Run the study of a topic in a directory, or continue it there, and verify it."""
-    study = topic_study(name, seeds=seeds, first_seed=first_seed)
+    study = topic_study(name, seeds=seeds, first_seed=first_seed, train_steps=train_steps)
     directory.mkdir(parents=True, exist_ok=True)
     source = directory / "study.json"
     write_whole(source, canonical(study.model_dump(mode="json", by_alias=True)).encode())
