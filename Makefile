@@ -105,6 +105,7 @@ test-nightly: backends  ## Run what takes minutes and of which the other command
 	@# Continuous integration runs some of these, and not that programs learn.
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_AGENTS)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(ARGS) tests/security/test_hostile_tenants.py
+	AJET_SCHEMATHESIS_CASES=3000 $(BIN)/python -m pytest -o timeout=0 -m "not nightly" $(ARGS) tests/security/test_schemathesis.py
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_NIGHTLY)
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e trl,verl,vllm,sglang -- -m "nightly or not nightly"
 

@@ -1,7 +1,8 @@
 """schemathesis on the whole OpenAPI document: no server error, and answers as described.
 
-Each kind of token has its own test. ``AJET_SCHEMATHESIS_CASES=3000`` makes so many requests with
-each, more than in CI:
+Each kind of token has its own test. ``AJET_SCHEMATHESIS_CASES=3000``, as in ``make test-nightly``,
+makes so many random requests with each, more than in CI, and one for each keyword of each schema
+besides:
 
     AJET_SCHEMATHESIS_CASES=3000 .venv/bin/python -m pytest -o timeout=0 \\
         tests/security/test_schemathesis.py
@@ -24,6 +25,7 @@ import schemathesis
 from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import (
     allow_header_conformance,
     content_type_conformance,
@@ -44,6 +46,9 @@ pytestmark = pytest.mark.processes
 
 CONTROL = "control-token-of-the-schemathesis-test"
 CASES = int(os.environ.get("AJET_SCHEMATHESIS_CASES", "150"))
+CONFIG = SchemathesisConfig()
+# Their generation takes seconds when tests are collected, and four times as long as other requests.
+CONFIG.projects.default.phases.coverage.enabled = "AJET_SCHEMATHESIS_CASES" in os.environ
 OPERATIONS = {
     (path, method): operation
     for path, operations in json.loads(DOCUMENT.read_text(encoding="utf-8"))["paths"].items()
@@ -116,7 +121,7 @@ ENDLESS = {
     "max_aborts_per_task": 1_000_000,
 }
 
-schema = schemathesis.openapi.from_path(DOCUMENT)
+schema = schemathesis.openapi.from_path(DOCUMENT, config=CONFIG)
 
 
 @dataclass(frozen=True, slots=True)
