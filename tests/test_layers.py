@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
         "ajet_research",
         "ajet_server",
         "ajet_sources",
+        "ajet_testing",
     },
     "ajet_testing": {
         "ajet_sources",

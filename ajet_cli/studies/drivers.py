@@ -1,14 +1,14 @@
 """Suite ``drivers``: one scripted researcher, by each way in which it can drive a study.
 
 In-process, it calls the functions behind the commands. Elsewhere it calls the tools of ``ajet mcp``
-over MCP: in memory, over stdio and over HTTP. All of them have to leave the same ledger.
+over MCP: in memory, over stdio and over HTTP; and as the model of a real opencode, which starts
+``ajet mcp`` over stdio. All of them have to leave the same ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import re
 import secrets
 import signal
@@ -21,6 +21,20 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet_cli.studies.opencode import drive_opencode, why_absent
+from ajet_cli.studies.scripted import (
+    HOPELESS,
+    HOPELESS_ACCEPTED,
+    LIE,
+    LIE_ACCEPTED,
+    OUTPUT,
+    PROPOSAL,
+    QUESTION,
+    STUDY,
+    TOPIC,
+    tool_calls,
+    tools_environ,
+)
 from ajet_core.errors import AjetError, ConfigError
 from ajet_research.leader import run_study
 from ajet_research.ledger import LEDGER, read_ledger
@@ -34,46 +48,9 @@ if TYPE_CHECKING:
 
 _NAME = "assistant"
 """What the tools call the researcher."""
-_TOPIC, _OUTPUT, _STUDY = "topic.md", "topic.toml", "topic.study"
-_QUESTION = "Is method b worth its cost?\n"
-_SEEDS = "{ seeds = 2, alpha = 0.5 }"
-_PROPOSAL = f"""\
-[base]
-arena = "synthetic"
-set = {{ world = "clear", steps = 2 }}
-
-[factors.method]
-path = "method"
-levels = ["a", "b"]
-
-[outcome]
-metric = "score"
-smallest = 0.2
-
-[inference]
-alpha = 0.5
-looks = [{_SEEDS}]
-
-[[compare]]
-id = "b-vs-a"
-arm = {{ method = "b" }}
-against = {{ method = "a" }}
-
-[[decide]]
-otherwise = true
-conclude = "See the verdict."
-
-[budget]
-trials = 5
-"""
-_HOPELESS = _PROPOSAL.replace(_SEEDS, "{ seeds = 1, alpha = 0.5 }")
-"""Its look can never show anything, so that it is refused."""
-_LIE = "It is better by 2."
 _SECONDS = 600.0
 _TURN = 0.05
 _SERVED = re.compile(r"^serving MCP at (\S+)\n", re.MULTILINE)
-_URL = "http://127.0.0.1:9"
-"""No server is there: the tools of studies need none."""
 _MEASURED = frozenset({"host", "pid", "seconds"})
 """Of rows, what differs from run to run."""
 _COMMAND = (sys.executable, "-P", "-m", "ajet_cli.main", "mcp")
@@ -85,8 +62,11 @@ Drive = Callable[[Path], list[str]]
 def run_drivers(*, seed: int, size: int | None = None) -> dict[str, Any]:
     """Drive the same study in each way, and compare the ledgers.
 
+    A driver that needs a program that is not here is ``skipped``, with the reason, and the suite
+    has then not passed. One beyond `size` is ``skipped``, too, but does not count.
+
     :param seed: nothing depends on it.
-    :param size: how many ways; all by default.
+    :param size: how many ways, in the order of `DRIVERS`; all by default.
     :raises ConfigError: the package mcp is not installed.
     """
     _ = seed
@@ -101,17 +81,21 @@ def run_drivers(*, seed: int, size: int | None = None) -> dict[str, Any]:
     ledgers: dict[str, str] = {}
     rows: dict[str, int] = {}
     problems: list[str] = []
+    wanted = dict(list(DRIVERS.items())[:size])
+    skipped = {name: why for name in wanted if (why := _ABSENT.get(name, str)())}
     with tempfile.TemporaryDirectory() as folder:
-        for name, drive in list(DRIVERS.items())[: size or len(DRIVERS)]:
+        for name, drive in wanted.items():
+            if name in skipped:
+                continue
             project = Path(folder) / name
             project.mkdir()
-            (project / _TOPIC).write_text(_QUESTION, encoding="utf-8")
+            (project / TOPIC).write_text(QUESTION, encoding="utf-8")
             try:
                 wrong = drive(project)
                 problems += [f"{name}: {one}" for one in wrong]
                 if wrong:
                     continue
-                text = ledger_text(project / _STUDY)
+                text = ledger_text(project / STUDY)
             except (AjetError, OSError, TimeoutError) as error:
                 problems.append(f"{name}: {type(error).__name__}: {error}")
                 continue
@@ -122,9 +106,10 @@ def run_drivers(*, seed: int, size: int | None = None) -> dict[str, Any]:
         "drivers": rows,
         "ledgers": len(set(ledgers.values())),
         "digests": {name: its[:12] for name, its in ledgers.items()},
+        "skipped": skipped | {name: f"size {size}" for name in DRIVERS if name not in wanted},
         "problems": problems,
         "seconds": round(time.monotonic() - began, 1),
-        "passed": not problems and len(set(ledgers.values())) == 1,
+        "passed": not (problems or skipped) and len(set(ledgers.values())) == 1,
     }
 
 
@@ -148,15 +133,15 @@ def ledger_text(directory: Path) -> str:
 
 
 def _in_process(project: Path) -> list[str]:
-    topic, output, study = (project / name for name in (_TOPIC, _OUTPUT, _STUDY))
+    topic, output, study = (project / name for name in (TOPIC, OUTPUT, STUDY))
     problems = []
-    if not submit_proposal(topic, output, _HOPELESS, {}, name=_NAME).problems:
-        problems.append("a study that can show nothing was accepted")
-    if refused := submit_proposal(topic, output, _PROPOSAL, {}, name=_NAME).problems:
+    if not submit_proposal(topic, output, HOPELESS, {}, name=_NAME).problems:
+        problems.append(HOPELESS_ACCEPTED)
+    if refused := submit_proposal(topic, output, PROPOSAL, {}, name=_NAME).problems:
         return [*problems, *refused]
     run_study(output, study)
-    if not submit_prose(study, _LIE, name=_NAME).problems:
-        problems.append("prose with a number was accepted")
+    if not submit_prose(study, LIE, name=_NAME).problems:
+        problems.append(LIE_ACCEPTED)
     problems += submit_prose(study, GOOD_PROSE, name=_NAME).problems
     return [*problems, *verify_study(study).problems]
 
@@ -164,34 +149,19 @@ def _in_process(project: Path) -> list[str]:
 async def _by_tools(client: Client) -> list[str]:
     """Do the same by tools.
 
-    :raises ConfigError: a tool refused what it has to do.
+    :raises ConfigError: a tool refused what it has to do, or the study is not led.
     """
-
-    async def call(tool: str, **arguments: Any) -> dict[str, Any]:
+    researcher = tool_calls()
+    tool, arguments = next(researcher)
+    while True:
         result = await client.call_tool(tool, arguments)
         if result.is_error or result.structured_content is None:
             raise ConfigError(f"{tool}: {getattr(result.content[0], 'text', result.content)}")
-        data: dict[str, Any] = result.structured_content["data"]
-        return data
-
-    problems: list[str] = []
-    proposal = {"topic": _TOPIC, "output": _OUTPUT}
-    if (await call("research_propose", **proposal, study=_HOPELESS))["accepted"]:
-        problems.append("a study that can show nothing was accepted")
-    if refused := (await call("research_propose", **proposal, study=_PROPOSAL))["problems"]:
-        return [*problems, *refused]
-    where = (await call("research_start", study=_OUTPUT))["directory"]
-    phase = ""
-    while phase != "finished":
-        status = (await call("research_wait", directory=where))["status"]
-        phase = status["phase"]
-        if phase != "finished" and not status["leader"]:
-            raise ConfigError(f"the study is {phase}, and its leader has ended")
-    if (await call("research_interpret", directory=where, prose=_LIE))["accepted"]:
-        problems.append("prose with a number was accepted")
-    done = await call("research_interpret", directory=where, prose=GOOD_PROSE)
-    verified = await call("research_verify", directory=where)
-    return [*problems, *done["problems"], *verified["problems"]]
+        try:
+            tool, arguments = researcher.send(result.structured_content["data"])
+        except StopIteration as done:
+            problems: list[str] = done.value
+            return problems
 
 
 @asynccontextmanager
@@ -212,7 +182,7 @@ async def _over_stdio(project: Path) -> AsyncIterator[Client]:
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     server = StdioServerParameters(
-        command=_COMMAND[0], args=list(_COMMAND[1:]), cwd=project, env=_environ("none")
+        command=_COMMAND[0], args=list(_COMMAND[1:]), cwd=project, env=tools_environ("none")
     )
     async with Client(stdio_client(server)) as client:
         yield client
@@ -232,7 +202,7 @@ async def _over_http(project: Path) -> AsyncIterator[Client]:
         server = await asyncio.create_subprocess_exec(
             *(*_COMMAND, "--http", "--port", "0"),
             cwd=project,
-            env=_environ(token),
+            env=tools_environ(token),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -254,12 +224,6 @@ async def _over_http(project: Path) -> AsyncIterator[Client]:
         await server.wait()
 
 
-def _environ(token: str) -> dict[str, str]:
-    """Return the environment of `ajet mcp`: as small as that which assistants pass."""
-    passed = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    return {**passed, "AJET_URL": _URL, "AJET_TOKEN": token}
-
-
 def _connected(
     connect: Callable[[Path], AbstractAsyncContextManager[Client]],
 ) -> Drive:
@@ -279,5 +243,8 @@ DRIVERS: dict[str, Drive] = {
     "memory": _connected(_in_memory),
     "stdio": _connected(_over_stdio),
     "http": _connected(_over_http),
+    "opencode": lambda project: drive_opencode(project, _SECONDS),
 }
-"""By name."""
+"""By name. Those that need another program are last, so that a size can leave them out."""
+_ABSENT: dict[str, Callable[[], str]] = {"opencode": why_absent}
+"""By driver, what returns why it cannot run here, "" if it can."""

@@ -20,9 +20,11 @@ from ajet_research.suites.mutations import finished_study
 @pytest.mark.processes
 @pytest.mark.timeout(1800)
 def test_all_ways_leave_the_same_ledger() -> None:
-    result = drivers.run_drivers(seed=0)
+    # A test of its own has opencode, which is not everywhere.
+    result = drivers.run_drivers(seed=0, size=4)
     assert result["problems"] == []
     assert set(result["drivers"]) == {"in-process", "memory", "stdio", "http"}
+    assert result["skipped"] == {"opencode": "size 4"}
     assert (result["ledgers"], result["passed"]) == (1, True)
     # It is a whole study: registered, four trials, a look, a decision, and accepted words.
     assert min(result["drivers"].values()) > 12
@@ -48,6 +50,24 @@ def test_another_ledger_and_an_error_are_noticed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(drivers, "DRIVERS", {"a": finished("clear"), "b": broken})
     assert drivers.run_drivers(seed=0)["problems"] == ["b: ConfigError: no tools in b"]
     assert drivers.run_drivers(seed=0, size=1)["passed"]
+
+
+def test_a_driver_whose_program_is_absent_is_named_and_the_suite_has_not_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finished(project: Path) -> list[str]:
+        finished_study(project / "topic.study")
+        return []
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(drivers, "DRIVERS", {"a": finished, "opencode": finished})
+    result = drivers.run_drivers(seed=0)
+    assert result["skipped"] == {"opencode": "opencode is not on PATH"}
+    assert (list(result["drivers"]), result["problems"]) == (["a"], [])
+    assert (result["ledgers"], result["passed"]) == (1, False)
+    # Who leaves it out on purpose is not refused.
+    result = drivers.run_drivers(seed=0, size=1)
+    assert (result["skipped"], result["passed"]) == ({"opencode": "size 1"}, True)
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""A real assistant drives a run through `ajet mcp`, with a scripted model."""
+"""A real assistant drives a run and a study through `ajet mcp`, with a scripted model."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("mcp")
 
 from agentjet import SwarmClient
+from ajet_cli.studies import drivers
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import tool_call
@@ -109,3 +110,18 @@ def test_opencode_lists_and_calls_the_tools(driven: ScriptedSwarm, tmp_path: Pat
     assert [answer["reached"] for answer in answers[2:6]] == [False] * 4
     with SwarmClient(driven.url, driven.token) as client:
         assert client.status().state == "ROLLING"
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+@pytest.mark.timeout(1300)
+def test_opencode_leaves_the_ledger_of_a_study_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("opencode") is None:
+        pytest.skip("opencode is not on PATH")
+    pytest.importorskip("scipy")
+    both = {name: drivers.DRIVERS[name] for name in ("in-process", "opencode")}
+    monkeypatch.setattr(drivers, "DRIVERS", both)
+    result = drivers.run_drivers(seed=0)
+    assert (result["problems"], result["skipped"]) == ([], {})
+    assert set(result["drivers"]) == set(both)
+    assert (result["ledgers"], result["passed"]) == (1, True)
