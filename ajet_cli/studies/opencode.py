@@ -130,13 +130,19 @@ def judged(answers: Sequence[str]) -> list[str]:
     researcher = tool_calls()
     tool, _ = next(researcher)
     for answer in answers:
+        wrong = [f"{tool}: {answer[:_SHOWN]}"]
         try:
-            tool, _ = researcher.send(json.loads(answer)["data"])
+            data = json.loads(answer)["data"]
+        except (ValueError, KeyError, TypeError):
+            return wrong
+        try:
+            tool, _ = researcher.send(data)
         except StopIteration as done:
             problems: list[str] = done.value
             return problems
-        except (ValueError, KeyError, TypeError):
-            return [f"{tool}: {answer[:_SHOWN]}"]
+        except (KeyError, TypeError):
+            # It is the answer of another tool.
+            return wrong
     return [f"the model ended where {tool} is due"]
 
 

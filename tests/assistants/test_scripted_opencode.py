@@ -105,6 +105,11 @@ def test_an_error_of_a_tool_is_a_problem() -> None:
     assert judged(answers) == ["research_start: topic.toml does not exist"]
 
 
+def test_the_answer_of_another_tool_is_a_problem() -> None:
+    (problem,) = judged(texts([*STUDIED[:2], VERIFIED]))
+    assert problem.startswith('research_start: {"data": {"rows": 20')
+
+
 def test_an_early_end_is_a_problem() -> None:
     assert judged(texts(STUDIED[:6])) == ["the model ended where research_interpret is due"]
     assert judged([]) == ["the model ended where research_propose is due"]
