@@ -312,7 +312,7 @@ def history(path: Path, page: Path | None, as_json: bool) -> None:
 @click.option(
     "--size",
     type=click.IntRange(1, 100_000),
-    help="Studies, mutations, kills, topics or equal versions. [default: by suite]",
+    help="Studies, mutations, kills, topics, drivers or equal versions. [default: by suite]",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the worlds.")
 @click.option(

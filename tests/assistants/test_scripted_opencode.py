@@ -27,7 +27,10 @@ RUNNING = {"news": False, "status": {"phase": "running", "leader": "41"}}
 FINISHED = {"news": True, "status": {"phase": "finished", "leader": ""}}
 PAUSED = {"news": True, "status": {"phase": "paused", "leader": ""}}
 VERIFIED = {"rows": 20, "problems": []}
-STUDIED = [REFUSED, ACCEPTED, STARTED, RUNNING, RUNNING, FINISHED, REFUSED, ACCEPTED, VERIFIED]
+STUDIED: list[dict[str, Any]] = [
+    *(REFUSED, ACCEPTED, STARTED, RUNNING, RUNNING, FINISHED),
+    *(REFUSED, ACCEPTED, VERIFIED),
+]
 BEGIN = """\
 <|im_start|>system
 # Tools
@@ -45,12 +48,18 @@ def texts(answers: Sequence[dict[str, Any]]) -> list[str]:
     return [json.dumps({"data": data, "cursor": ""}) for data in answers]
 
 
+def reply_to(prompt: str) -> str:
+    """What the model says to a prompt: the first reply that matches, as in the scripted engine."""
+    return next(
+        one.says[0] for one in replies() if re.search(one.prompt, prompt, re.DOTALL) is not None
+    )
+
+
 def said(answers: Sequence[str]) -> list[str]:
     """What the model says, in turn, if tools answer this."""
-    script = [(re.compile(reply.prompt, re.DOTALL), *reply.says) for reply in replies()]
-    prompt, spoken = BEGIN, []
+    prompt, spoken = BEGIN, list[str]()
     for answer in [*answers, ""]:
-        spoken.append(next(text for pattern, text in script if pattern.search(prompt)))
+        spoken.append(reply_to(prompt))
         shown = f"<tool_response>\n{answer}\n</tool_response>"
         prompt += f"{spoken[-1]}\n<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
     return spoken
@@ -64,9 +73,8 @@ def test_the_model_makes_the_calls_of_the_researcher() -> None:
 
 
 def test_the_model_gives_a_conversation_without_tools_a_title() -> None:
-    script = [(re.compile(reply.prompt, re.DOTALL), *reply.says) for reply in replies()]
     prompt = "<|im_start|>user\nGenerate a title for: Study the topic.<|im_end|>\n"
-    assert next(text for pattern, text in script if pattern.search(prompt)) == "A title<|im_end|>"
+    assert reply_to(prompt) == "A title<|im_end|>"
 
 
 @pytest.mark.parametrize(
