@@ -104,7 +104,7 @@ def replies() -> list[ScriptedReply]:
     started = rf'<tools>{after(3)}{_OTHER}"directory":{_OTHER}$'
     waited = f"<tools>{after(3)}.*<tool_response>{_OTHER}"
     led = rf'{waited}"leader":\s*"[^"]{_OTHER}$'
-    finished = rf'{waited}"phase":\s*"finished"{_OTHER}'
+    finished = rf'{waited}"phase":\s*"finished"'
     # The first that matches counts, so that what comes later in the conversation is first.
     says = [
         (finished + after(3), f"The study is done.{_END}"),
