@@ -1,5 +1,5 @@
 """Convert messages to tokens and back, and make calls extend the tokens of earlier calls."""
 
-from ajet_server.gateway.renderers_client import leave_out_client
+import ajet_server.gateway.renderers_client as _client
 
-leave_out_client()
+_client.leave_out_client()
