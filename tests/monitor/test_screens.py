@@ -25,6 +25,9 @@ from tests.monitor.scripted import (
     screen_text,
 )
 
+# Each takes a second of CPU time.
+pytestmark = pytest.mark.slow
+
 SIZE = (80, 24)
 # Terminal escapes, a link, the clipboard (OSC 52), text that runs backwards, and Rich's markup.
 HOSTILE = "\x1b[2J\x1b]52;c;aGk=\x07\x9b31m\u202e [bold red]x[/bold red] [link=http://x]y[/link]"

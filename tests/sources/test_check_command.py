@@ -123,6 +123,7 @@ def test_wrong_graders_are_found(name: str, found: set[tuple[str, str]]) -> None
     assert faults(report) == found
 
 
+@pytest.mark.slow
 def test_a_score_that_takes_too_long_is_a_finding() -> None:
     code, report = check("hangs", "--timeout", "0.5", "--limit", "1")
     assert code == 1
