@@ -39,7 +39,7 @@ from agentjet.client._swarm_async import AsyncScopedSwarmEpisode, AsyncSwarm
 from agentjet.client._swarm_sync import ScopedSwarmEpisode, Swarm
 from agentjet.client._sync import ScopedEpisode, SwarmClient
 from agentjet.client._view import AsyncViewClient
-from ajet_core.interfaces import EpisodeOutcome, Task
+from ajet_core.task import EpisodeOutcome, Task
 
 __all__ = [
     "AsyncScopedEpisode",

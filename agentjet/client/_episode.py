@@ -9,8 +9,8 @@ from typing import Generic, Literal, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from ajet_core.interfaces import EpisodeOutcome, Task
 from ajet_core.protocol import AgentCause, CallRules, EpisodeGrant, GroupCounts
+from ajet_core.task import EpisodeOutcome, Task
 
 Kind = Literal["train", "eval"]
 

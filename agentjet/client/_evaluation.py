@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from agentjet.client._episode import RunnerReport
 from agentjet.client._runner import as_tasks
-from ajet_core.interfaces import Task
 from ajet_core.pass_at import mean_pass_at
 from ajet_core.protocol import EvaluationConfig
+from ajet_core.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentjet.client._runner import Concurrency, Job
 from ajet_core.errors import RequestError
-from ajet_core.interfaces import Task
+from ajet_core.task import Task
 
 GroupReward = Callable[[Task, Sequence[Any]], Any]
 """Maps a task and what the agent returned in each of its episodes to as many outcomes.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from agentjet.client._episode import Episode
 from ajet_core.errors import ConfigError, RequestError
-from ajet_core.interfaces import EpisodeOutcome
 from ajet_core.protocol import RunConfig
+from ajet_core.task import EpisodeOutcome
 
 
 @dataclass(kw_only=True)

@@ -19,8 +19,8 @@ from agentjet.client._episode import (
     traceback_text,
 )
 from ajet_core.errors import EpisodeError, RequestError
-from ajet_core.interfaces import Task
 from ajet_core.protocol import Pace
+from ajet_core.task import Task
 
 Concurrency = int | Literal["auto"]
 """How many episodes run at once; ``auto`` follows the server."""

@@ -34,8 +34,8 @@ from agentjet.client._runner import (
 )
 from agentjet.client._tracing import rollout_span
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
-from ajet_core.interfaces import Task
 from ajet_core.protocol import AgentCause, Pace
+from ajet_core.task import Task
 
 T = TypeVar("T")
 

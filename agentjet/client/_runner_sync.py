@@ -38,8 +38,8 @@ from agentjet.client._runner import (
 )
 from agentjet.client._tracing import rollout_span, trace_context, use_trace_context
 from ajet_core.errors import AjetError, EpisodeError, ServerUnreachableError
-from ajet_core.interfaces import Task
 from ajet_core.protocol import AgentCause, Pace
+from ajet_core.task import Task
 
 SyncAgent = Callable[[Task, Episode], Any]
 """Returns a reward or an `EpisodeOutcome`; with a group reward, what that takes."""

@@ -53,7 +53,6 @@ from ajet_core.errors import (
     RequestError,
     StateError,
 )
-from ajet_core.interfaces import Task
 from ajet_core.protocol import (
     AgentCause,
     CallRules,
@@ -68,6 +67,7 @@ from ajet_core.protocol import (
     RunStatus,
     ServerStatus,
 )
+from ajet_core.task import Task
 
 if TYPE_CHECKING:
     import httpx2

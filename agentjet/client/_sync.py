@@ -63,7 +63,6 @@ from ajet_core.errors import (
     StateError,
     error_from_payload,
 )
-from ajet_core.interfaces import EpisodeOutcome, Task
 from ajet_core.protocol import (
     AbortRequest,
     AgentCause,
@@ -97,6 +96,7 @@ from ajet_core.protocol import (
     SpendingReport,
     StartRequest,
 )
+from ajet_core.task import EpisodeOutcome, Task
 
 if TYPE_CHECKING:
     import httpx2

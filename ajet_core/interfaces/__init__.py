@@ -27,7 +27,14 @@ from ajet_core.interfaces.engine import (
 from ajet_core.interfaces.logger import EndReason, LoggedRun, MetricsLogger
 from ajet_core.interfaces.merger import Merger, MergerPromises
 from ajet_core.interfaces.sandbox import BoxExit, BoxLimits, BoxProgram, Sandbox, Serve
-from ajet_core.interfaces.source import NO_ANSWER, TASK_PROBES, TaskProbe, TaskSource
+from ajet_core.interfaces.source import (
+    NO_ANSWER,
+    TASK_PROBES,
+    DatasetReader,
+    Judge,
+    TaskProbe,
+    TaskSource,
+)
 from ajet_core.interfaces.store import (
     ALL_EPISODES,
     BatchRecord,
@@ -44,7 +51,6 @@ from ajet_core.interfaces.store import (
     SampleStore,
     StepRecord,
 )
-from ajet_core.interfaces.task import DatasetReader, EpisodeOutcome, Judge, Task
 from ajet_core.interfaces.trainer import StepReport, Trainer, TrainerCapabilities, TrainerInfo
 from ajet_core.interfaces.world import (
     Chat,
@@ -55,20 +61,19 @@ from ajet_core.interfaces.world import (
     WorldPrompt,
     WorldRecipe,
 )
+from ajet_core.task import EpisodeOutcome, Task
 
 # fmt: off
 __all__ = [
-    "ALL_EPISODES", "LOOPBACK", "NO_ANSWER", "TASK_PROBES", "AdvantageEstimator",
-    "AgentAdapter", "BatchRecord", "BoxExit", "BoxLimits", "BoxProgram", "CallScore",
-    "CallTotals", "Chat", "ComponentSettings", "DatasetReader", "EndReason", "Engine",
-    "EngineCapabilities", "EngineInfo", "EngineStats", "EpisodeKind", "EpisodeOutcome",
-    "EpisodeQuery", "EpisodeRecord", "EpisodeState", "FinishReason", "GenerateChunk",
-    "GenerateRequest", "JointRecord", "Judge", "LoggedRun", "Merger", "MergerPromises",
-    "MetricsLogger", "ModelDirectory", "ModelEndpoint", "ModelServers", "Probe", "Record",
-    "RewindRecord", "RunRecord", "SampleStore", "SamplingParams", "Sandbox", "SealReport",
-    "Serve", "ServingEngine", "SettingsT_co", "StepRecord", "StepReport", "Task", "TaskProbe",
-    "TaskSource", "Trainer", "TrainerCapabilities", "TrainerInfo", "WeightUpdate",
+    "ALL_EPISODES", "LOOPBACK", "NO_ANSWER", "TASK_PROBES", "AdvantageEstimator", "AgentAdapter",
+    "BatchRecord", "BoxExit", "BoxLimits", "BoxProgram", "CallScore", "CallTotals", "Chat",
+    "ComponentSettings", "DatasetReader", "EndReason", "Engine", "EngineCapabilities", "EngineInfo",
+    "EngineStats", "EpisodeKind", "EpisodeOutcome", "EpisodeQuery", "EpisodeRecord", "EpisodeState",
+    "FinishReason", "GenerateChunk", "GenerateRequest", "JointRecord", "Judge", "LoggedRun",
+    "Merger", "MergerPromises", "MetricsLogger", "ModelDirectory", "ModelEndpoint", "ModelServers",
+    "Probe", "Record", "RewindRecord", "RunRecord", "SampleStore", "SamplingParams", "Sandbox",
+    "SealReport", "Serve", "ServingEngine", "SettingsT_co", "StepRecord", "StepReport", "Task",
+    "TaskProbe", "TaskSource", "Trainer", "TrainerCapabilities", "TrainerInfo", "WeightUpdate",
     "WorkerContext", "World", "WorldAnswer", "WorldCall", "WorldOutcome", "WorldPrompt",
     "WorldRecipe",
 ]
-# fmt: on

@@ -1,18 +1,17 @@
-"""The task source: an environment with its tasks, which rolls them out and scores them."""
+"""The task source, an environment with its tasks; the dataset reader; the judge, which rewards."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Literal, Self, get_args
 
 from ajet_core.interfaces.agent import ModelEndpoint
 from ajet_core.interfaces.context import SettingsT_co
-from ajet_core.interfaces.task import EpisodeOutcome, Task
+from ajet_core.task import EpisodeOutcome, Task
 
 TaskProbe = Literal["reference", "nop", "unknown", "question"]
-"""What can be scored without a model: the task's own solution, nothing (an empty answer), the
-answer "I do not know", and the question as the answer."""
+"""Scored without a model: the task's own solution, "", "I do not know", and the question itself."""
 
 TASK_PROBES: tuple[TaskProbe, ...] = get_args(TaskProbe)
 NO_ANSWER = "I do not know"
@@ -126,3 +125,35 @@ class TaskSource(Generic[SettingsT_co], ABC):
         else:
             answer = answers[probe] if probe in answers else self.question(task) or None
         return None if answer is None else await self.score(task, answer)
+
+
+class DatasetReader(Generic[SettingsT_co], ABC):
+    """Reads datasets of one format. `agentjet.read_tasks` makes tasks of the items."""
+
+    def __init__(self, settings: SettingsT_co) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def read(self, source: str) -> Iterable[Any]:
+        """Read a dataset; its items are in the same order each time.
+
+        :param source: a path, or another name that the reader understands.
+        :return: items, with a field ``id`` if the dataset has ids; mappings and strings need none.
+        :raises UnreadableFileError: it cannot be read; the message names it, and the place in it.
+        """
+
+
+class Judge(Generic[SettingsT_co], ABC):
+    """A reward function with settings. A judge serves all episodes of a process, in any thread."""
+
+    def __init__(self, settings: SettingsT_co) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def __call__(self, task: Any, result: Any) -> Any:
+        """Return the reward of an episode, or an awaitable of it (only for async programs).
+
+        :param task: the item of the dataset, as the program received it.
+        :param result: what the program returned.
+        :return: a finite number, or an `EpisodeOutcome`.
+        """

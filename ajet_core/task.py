@@ -1,13 +1,10 @@
-"""Tasks and their outcomes; the dataset reader, which reads tasks, and the judge, which rewards."""
+"""Tasks, and outcomes of their episodes."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic
-
-from ajet_core.interfaces.context import SettingsT_co
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -55,43 +52,10 @@ class EpisodeOutcome:
         """
         if isinstance(value, EpisodeOutcome):
             return value
-        if hasattr(value, "__float__") and not isinstance(value, str):
-            # bool, int, float, and the scalars of numpy and torch
+        if hasattr(value, "__float__") and not isinstance(value, str):  # also scalars of torch
             return cls(reward=float(value))
         hint = " (async agents need AsyncSwarmClient)" if hasattr(value, "__await__") else ""
         raise TypeError(
             f"the agent returned {type(value).__name__}; return the reward as a number, "
             f"or an EpisodeOutcome{hint}"
         )
-
-
-class DatasetReader(Generic[SettingsT_co], ABC):
-    """Reads datasets of one format. `agentjet.read_tasks` makes tasks of the items."""
-
-    def __init__(self, settings: SettingsT_co) -> None:
-        self.settings = settings
-
-    @abstractmethod
-    def read(self, source: str) -> Iterable[Any]:
-        """Read a dataset; its items are in the same order each time.
-
-        :param source: a path, or another name that the reader understands.
-        :return: items, with a field ``id`` if the dataset has ids; mappings and strings need none.
-        :raises UnreadableFileError: it cannot be read; the message names it, and the place in it.
-        """
-
-
-class Judge(Generic[SettingsT_co], ABC):
-    """A reward function with settings. A judge serves all episodes of a process, in any thread."""
-
-    def __init__(self, settings: SettingsT_co) -> None:
-        self.settings = settings
-
-    @abstractmethod
-    def __call__(self, task: Any, result: Any) -> Any:
-        """Return the reward of an episode, or an awaitable of it (only for async programs).
-
-        :param task: the item of the dataset, as the program received it.
-        :param result: what the program returned.
-        :return: a finite number, or an `EpisodeOutcome`.
-        """
