@@ -109,7 +109,11 @@ def assistant(directory: Path, source: str, url: str, **changes: Any) -> Assista
     script.write_text(CALL + source, encoding="utf-8")
     terms = {"model": "m", "api_key_env": "", "max_tokens": 64, "price": PRICE}
     of_rules = {"profile", "command", "timeout_seconds"} & changes.keys()
-    rules = {"profile": "openai", "command": f"python3 {script}", "read_only": [script]}
+    rules: dict[str, Any] = {
+        "profile": "openai",
+        "command": f"python3 {script}",
+        "read_only": [script],
+    }
     rules |= {name: changes.pop(name) for name in of_rules}
     return AssistantResearcher(
         AssistantRules(**rules), ModelTerms(base_url=url, **{**terms, **changes})
