@@ -167,7 +167,7 @@ async def _call_of(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], b
     else:
         raise ValueError("it has too many headers")
     if len(parts) < 2:
-        raise ValueError("it is no request of HTTP")
+        raise ValueError("it is not a request of HTTP")
     path = parts[1].partition("?")[0]
     path = path.removeprefix(_PREFIX) if parts[0] == "POST" else ""
     if path not in CALL_LIMITS:
