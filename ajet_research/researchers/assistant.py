@@ -117,6 +117,8 @@ class AssistantResearcher(Researcher):
         """Run the assistant once, with its calls on an account.
 
         :raises ResearcherFailedError: there is no answer. The message begins with its cause.
+        :raises StoreError: the account could not be written.
+        :raises OSError: likewise.
         """
         if self._terms.api_key_env and not self._key:
             raise self._failed(
@@ -167,6 +169,8 @@ class AssistantResearcher(Researcher):
             )
         except SandboxError as error:
             raise self._failed(NO_ANSWER, error.message) from error
+        if meter.broken is not None:
+            raise meter.broken
         if text := _answer_in(work):
             return text
         printed = (folder / "stdout").read_bytes()[:MOST_ANSWER].decode(errors="replace")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import httpx2
 
 from agentjet import passthrough
+from ajet_core.errors import AjetError
 from ajet_research.researchers.interface import (
     CallAccount,
     ResearcherAnswer,
@@ -41,6 +42,7 @@ class CallMeter:
     :ivar refused: why the budget did not allow a call; "" as long as it did.
     :ivar denied: the status with which the endpoint refused the key; 0 as long as it did not.
     :ivar away: why the last call had no answer, if another attempt may succeed; "" otherwise.
+    :ivar broken: why the account could not be written; None as long as it could.
     """
 
     def __init__(self, terms: ModelTerms, key: str, account: CallAccount) -> None:
@@ -52,6 +54,7 @@ class CallMeter:
         self.refused = ""
         self.denied = 0
         self.away = ""
+        self.broken: AjetError | OSError | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, which has one call."""
@@ -77,6 +80,10 @@ class CallMeter:
         except ResearcherFailedError as error:
             self.refused = error.message
             await _refuse(writer, _FORBIDDEN, "researcher_budget", error.message)
+            return
+        except (AjetError, OSError) as error:
+            self.broken = error
+            await _refuse(writer, _FORBIDDEN, "account_broken", "The account cannot be written.")
             return
         worst = ResearcherAnswer("", prompt + written, money)
         await self._passed(writer, (path, text, headers), number, worst)
@@ -133,7 +140,11 @@ class CallMeter:
             spent = ResearcherAnswer(answer, worst.tokens, worst.money)
         else:
             spent = ResearcherAnswer(answer, sum(used), money_of(self._terms.price, *used))
-        self._account.settle(number, spent, problem.replace(self._key or "\0", "***"))
+        try:
+            self._account.settle(number, spent, problem.replace(self._key or "\0", "***"))
+        except (AjetError, OSError) as error:
+            # The worst case stays set aside.
+            self.broken = error
 
     def _client(self, path: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
         own = {name: headers[name] for name in _PASSED if name in headers}

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from agentjet import SwarmClient
 from ajet_cli.main import cli
-from ajet_core.errors import ConfigError, SandboxError
+from ajet_core.errors import ConfigError, SandboxError, StoreError
 from ajet_research.events import ResearcherAnswered, ResearcherAsked
 from ajet_research.leader import run_study
 from ajet_research.ledger import LEDGER, StudyLedger, read_ledger
@@ -46,7 +47,10 @@ from ajet_research.study import ResearcherPrice
 from ajet_research.suites.endpoint import EndpointReply, RecordingEndpoint
 from ajet_research.suites.researching import VirtualClock
 from ajet_research.verifying import verify_study
-from tests.exec.usable import no_bubblewrap
+from ajet_testing.scripted_engine import ScriptedReply
+from ajet_testing.scripted_swarm import ScriptedSwarm
+from ajet_testing.suites.agent_suite import tool_call
+from tests.exec.usable import no_bubblewrap, small_disk
 from tests.research.studies import TEXT, written
 
 pytestmark = pytest.mark.processes
@@ -86,7 +90,7 @@ researcher_prices = {{ "m" = {{ input = 1.0, output = 4.0 }} }}
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finished(tmp_path_factory.mktemp("finished"), 100_000)
+    return finished(tmp_path_factory.mktemp("finished"), 1_000_000)
 
 
 def finished(directory: Path, tokens: int) -> Path:
@@ -192,6 +196,7 @@ while True:
         ("print('Please log in.')", EndpointReply(), {}, NO_CALLS),
         ("call()", EndpointReply("yes"), {}, NO_ANSWER),
         ("call()\nwhile True: pass", EndpointReply("yes"), {"timeout_seconds": 6.0}, OUT_OF_TIME),
+        ("call()", EndpointReply(hangs=True), {"timeout_seconds": 4.0}, OUT_OF_TIME),
         (
             "call()\nos.symlink('/etc/hostname', 'answer.json')",
             EndpointReply("yes"),
@@ -212,7 +217,11 @@ def test_an_assistant_that_fails_has_its_cause_in_the_ledger_and_in_the_record(
         researcher = assistant(tmp_path / "a", source, endpoint.base_url, **changes)
         done = interpret_study(study, researcher, wait_seconds=0.5, clock=VirtualClock())
     assert done.problem.startswith(f"the assistant {researcher.name}: {cause}: ")
-    assert spending(study / LEDGER)[-1].problem.startswith(f"the assistant {researcher.name}: ")
+    asked = {one.number for one in spending(study / LEDGER) if isinstance(one, ResearcherAsked)}
+    ended = [one for one in spending(study / LEDGER) if isinstance(one, ResearcherAnswered)]
+    assert {one.number for one in ended} == asked
+    assert done.tokens >= endpoint.tokens
+    assert ended[-1].problem.startswith(f"the assistant {researcher.name}: ")
     assert cause in (study / "report/record.md").read_text()
     assert "none was accepted" in (study / "report/report.md").read_text()
     assert verify_study(study).problems == []
@@ -268,6 +277,47 @@ def test_the_command_launches_an_assistant(study: Path, tmp_path: Path) -> None:
         done = CliRunner().invoke(cli, ["research", "interpret", str(study), *options])
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["tokens"] == endpoint.tokens
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@needs_sandbox
+def test_a_real_assistant_is_metered(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = shutil.which("opencode")
+    if found is None:
+        pytest.skip("opencode is not on PATH")
+    # Its package, which may be below a home directory.
+    package = next((one for one in Path(found).parents if one.name == "node_modules"), Path(found))
+    content = json.dumps({"prose": PROSE})
+    says = (
+        tool_call("read", json.dumps({"filePath": "/work/request.json"})),
+        tool_call("write", json.dumps({"filePath": "/work/answer.json", "content": content})),
+        "Done.<|im_end|>",
+    )
+    turns = [
+        ScriptedReply(prompt="<tools>" + "(.*<tool_response>)" * turn, says=(text,))
+        for turn, text in enumerate(says)
+    ]
+    replies = [*reversed(turns), ScriptedReply(prompt=".", says=("A title<|im_end|>",))]
+    with (
+        ScriptedSwarm(tmp_path / "model", replies, max_context=1_000_000) as model,
+        SwarmClient(model.url, model.token) as client,
+    ):
+        episode = client.begin_episode("interpret")
+        monkeypatch.setenv("REAL_KEY", episode.api_key)
+        terms = ModelTerms(
+            base_url=episode.base_url, model="m", api_key_env="REAL_KEY", max_tokens=2000
+        )
+        rules = AssistantRules(profile="opencode", read_only=[package], timeout_seconds=500)
+        limits = ResearcherLimits(10**6)
+        state = interpret_study(study, AssistantResearcher(rules, terms), limits=limits)
+        calls = len(list(model.calls(episode.episode_id)))
+    assert state.prose == PROSE
+    assert state.requests == 1 + calls
+    assert state.tokens > 0
+    assert verify_study(study).problems == []
 
 
 # --- The meter ----------------------------------------------------------------------------------
@@ -349,6 +399,15 @@ Exchange = tuple[int, bytes, list[Any], CallMeter]
 
 def metered(directory: Path, url: str, path: str, body: Any, tokens: int | None = None) -> Exchange:
     """What a call gets from the meter: status and body, the rows written for it, and the meter."""
+    (answered, *_), rows, meter = exchanges(directory, url, path, body, tokens)
+    head, _, content = answered.partition(b"\r\n\r\n")
+    return int(head.split()[1]), content, rows, meter
+
+
+def exchanges(
+    directory: Path, url: str, path: str, body: Any, tokens: int | None = None, calls: int = 1
+) -> tuple[list[bytes], list[Any], CallMeter]:
+    """What so many equal calls get at once, the rows written for them, and the meter."""
     content = json.dumps(body).encode()
     head = f"POST /v1/{path} HTTP/1.1\r\ncontent-length: {len(content)}\r\n\r\n"
     terms = ModelTerms(
@@ -369,16 +428,20 @@ def metered(directory: Path, url: str, path: str, body: Any, tokens: int | None 
             await meter.serve(reader, writer)
             writer.close()
 
-        async def exchanged() -> bytes:
-            async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-                reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-                writer.write(head.encode() + content)
-                answer = await reader.read()
-                writer.close()
-                return answer
+        async def exchanged(address: tuple[str, int]) -> bytes:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(head.encode() + content)
+            answer = await reader.read()
+            writer.close()
+            return answer
 
-        head_of, _, answered = asyncio.run(exchanged()).partition(b"\r\n\r\n")
-        return int(head_of.split()[1]), answered, [row.event for row in ledger.rows], meter
+        async def all_exchanged() -> list[bytes]:
+            async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+                address = server.sockets[0].getsockname()
+                return await asyncio.gather(*(exchanged(address) for _ in range(calls)))
+
+        answers = asyncio.run(all_exchanged())
+        return answers, [row.event for row in ledger.rows], meter
 
 
 @pytest.mark.parametrize("path", STREAMS)
@@ -414,6 +477,46 @@ def test_a_call_that_the_budget_does_not_allow_is_refused_and_not_sent(tmp_path:
     assert error["type"] == "researcher_budget"
     assert error["message"] == meter.refused
     assert "and 10 of 10 are left" in meter.refused
+
+
+def test_calls_at_once_share_the_budget(tmp_path: Path) -> None:
+    with answering(b"{}") as endpoint:
+        _, _, (asked, _), _ = metered(tmp_path, endpoint.url, "messages", {"messages": []})
+        endpoint.bodies.clear()
+        limit = asked.tokens * 3 + asked.tokens // 2
+        answers, rows, _ = exchanges(
+            tmp_path, endpoint.url, "messages", {"messages": []}, limit, calls=8
+        )
+    statuses = sorted(int(answer.split()[1]) for answer in answers)
+    assert statuses == [200] * 3 + [403] * 5
+    assert len(endpoint.bodies) == 3
+    assert sum(one.tokens for one in rows if isinstance(one, ResearcherAnswered)) <= limit
+
+
+def test_a_call_that_cannot_be_written_down_is_not_sent(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.touch()
+    with answering(CHAT) as endpoint:
+        status, _, rows, meter = metered(place, endpoint.url, "messages", {"messages": []})
+    assert (status, rows, endpoint.bodies) == (403, [], [])
+    assert isinstance(meter.broken, OSError)
+
+
+@needs_sandbox
+def test_a_disk_without_room_for_calls_is_an_error_with_the_way_out(
+    original: Path, tmp_path: Path
+) -> None:
+    source = "call('[' + '0,' * 150_000 + '0]')"
+    with small_disk(tmp_path / "disk", 2**22) as disk:
+        study = Path(shutil.copytree(original, disk / "study"))
+        (disk / "filler").write_bytes(b"x" * (shutil.disk_usage(disk).free - 2**17))
+        with RecordingEndpoint(lambda _: EndpointReply("yes")) as endpoint:
+            researcher = assistant(tmp_path / "a", source, endpoint.base_url)
+            with pytest.raises(StoreError, match=f"Cannot write in {study}: No space left"):
+                interpret_study(study, researcher)
+        assert endpoint.requests == []
+        (disk / "filler").unlink()
+        assert verify_study(study).problems == []
 
 
 def test_an_endpoint_that_is_away_takes_nothing_and_the_call_says_that(tmp_path: Path) -> None:
