@@ -16,7 +16,7 @@ from ajet_exec.disk import DiskBudgetError, DiskFullError, missing_room
 from ajet_exec.endpoint import port_of, relay
 from ajet_exec.grading import GradingError, ProgramResult
 from ajet_exec.launcher import BoxedProgram, NoCallsError
-from ajet_exec.profiles import EndpointProfile, filled, load_profiles
+from ajet_exec.profiles import EndpointProfile, filled, introduced, load_profiles
 from ajet_exec.sandboxes import load_sandbox
 from ajet_exec.terms import ProgramTerms
 from ajet_exec.workshop import Workshop
@@ -32,6 +32,7 @@ __all__ = [
     "ProgramTerms",
     "Workshop",
     "filled",
+    "introduced",
     "load_profiles",
     "load_sandbox",
     "missing_room",

@@ -26,7 +26,7 @@ from ajet_core.interfaces import BoxExit, BoxProgram, Sandbox
 from ajet_exec.disk import missing_room, used_bytes
 from ajet_exec.endpoint import egress_proxy, port_of, relay
 from ajet_exec.grading import GradingError, ProgramResult, reward_in, reward_of
-from ajet_exec.profiles import filled
+from ajet_exec.profiles import filled, introduced
 from ajet_exec.redacting import redact_file
 from ajet_exec.terms import ProgramTerms
 from ajet_exec.workshop import Workshop
@@ -207,11 +207,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
             "model": episode.model,
             "home": places.home,
         }
-        for name, content in program.profile.files.items():
-            file = control / "home" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(filled(content.lstrip("\n"), secret), encoding="utf-8")
-        environ |= {key: filled(text, secret) for key, text in program.profile.environ.items()}
+        environ |= introduced(program.profile, secret, control / "home")
         environ |= {
             "HOME": places.home,
             "AJET_MODEL": episode.model,

@@ -72,3 +72,15 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     """
     names = "|".join(map(re.escape, values))
     return re.sub(rf"\{{({names})\}}", lambda match: values[match[1]], text) if values else text
+
+
+def introduced(profile: EndpointProfile, secret: Mapping[str, str], home: Path) -> dict[str, str]:
+    """Write the files of a profile into a program's HOME, and return its variables.
+
+    :param secret: by name of a placeholder, such as ``base_url``, ``api_key`` and ``model``.
+    """
+    for name, content in profile.files.items():
+        file = home / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(filled(content.lstrip("\n"), secret), encoding="utf-8")
+    return {key: filled(text, secret) for key, text in profile.environ.items()}

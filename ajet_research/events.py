@@ -169,6 +169,17 @@ class ClockJumped(LedgerEvent):
     seconds: float
 
 
+class Hindered(LedgerEvent):
+    """A leader stopped because of the machine. Its trials have lost no attempt by that.
+
+    :param said: what it printed, which names the place.
+    """
+
+    kind: Literal["hindered"] = "hindered"
+    cause: Literal["the disk was full"]
+    said: str
+
+
 class Guarded(LedgerEvent):
     """What a look says about a guardrail; None stands for an end that is out of reach."""
 
@@ -349,6 +360,7 @@ AnyEvent = Annotated[
     | Lost
     | Exhausted
     | ClockJumped
+    | Hindered
     | Paused
     | Resumed
     | Stopped

@@ -12,7 +12,7 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -46,6 +46,7 @@ from ajet_research.events import (
     EarlierStudy,
     Exhausted,
     Finished,
+    Hindered,
     KnownMetric,
     LeaderStarted,
     Looked,
@@ -57,6 +58,7 @@ from ajet_research.events import (
 from ajet_research.ledger import LEDGER, LedgerRow, StudyLedger, read_ledger
 from ajet_research.registration import Registration, code_of, register
 from ajet_research.report import compile_report
+from ajet_research.room import KeptRoom
 from ajet_research.runners import FULL_DISK, LocalRunner, TrialRunner
 from ajet_research.search.sampling import check_sampler
 from ajet_research.search.steps import next_candidate, next_rung
@@ -135,8 +137,22 @@ class StudyLeader:
 
         :raises StoreError: the ledger cannot be written, or a trial cannot run on this machine now.
         """
+        room = KeptRoom(self.directory) if self.directory and self.state.reported is None else None
+        try:
+            return self._lead(room)
+        except StoreFullError as error:
+            if room is not None:
+                room.give()
+                # If others take the room at once, the next leader writes it down.
+                with suppress(StoreError):
+                    self._write_down(room, error.message)
+            raise
+
+    def _lead(self, room: KeptRoom | None) -> StudyState:
         if self.state.reported is None:
             self._append(LeaderStarted(host=socket.gethostname(), pid=os.getpid()))
+        if room is not None and room.keep():
+            self._write_down(room, f"The leader before had no room in {self.directory}.")
         for turn in itertools.count():
             self._take_requests()
             if turn % _MEASURED_EVERY == 0:
@@ -145,7 +161,14 @@ class StudyLeader:
                 break
             if not self._advance(todo):
                 self.clock.pause(_HELD_TURN if isinstance(todo[0], Hold) else _TURN)
+        if room is not None:
+            room.forget()
         return self.state
+
+    def _write_down(self, room: KeptRoom, said: str) -> None:
+        """Make a row of a full disk."""
+        self._append(Hindered(cause="the disk was full", said=said))
+        room.written_down()
 
     def _take_requests(self) -> None:
         """Make rows of what people asked for: first the row, then the file is removed."""
@@ -235,9 +258,10 @@ class StudyLeader:
             settled = self.runner.poll(its.blueprint, its.attempts)
         except OSError as error:
             kind = StoreFullError if error.errno in FULL_DISK else StoreError
+            where = f" in {self.directory}" if self.directory else ""
             raise kind(
-                f"The trial {trial} cannot run: {error}. Its attempt does not count, and no result "
-                "is lost. Remove the cause and run the same command again."
+                f"The trial {trial}{where} cannot run: {error}. Its attempt does not count, and no "
+                "result is lost. Remove the cause and run the same command again."
             ) from error
         if settled is None:
             return False
@@ -285,7 +309,8 @@ class StudyLeader:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, content.encode(), mode=0o644)
         except OSError as error:
-            raise StoreFullError(
+            kind = StoreFullError if error.errno in FULL_DISK else StoreError
+            raise kind(
                 f"Cannot write the report to {folder}: {error}. Run the same command again: no "
                 "result is lost."
             ) from error

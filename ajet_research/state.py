@@ -19,6 +19,7 @@ from ajet_research.events import (
     Decided,
     Exhausted,
     Finished,
+    Hindered,
     Interpreted,
     KnownMetric,
     LeaderStarted,
@@ -245,7 +246,7 @@ class StudyState:
                 self.reported = None
             case Proposed() | Advanced() if self.searching and self.decided is None:
                 self._search(row, event)
-            case LeaderStarted() | ClockJumped():
+            case LeaderStarted() | ClockJumped() | Hindered():
                 pass
             case _:
                 raise _misplaced(row)

@@ -29,6 +29,7 @@ _WORDS = {
     "lost": "trial {0.trial} was lost",
     "exhausted": "the budget's {0.resource} was used up",
     "clock_jumped": "the clock moved by {0.seconds:g} s",
+    "hindered": "the leader stopped: {0.cause}",
     "asked": "the question {0.question} was asked",
     "decided": "the study was decided",
     "reported": "the report was written",

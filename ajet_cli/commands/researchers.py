@@ -27,52 +27,69 @@ _OPTIONS = (
     click.option(
         "--researcher",
         "kind",
-        type=click.Choice(["llm", "script"]),
+        type=click.Choice(["llm", "assistant", "script"]),
         required=True,
-        help="A model at an endpoint, or a program in a sandbox.",
+        help="A model at an endpoint, a coding assistant or a program in a sandbox.",
     ),
-    click.option("--base-url", metavar="URL", help="llm: of the endpoint, with /v1."),
-    click.option("--model", metavar="NAME", help="llm: the model."),
+    click.option("--base-url", metavar="URL", help="llm, assistant: of the endpoint, with /v1."),
+    click.option("--model", metavar="NAME", help="llm, assistant: the model."),
     click.option(
         "--api-key-env",
         metavar="VARIABLE",
         default="OPENAI_API_KEY",
         show_default=True,
-        help="llm: the environment variable with the key; '' for none.",
+        help="llm, assistant: the environment variable with the key; '' for none.",
     ),
     click.option(
         "--max-tokens",
         type=click.IntRange(64),
         default=4096,
         show_default=True,
-        help="llm: of an answer.",
+        help="llm, assistant: of the answer of a call.",
     ),
     click.option(
         "--price",
         type=(click.FloatRange(0), click.FloatRange(0)),
         metavar="INPUT OUTPUT",
-        help="llm: of a million tokens, unless the budget has prices.",
+        help="llm, assistant: of a million tokens, unless the budget has prices.",
     ),
-    click.option("--money", type=click.FloatRange(0), help="llm: what all requests may cost."),
+    click.option(
+        "--money", type=click.FloatRange(0), help="llm, assistant: what all requests may cost."
+    ),
     click.option(
         "--tokens",
         type=click.IntRange(0),
         default=_TOKENS,
         show_default=True,
-        help="llm: what all requests may take.",
+        help="llm, assistant: what all requests may take.",
     ),
     click.option(
         "--wait",
         type=click.FloatRange(0),
         default=300.0,
         show_default=True,
-        help="llm: seconds for which an endpoint that is away is waited for.",
+        help="llm, assistant: seconds for which an endpoint that is away is waited for.",
     ),
-    click.option("--command", metavar="COMMAND", help="script: 'python3 researcher.py'."),
+    click.option(
+        "--profile",
+        metavar="NAME",
+        help="assistant: 'anthropic', 'codex', 'opencode' or another one of `ajet exec`.",
+    ),
+    click.option(
+        "--command",
+        metavar="COMMAND",
+        help="script: 'python3 researcher.py'. assistant: by default the profile's.",
+    ),
     click.option("--files", type=_PLACE, help="script: its working directory, which is copied."),
-    click.option("--read-only", type=_PLACE, multiple=True, help="script: what it may read too."),
-    click.option("--box", default="bubblewrap", show_default=True, help="script: the sandbox."),
-    click.option("--timeout", type=click.FloatRange(0.1), help="Seconds.  [default: 300; 120]"),
+    click.option(
+        "--read-only", type=_PLACE, multiple=True, help="script, assistant: what it may read too."
+    ),
+    click.option(
+        "--box", default="bubblewrap", show_default=True, help="script, assistant: the sandbox."
+    ),
+    click.option(
+        "--timeout", type=click.FloatRange(0.1), help="Seconds.  [default: 300; 120; 900]"
+    ),
     click.option(
         "--tries",
         type=click.IntRange(1, 50),
@@ -168,6 +185,8 @@ def interpret(directory: Path, tries: int, as_json: bool, **options: Any) -> Non
 
 def _researcher(options: dict[str, Any], prices: Any, hidden: list[Path]) -> Researcher:
     from ajet_research.researchers import (
+        AssistantResearcher,
+        AssistantRules,
         ModelResearcher,
         ModelTerms,
         ProgramResearcher,
@@ -187,17 +206,30 @@ def _researcher(options: dict[str, Any], prices: Any, hidden: list[Path]) -> Res
                 timeout_seconds=options["timeout"] or 120.0,
             )
         )
-    if not options["base_url"] or not options["model"]:
-        raise click.UsageError("--researcher llm needs --base-url and --model")
-    return ModelResearcher(
-        ModelTerms(
-            base_url=options["base_url"],
-            model=options["model"],
-            api_key_env=options["api_key_env"],
-            max_tokens=options["max_tokens"],
-            timeout_seconds=options["timeout"] or 300.0,
-            price=_price(options, prices),
-        )
+    assistant = options["kind"] == "assistant"
+    if not options["base_url"] or not options["model"] or (assistant and not options["profile"]):
+        needed = "--profile, --base-url and --model" if assistant else "--base-url and --model"
+        raise click.UsageError(f"--researcher {options['kind']} needs {needed}")
+    terms = ModelTerms(
+        base_url=options["base_url"],
+        model=options["model"],
+        api_key_env=options["api_key_env"],
+        max_tokens=options["max_tokens"],
+        timeout_seconds=300.0 if assistant else options["timeout"] or 300.0,
+        price=_price(options, prices),
+    )
+    if not assistant:
+        return ModelResearcher(terms)
+    return AssistantResearcher(
+        AssistantRules(
+            profile=options["profile"],
+            command=options["command"] or "",
+            read_only=options["read_only"],
+            hidden=hidden,
+            sandbox=options["box"],
+            timeout_seconds=options["timeout"] or 900.0,
+        ),
+        terms,
     )
 
 

@@ -9,6 +9,7 @@ from ajet_research.events import (
     AttemptFailed,
     ClockJumped,
     Exhausted,
+    Hindered,
     Interpreted,
     LeaderStarted,
     Registered,
@@ -46,6 +47,9 @@ def compile_record(rows: Sequence[LedgerRow], state: StudyState) -> Document:
             case Exhausted():
                 text = f"{row.event.resource} was exhausted: {row.event.used} of {row.event.limit}"
                 items.append((Reference(text, place),))
+            case Hindered():
+                text = f"{row.time}: {row.event.cause}: {' '.join(row.event.said.split())}"
+                failed.append((Reference(text, place),))
             case AttemptFailed():
                 text = f"trial {row.event.trial}, attempt {row.event.attempt}: {row.event.cause}"
                 failed.append((Reference(text, place),))

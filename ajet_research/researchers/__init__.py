@@ -4,7 +4,8 @@ A study needs none. What a researcher says counts only once registration or the 
 accept it, and it never computes, decides or starts anything.
 """
 
-from ajet_research.researchers.asking import TRANSCRIPTS
+from ajet_research.researchers.accounts import TRANSCRIPTS
+from ajet_research.researchers.assistant import AssistantResearcher, AssistantRules
 from ajet_research.researchers.interface import (
     Request,
     Researcher,
@@ -24,6 +25,8 @@ from ajet_research.researchers.submitting import Submission, submit_proposal, su
 
 __all__ = [
     "TRANSCRIPTS",
+    "AssistantResearcher",
+    "AssistantRules",
     "ModelResearcher",
     "ModelTerms",
     "ProgramResearcher",

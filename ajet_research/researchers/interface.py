@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pydantic_core
 
@@ -43,6 +43,19 @@ class ResearcherFailedError(AjetError):
         self.unpaid = unpaid
 
 
+class CallAccount(Protocol):
+    """Where calls are accounted, each before it is made."""
+
+    def set_aside(self, text: str, tokens: int, money: float) -> int:
+        """Set the worst case of a call aside, and return the call's number.
+
+        :raises ResearcherFailedError: the budget does not allow it.
+        """
+
+    def settle(self, number: int, answer: ResearcherAnswer, problem: str) -> None:
+        """Write what a call took."""
+
+
 class Researcher(ABC):
     """Answers requests.
 
@@ -61,6 +74,15 @@ class Researcher(ABC):
 
         :raises ResearcherFailedError: there is no answer.
         """
+
+    def answer_within(self, request: Request, account: CallAccount) -> ResearcherAnswer:  # noqa: ARG002 - for some
+        """Answer once.
+
+        :param account: takes calls that are not known before, such as those of an assistant. They
+            are no part of what the answer took.
+        :raises ResearcherFailedError: there is no answer.
+        """
+        return self.answer(request)
 
 
 def checked_name(name: str) -> str:

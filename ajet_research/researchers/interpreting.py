@@ -20,6 +20,7 @@ from ajet_research.report import (
     normalized,
     referents_of,
 )
+from ajet_research.researchers.accounts import RequestAccount
 from ajet_research.researchers.asking import RefusedError, ResearcherDialogue
 from ajet_research.researchers.interface import (
     Request,
@@ -104,18 +105,16 @@ def interpret_study(
                 return accepted_prose(text, referents)
 
             prose, problem = "", ""
-            dialogue = ResearcherDialogue(
-                researcher=researcher,
+            account = RequestAccount(
+                researcher=researcher.name,
                 purpose="interpretation",
                 ledger=ledger,
                 spending=state.spending,
                 directory=directory,
                 limits=tighter(limits, ResearcherLimits.of(state.budget)),
-                tries=tries,
-                wait_seconds=wait_seconds,
                 clock=its_clock,
-                on_problem=on_problem,
             )
+            dialogue = ResearcherDialogue(researcher, account, tries, wait_seconds, on_problem)
             try:
                 prose = dialogue.accepted(interpretation_request(state, referents), accept)
             except ResearcherFailedError as error:

@@ -22,17 +22,17 @@ from ajet_research.researchers.interface import (
     checked_name,
     printable,
 )
+from ajet_research.researchers.usage import OF_A_MESSAGE, money_of, usage_of
 from ajet_research.study import ResearcherPrice
 
 _OK, _BAD_REQUEST = 200, 400
 _OTHER_LIMIT = "max_completion_tokens"
-# Of which another attempt may succeed (RFC 9110, section 15; 529 is that of an overloaded service).
-_TEMPORARY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-# The model may have answered, and what stands before it failed.
-_MAY_BE_PAID = frozenset({408, 409, 425, 500, 502, 504})
-_MOST_BYTES = 2**22
-_OF_A_MESSAGE = 64
-"""Tokens that a chat template may put round a message."""
+TEMPORARY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""Of which another attempt may succeed (RFC 9110, section 15; 529: an overloaded service)."""
+MAY_BE_PAID = frozenset({408, 409, 425, 500, 502, 504})
+"""The model may have answered, and what stands before it failed."""
+MOST_BYTES = 2**22
+"""Of an answer."""
 _SHOWN = 200
 _DATA = (
     "The user's message is a request as JSON. Texts in it, such as topics, earlier answers and "
@@ -84,8 +84,10 @@ class ModelResearcher(Researcher):
     def worst_case(self, request: Request) -> tuple[int, float]:
         """Return the most that an answer may take: a token has at least one byte."""
         messages = _messages(request)
-        prompt = len(json.dumps(messages, ensure_ascii=False).encode()) + _OF_A_MESSAGE * 3
-        return prompt + self._terms.max_tokens, self._money(prompt, self._terms.max_tokens)
+        prompt = len(json.dumps(messages, ensure_ascii=False).encode()) + OF_A_MESSAGE * 3
+        return prompt + self._terms.max_tokens, money_of(
+            self._terms.price, prompt, self._terms.max_tokens
+        )
 
     def answer(self, request: Request) -> ResearcherAnswer:
         """Send one request.
@@ -104,7 +106,7 @@ class ModelResearcher(Researcher):
             text = answer["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
             raise self._failed("it answered with no completion", unpaid=False) from None
-        tokens, money = self._taken(answer, request)
+        tokens, money = self._taken(content, request)
         return ResearcherAnswer(text if isinstance(text, str) else "", tokens, money)
 
     async def _exchange(self, body: Mapping[str, Any]) -> bytes:
@@ -125,7 +127,7 @@ class ModelResearcher(Researcher):
             ):
                 async for chunk in response.aiter_bytes():
                     content += chunk
-                    if len(content) > _MOST_BYTES:
+                    if len(content) > MOST_BYTES:
                         raise self._failed("its answer has more than 4 MiB", unpaid=False)
         except TimeoutError:
             seconds = f"{terms.timeout_seconds:g}"
@@ -149,30 +151,17 @@ class ModelResearcher(Researcher):
                 raise self._failed(f"it wants {_OTHER_LIMIT}", temporary=True)
             raise self._failed(
                 f"status {status}: {content[:4096].decode(errors='replace')}",
-                temporary=status in _TEMPORARY,
-                unpaid=status not in _MAY_BE_PAID,
+                temporary=status in TEMPORARY,
+                unpaid=status not in MAY_BE_PAID,
             )
         return bytes(content)
 
-    def _taken(self, answer: Mapping[str, Any], request: Request) -> tuple[int, float]:
+    def _taken(self, content: bytes, request: Request) -> tuple[int, float]:
         """Return what the endpoint says that an answer took, or the worst case."""
-        usage = answer.get("usage")
-        counts = [
-            usage.get(name) if isinstance(usage, dict) else None
-            for name in ("prompt_tokens", "completion_tokens")
-        ]
-        prompt, written = (
-            count if type(count) is int and 0 <= count < 2**40 else None for count in counts
-        )
-        if prompt is None or written is None:
+        used = usage_of(content)
+        if used is None:
             return self.worst_case(request)
-        return prompt + written, self._money(prompt, written)
-
-    def _money(self, prompt: int, written: int) -> float:
-        price = self._terms.price
-        if price is None:
-            return 0.0
-        return (prompt * price.input + written * price.output) / 1e6
+        return sum(used), money_of(self._terms.price, *used)
 
     def _failed(
         self, what: str, *, temporary: bool = False, unpaid: bool = True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet_core.errors import ConfigError, SandboxError
-from ajet_core.interfaces import BoxExit, BoxLimits, BoxProgram
+from ajet_core.interfaces import BoxExit, BoxLimits, BoxProgram, Sandbox
 from ajet_exec import load_sandbox
 from ajet_research.ledger import LEDGER
 from ajet_research.researchers.interface import (
@@ -77,12 +77,7 @@ class ProgramResearcher(Researcher):
             )
         named = [Path(part).name for part in self._argv if (place / part).is_file()]
         self.name = checked_name(named[-1] if named else Path(self._argv[0]).name)
-        self._sandbox = load_sandbox(rules.sandbox, _SETTINGS.get(rules.sandbox))
-        if not self._sandbox.isolated:
-            raise SandboxError(
-                f"The sandbox {rules.sandbox!r} does not isolate, so that the researcher could "
-                "change the study. Use bubblewrap, podman or docker."
-            )
+        self._sandbox = isolating_sandbox(rules.sandbox)
 
     def worst_case(self, request: Request) -> tuple[int, float]:  # noqa: ARG002 - as all have it
         """Return that it takes no tokens: it has no network."""
@@ -113,7 +108,9 @@ class ProgramResearcher(Researcher):
             limits=_LIMITS,
         )
         try:
-            ended = await self._watched(program)
+            ended = await run_watched(
+                self._sandbox, program, self.name, self._rules.timeout_seconds
+            )
         except SandboxError as error:
             raise ResearcherFailedError(f"the researcher {self.name}: {error.message}") from error
         said = printable(stderr.read_bytes()[-_SHOWN:].decode(errors="replace")).strip()
@@ -128,23 +125,6 @@ class ProgramResearcher(Researcher):
         if stdout.stat().st_size > _LIMITS.output_bytes:
             raise ResearcherFailedError(f"the researcher {self.name} printed more than 1 MiB")
         return stdout.read_bytes().decode("utf-8", errors="replace")
-
-    async def _watched(self, program: BoxProgram) -> BoxExit:
-        """Run the program, and end it if its files become too large together."""
-        running = asyncio.create_task(
-            self._sandbox.run(program, timeout=self._rules.timeout_seconds, grace=1.0)
-        )
-        try:
-            while not running.done():
-                await asyncio.wait([running], timeout=_WATCHED_EVERY)
-                if not running.done() and _size(program.work) > _MOST_FILES:
-                    raise ResearcherFailedError(
-                        f"the researcher {self.name} wrote more than 64 MiB of files"
-                    )
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
-        return running.result()
 
     def _filled(self, work: Path) -> list[str]:
         """Make the working directory, and return the command for it."""
@@ -161,6 +141,43 @@ class ProgramResearcher(Researcher):
                 shutil.copy(path, work / path.name)
             argv.append(f"/work/{path.name}" if copied else part)
         return argv
+
+
+async def run_watched(
+    sandbox: Sandbox, program: BoxProgram, name: str, timeout_seconds: float
+) -> BoxExit:
+    """Run a program of a researcher, and end it if its files become too large together.
+
+    :param name: of the researcher.
+    :raises SandboxError: the sandbox failed.
+    :raises ResearcherFailedError: the program wrote too much.
+    """
+    running = asyncio.create_task(sandbox.run(program, timeout=timeout_seconds, grace=1.0))
+    try:
+        while not running.done():
+            await asyncio.wait([running], timeout=_WATCHED_EVERY)
+            if not running.done() and _size(program.work) > _MOST_FILES:
+                raise ResearcherFailedError(
+                    f"the researcher {name} wrote more than 64 MiB of files"
+                )
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    return running.result()
+
+
+def isolating_sandbox(name: str) -> Sandbox:
+    """Return a sandbox for a researcher.
+
+    :raises SandboxError: there is none on this machine that isolates.
+    """
+    sandbox = load_sandbox(name, _SETTINGS.get(name))
+    if not sandbox.isolated:
+        raise SandboxError(
+            f"The sandbox {name!r} does not isolate, so that the researcher could change the "
+            "study. Use bubblewrap, podman or docker."
+        )
+    return sandbox
 
 
 def _size(directory: Path) -> int:

@@ -18,6 +18,7 @@ from ajet_research.arenas import CODE, MOST_CODE, CodeFiles, arena_names, load_a
 from ajet_research.events import ResearcherAnswered, ResearcherAsked
 from ajet_research.leader import MachineClock, StudyClock
 from ajet_research.ledger import StudyLedger
+from ajet_research.researchers.accounts import RequestAccount
 from ajet_research.researchers.asking import RefusedError, ResearcherDialogue
 from ajet_research.researchers.checking import SOURCE, StudyCheck, check_apart
 from ajet_research.researchers.interface import Request, Researcher, read_answer
@@ -204,18 +205,17 @@ def propose_study(
             for row in ledger.rows:
                 if isinstance(row.event, ResearcherAsked | ResearcherAnswered):
                     spending.apply(row.event)
-            accepted = ResearcherDialogue(
-                researcher=researcher,
+            account = RequestAccount(
+                researcher=researcher.name,
                 purpose="proposal",
                 ledger=ledger,
                 spending=spending,
                 directory=directory,
                 limits=tighter(limits, topic.limits),
-                tries=tries,
-                wait_seconds=wait_seconds,
                 clock=clock or MachineClock(),
-                on_problem=on_problem,
-            ).accepted(request, accept)
+            )
+            dialogue = ResearcherDialogue(researcher, account, tries, wait_seconds, on_problem)
+            accepted = dialogue.accepted(request, accept)
             for name, text in accepted.files.items():
                 (output.parent / name).parent.mkdir(exist_ok=True)
                 write_whole(output.parent / name, text.encode(), mode=0o644)

@@ -63,6 +63,20 @@ def test_the_study_gives_the_report_of_the_page(tmp_path: Path) -> None:
         assert section.removeprefix("## ") in report
 
 
+def test_the_example_is_the_study_of_the_page_and_its_report_as_it_came_out(
+    tmp_path: Path,
+) -> None:
+    example = Path(__file__).parents[2] / "docs" / "research-example"
+    source = example / "study.toml"
+    assert source.read_text(encoding="utf-8") == block("toml")
+    run_study(source, tmp_path / "study", runner=FileRunner)
+    for name in ("report.html", "intervals.csv"):
+        written = (tmp_path / "study" / "report" / name).read_bytes()
+        assert written == (example / name).read_bytes(), f"run {source}, and copy {name}"
+    for name in ("study.toml", "report.html", "page.html"):
+        assert f"(research-example/{name})" in PAGE
+
+
 @pytest.mark.parametrize("kind", [PlaceSettings, SlurmSettings, SshSettings])
 def test_every_key_of_a_place_is_explained(kind: type[BaseModel]) -> None:
     section = PAGE.partition("## Trials on other machines")[2].partition("\n## ")[0]

@@ -1,0 +1,205 @@
+"""A recording proxy: passes calls of an assistant on to one endpoint, once each is set aside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+
+import httpx2
+
+from agentjet import passthrough
+from ajet_core.errors import AjetError
+from ajet_research.researchers.interface import (
+    CallAccount,
+    ResearcherAnswer,
+    ResearcherFailedError,
+)
+from ajet_research.researchers.model import MAY_BE_PAID, MOST_BYTES, TEMPORARY, ModelTerms
+from ajet_research.researchers.usage import (
+    CALL_LIMITS,
+    OF_A_MESSAGE,
+    bounded_call,
+    money_of,
+    usage_of,
+)
+
+_OK, _BAD, _FORBIDDEN, _UNKNOWN, _AWAY = 200, 400, 403, 404, 502
+_DENIED = frozenset({401, 403})
+_MOST_HEADERS = 100
+_MESSAGES = 3
+_PREFIX = "/v1/"
+_PASSED = ("accept", "anthropic-version", "anthropic-beta", "user-agent")
+_RETURNED = ("content-type", "retry-after", "request-id", "x-request-id")
+
+
+class CallMeter:
+    """Serves connections of a program, whose only way to a model it is.
+
+    :param terms: the endpoint, the model that every call is for, and limits of an answer.
+    :param key: of the endpoint, which the program does not have; "" for none.
+    :ivar answered: calls with an answer.
+    :ivar refused: why the budget did not allow a call; "" as long as it did.
+    :ivar denied: the status with which the endpoint refused the key; 0 as long as it did not.
+    :ivar away: why the last call had no answer, if another attempt may succeed; "" otherwise.
+    :ivar broken: why the account could not be written; None as long as it could.
+    """
+
+    def __init__(self, terms: ModelTerms, key: str, account: CallAccount) -> None:
+        self._terms = terms
+        self._key = key
+        self._account = account
+        self._certificates = httpx2.create_ssl_context()
+        self.answered = 0
+        self.refused = ""
+        self.denied = 0
+        self.away = ""
+        self.broken: AjetError | OSError | None = None
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection, which has one call."""
+        try:
+            path, headers, content = await _call_of(reader)
+            if path not in CALL_LIMITS:
+                known = ", ".join(f"POST {_PREFIX}{one}" for one in CALL_LIMITS)
+                await _refuse(writer, _UNKNOWN, "unknown_path", f"The meter has {known}.")
+                return
+            body = json.loads(content)
+            if not isinstance(body, dict):
+                raise ValueError("the body is not an object")
+            sent, written = bounded_call(path, body, self._terms.model, self._terms.max_tokens)
+        except (ValueError, RecursionError, asyncio.IncompleteReadError) as error:
+            what = f"This call cannot be metered: {error}."
+            await _refuse(writer, _BAD, "call_not_metered", what)
+            return
+        text = json.dumps(sent, ensure_ascii=False).encode(errors="replace").decode()
+        prompt = len(text.encode()) + OF_A_MESSAGE * _MESSAGES
+        money = money_of(self._terms.price, prompt, written)
+        try:
+            number = self._account.set_aside(text, prompt + written, money)
+        except ResearcherFailedError as error:
+            self.refused = error.message
+            await _refuse(writer, _FORBIDDEN, "researcher_budget", error.message)
+            return
+        except (AjetError, OSError) as error:
+            self.broken = error
+            await _refuse(writer, _FORBIDDEN, "account_broken", "The account cannot be written.")
+            return
+        worst = ResearcherAnswer("", prompt + written, money)
+        await self._passed(writer, (path, text, headers), number, worst)
+
+    async def _passed(
+        self,
+        writer: asyncio.StreamWriter,
+        call: tuple[str, str, Mapping[str, str]],
+        number: int,
+        worst: ResearcherAnswer,
+    ) -> None:
+        """Pass a call on, and settle it, whatever becomes of it."""
+        path, text, headers = call
+        content = bytearray()
+        status, problem, unpaid = 0, "the assistant left before the answer", False
+        try:
+            with passthrough():
+                async with (
+                    asyncio.timeout(self._terms.timeout_seconds),
+                    self._client(path, headers) as client,
+                    client.stream("POST", path, content=text.encode()) as response,
+                ):
+                    status = response.status_code
+                    _begin(writer, status, response.headers)
+                    async for chunk in response.aiter_bytes():
+                        content += chunk
+                        if len(content) > MOST_BYTES:
+                            raise httpx2.HTTPError("the answer has more than 4 MiB")
+                        writer.write(chunk)
+                        await writer.drain()
+            problem = "" if status == _OK else f"status {status}"
+            unpaid = status != _OK and status not in MAY_BE_PAID
+            self.away = problem if status in TEMPORARY else ""
+            self.denied = status if status in _DENIED else self.denied
+            self.answered += status == _OK
+        except TimeoutError:
+            problem = self.away = f"no answer within {self._terms.timeout_seconds:g} s"
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
+            problem = self.away = f"{type(error).__name__}: {error}"
+            unpaid = isinstance(error, httpx2.ConnectError | httpx2.InvalidURL | UnicodeError)
+        finally:
+            self._settle(number, bytes(content), worst, problem, unpaid=unpaid)
+        if problem and not status:
+            await _refuse(writer, _AWAY, "endpoint_away", f"The endpoint gave no answer: {problem}")
+
+    def _settle(
+        self, number: int, content: bytes, worst: ResearcherAnswer, problem: str, *, unpaid: bool
+    ) -> None:
+        answer = content.decode(errors="replace")
+        used = usage_of(content) if not problem else None
+        if unpaid:
+            spent = ResearcherAnswer(answer)
+        elif used is None:
+            spent = ResearcherAnswer(answer, worst.tokens, worst.money)
+        else:
+            spent = ResearcherAnswer(answer, sum(used), money_of(self._terms.price, *used))
+        try:
+            self._account.settle(number, spent, problem.replace(self._key or "\0", "***"))
+        except (AjetError, OSError) as error:
+            # The worst case stays set aside.
+            self.broken = error
+
+    def _client(self, path: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
+        own = {name: headers[name] for name in _PASSED if name in headers}
+        own["content-type"] = "application/json"
+        if self._key and path == "messages":
+            own["x-api-key"] = self._key
+        elif self._key:
+            own["authorization"] = f"Bearer {self._key}"
+        return httpx2.AsyncClient(
+            base_url=self._terms.base_url.rstrip("/") + "/",
+            headers=own,
+            timeout=self._terms.timeout_seconds,
+            verify=self._certificates,
+        )
+
+
+async def _call_of(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:
+    """Return path, headers and body of a request.
+
+    :raises ValueError: it is none that the meter takes.
+    :raises IncompleteReadError: the connection ended within it.
+    """
+    parts = (await reader.readline()).decode("latin-1").split()
+    headers: dict[str, str] = {}
+    for _ in range(_MOST_HEADERS):
+        line = (await reader.readline()).decode("latin-1").strip()
+        if not line:
+            break
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    else:
+        raise ValueError("it has too many headers")
+    if len(parts) < 2:
+        raise ValueError("it is not a request of HTTP")
+    path = parts[1].partition("?")[0]
+    path = path.removeprefix(_PREFIX) if parts[0] == "POST" else ""
+    if path not in CALL_LIMITS:
+        return "", headers, b""
+    size = headers.get("content-length", "")
+    if not size.isdecimal() or int(size) > MOST_BYTES:
+        raise ValueError("its content-length is missing or more than 4 MiB")
+    return path, headers, await reader.readexactly(int(size))
+
+
+def _begin(writer: asyncio.StreamWriter, status: int, headers: Mapping[str, str]) -> None:
+    lines = [f"HTTP/1.1 {status} Answer", "connection: close"]
+    lines += [f"{name}: {headers[name]}" for name in _RETURNED if name in headers]
+    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1", errors="replace"))
+
+
+async def _refuse(writer: asyncio.StreamWriter, status: int, kind: str, message: str) -> None:
+    """Answer with an error in the form of the usual APIs, which clients do not repeat."""
+    error = {"type": kind, "code": kind, "message": message, "param": None}
+    content = json.dumps({"type": "error", "error": error}).encode()
+    about = {"content-type": "application/json"}
+    _begin(writer, status, about)
+    writer.write(content)
+    await writer.drain()

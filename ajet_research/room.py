@@ -1,0 +1,58 @@
+"""Room that a study keeps on its disk, so that its ledger can say that the disk was full."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+RESERVE = "reserve"
+_BYTES = 2**16
+
+
+class KeptRoom:
+    """A file that gives its room away when the disk is full.
+
+    It is empty while a full disk waits to be written down, also for the next leader: a file can be
+    made empty, or removed, without any room.
+
+    :param directory: of the study.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / RESERVE
+
+    def keep(self) -> bool:
+        """Keep room, if there is any; return whether a full disk waits to be written down."""
+        waits = self._path.exists() and not self._path.stat().st_size
+        if not waits:
+            self._fill()
+        return waits
+
+    def give(self) -> None:
+        """Give the room away, as the disk is full."""
+        with suppress(OSError):
+            self._path.open("wb").close()
+
+    def written_down(self) -> None:
+        """Take note that the ledger has the full disk; keep room again if there is any."""
+        self._path.unlink(missing_ok=True)
+        self._fill()
+
+    def forget(self) -> None:
+        """Remove the file: the study is finished."""
+        self._path.unlink(missing_ok=True)
+
+    def _fill(self) -> None:
+        if self._path.exists():
+            return
+        try:
+            with self._path.open("wb") as file:
+                # Blocks of the disk, on file systems that compress, too.
+                file.write(secrets.token_bytes(_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            # A part of the room would look like all of it.
+            self._path.unlink(missing_ok=True)
