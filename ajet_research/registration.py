@@ -67,12 +67,18 @@ def register(
         *_unsupported(study),
     ]
     resolved: dict[str, dict[str, Scalar]] = {}
+    unresolved: dict[str, list[str]] = {}
     known = [arm for arm in study.arms if not study.is_chosen(arm)]
     for arm in known:
         try:
             resolved[arm_name(arm)] = arena.resolve(study.settings(arm))
         except ConfigError as error:
-            refusals.append(f"The arm {arm_name(arm)}: {error.message}")
+            unresolved.setdefault(error.message, []).append(arm_name(arm))
+    for why, those in unresolved.items():
+        # What is wrong in all arms is listed once.
+        shared = len(those) == len(known) > 1
+        names = ["All arms"] if shared else [f"The arm {name}" for name in those]
+        refusals += [f"{name}: {why}" for name in names]
     searched: dict[str, dict[str, Scalar]] = {}
     if len(resolved) == len(known):
         refusals += _same_arms(resolved)

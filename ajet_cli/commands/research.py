@@ -16,7 +16,8 @@ import click
 
 from ajet_cli.commands.researchers import interpret, propose
 from ajet_cli.studies.commands import COMMANDS
-from ajet_cli.studies.places import source_and_directory
+from ajet_cli.studies.places import StudyDirectory, source_and_directory
+from ajet_cli.words import count
 from ajet_core.errors import ConfigError
 from ajet_server.page.visible_text import visible
 
@@ -31,6 +32,7 @@ _SUITES = (
 )
 _KEPT = ("adversaries", "swarm", "versions")
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
+_STUDY = StudyDirectory()
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _parallel = click.option(
     "--parallel", type=click.IntRange(1, 256), default=1, show_default=True, help="Trials at once."
@@ -128,7 +130,7 @@ def check(study: Path, as_json: bool) -> None:
 
 
 @research.command()
-@click.argument("directory", type=_DIRECTORY)
+@click.argument("directory", type=_STUDY)
 @_as_json
 @click.option("--watch", is_flag=True, help="Keep refreshing until the study is finished.")
 @click.option(
@@ -160,7 +162,7 @@ def status(directory: Path, as_json: bool, *, watch: bool, interval: float) -> N
 
 
 @research.command()
-@click.argument("directory", type=_DIRECTORY)
+@click.argument("directory", type=_STUDY)
 @click.option(
     "--seconds", type=click.FloatRange(min=0), help="Wait no longer.  [default: no limit]"
 )
@@ -181,7 +183,7 @@ def wait(directory: Path, seconds: float | None, as_json: bool, *, end: bool) ->
 
 
 @research.command()
-@click.argument("directory", type=_DIRECTORY)
+@click.argument("directory", type=_STUDY)
 @_as_json
 def verify(directory: Path, as_json: bool) -> None:
     """Derive the report in DIRECTORY again from the raw stores, byte for byte.
@@ -198,14 +200,14 @@ def verify(directory: Path, as_json: bool) -> None:
             click.echo(visible(line))
         state = "finished" if result.finished else "not finished"
         click.echo(
-            f"{len(result.problems)} problems: {result.rows} rows, {result.trials} raw stores, "
-            f"{result.numerals} numerals; the study is {state}."
+            f"{count(len(result.problems), 'problem')}: {result.rows} rows, {result.trials} raw "
+            f"stores, {result.numerals} numerals; the study is {state}."
         )
     sys.exit(_FAILED if result.problems else 0)
 
 
 @research.command()
-@click.argument("directory", type=_DIRECTORY)
+@click.argument("directory", type=_STUDY)
 @click.option("--dir", "target", type=_DIRECTORY, help="Of the new study. [default: DIRECTORY-new]")
 @_parallel
 @_on

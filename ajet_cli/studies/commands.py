@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
+from ajet_cli.studies.places import StudyDirectory
 from ajet_core.errors import ConfigError
 
-_DIRECTORY = click.Path(path_type=Path, file_okay=False)
+_DIRECTORY = StudyDirectory()
 _LIMIT = "--budget."
 _by = click.option("--by", help="Who asks for it.  [default: your name on this machine]")
 _why = click.option("--why", default="", help="Why, for the report.")

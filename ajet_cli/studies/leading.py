@@ -15,7 +15,7 @@ from ajet_research.status import StudyStatus, study_status
 from ajet_research.steering import leader_of
 
 LEADER_LOG = "leader.log"
-_START_SECONDS = 30.0
+_START_SECONDS = 60.0
 _TURN = 0.2
 _LAST_LINES = 3
 _LEADERS: list[subprocess.Popen[bytes]] = []
@@ -47,7 +47,10 @@ def begin_study(source: Path, directory: Path, parallel: int, on: str | None = N
         if is_registered(directory) and (ended is not None or leader_of(directory)):
             return study_status(directory)
         time.sleep(_TURN)
-    raise StateError(f"The leader has not begun within {_START_SECONDS:g} s: see {directory}")
+    raise StateError(
+        f"The leader, process {leader.pid}, has not begun within {_START_SECONDS:g} s. On a busy "
+        f"machine it may still begin: see {directory / LEADER_LOG}, and run the same command again."
+    )
 
 
 def wait_for_news(

@@ -8,18 +8,29 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ajet_cli.words import number
+from ajet_cli.words import count, duration, number
 from ajet_research.status import StudyStatus
 from ajet_server.page.visible_text import visible
 
 _STYLES = {"running": "green", "finished": "green", "paused": "yellow", "asking": "yellow"}
 
+_STATES = {"reserved": "running"}
+"""Words of the ledger that say less to people than others."""
+
 
 def status_lines(its: StudyStatus, directory: Path) -> Iterator[str]:
     """Yield what matters about a study, one line each, without control characters."""
     yield visible(its.question)
-    trials = ", ".join(f"{count} {name}" for name, count in its.trials.items())
+    trials = ", ".join(f"{many} {_STATES.get(name, name)}" for name, many in its.trials.items())
     yield f"The study is {its.phase}. Trials: {trials}. Looks: {its.looks}."
+    if its.failed:
+        yield f"{count(its.failed, 'trial')} failed by what the arm does."
+    again = its.attempts - its.trials.get("reserved", 0) - its.trials.get("finished", 0)
+    if again > 0:
+        causes = f"ajet research status {directory} --json"
+        yield f"{count(again, 'attempt')} failed by no fault of an arm. For the causes: {causes}"
+    if line := _pace(its):
+        yield line
     for line in waiting_lines(its, directory):
         yield visible(line)
     if its.exhausted:
@@ -34,6 +45,16 @@ def status_lines(its: StudyStatus, directory: Path) -> Iterator[str]:
         yield visible(its.conclusion)
     if its.phase == "finished":
         yield f"Report: {directory / 'report' / 'report.html'}"
+
+
+def _pace(its: StudyStatus) -> str:
+    """Return how long a trial takes and how many may follow; "" if nothing is known or left."""
+    running, planned = (its.trials.get(name, 0) for name in ("reserved", "planned"))
+    ended = its.attempts - running
+    if not ended or not running + planned or its.phase not in ("running", "asking", "paused"):
+        return ""
+    each = duration(its.seconds / ended)
+    return f"An attempt took {each} on average. At most {count(running + planned, 'trial')} left."
 
 
 def waiting_lines(its: StudyStatus, directory: Path) -> Iterator[str]:

@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import click
+
+
+class StudyDirectory(click.Path):
+    """The directory of a study that was started; its study file is refused with its directory."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if Path(value).is_file() and Path(value).suffix in (".toml", ".md"):
+            directory = source_and_directory(Path(value), None)[1]
+            self.fail(f"{str(value)!r} is a file. Give the directory of its study: {directory}")
+        return super().convert(value, param, ctx)
 
 
 def source_and_directory(study: Path, directory: Path | None) -> tuple[Path, Path]:

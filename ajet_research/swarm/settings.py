@@ -140,7 +140,8 @@ def _configured(world: World, changes: Mapping[str, Scalar]) -> dict[str, Any]:
     config = copy.deepcopy(base)
     for name, value in changes.items():
         if name.split(".")[0] in OF_THE_TRIAL:
-            raise ConfigError(f"{name!r} follows from the trial; no study sets it.")
+            instead = " Set 'train_steps'." if name == "steps" else ""
+            raise ConfigError(f"{name!r} follows from the trial; no study sets it.{instead}")
         _put(config, name, value)
     try:
         checked = RunConfig.model_validate_json(json.dumps(config))
@@ -159,7 +160,7 @@ def _problem(error: InvalidModelError, known: Mapping[str, Any]) -> str:
     part: Any = known
     for key in keys[:-1]:
         part = part.get(key, {}) if isinstance(part, dict) else {}
-    names = [*_OWN, *part] if part is known else part
+    names = [*_OWN, *(key for key in part if key not in OF_THE_TRIAL)] if part is known else part
     return f"Unknown setting {name!r} of the arena swarm; known there: {', '.join(names)}."
 
 

@@ -101,8 +101,16 @@ def test_an_unknown_arena_is_refused_with_the_known_ones() -> None:
 
 
 def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
-    assert "Unknown setting 'wordl' of the arena synthetic; known: world" in refusal(
-        base__set={"wordl": "clear"}
+    message = refusal(base__set={"wordl": "clear"})
+    assert "All arms: Unknown setting 'wordl' of the arena synthetic; known: world" in message
+    assert message.count("wordl") == 1
+
+
+def test_a_refusal_of_one_arm_names_it() -> None:
+    assert "The arm method=\"x\": Unknown synthetic world 'x'" in refusal(
+        factors__method__path="world",
+        factors__method__levels=["clear", "x"],
+        compare=[{"id": "b-vs-a", "arm": {"method": "x"}, "against": {"method": "clear"}}],
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from ajet_cli.main import cli
 from ajet_cli.studies.leading import begin_study
+from ajet_cli.studies.lines import status_lines
 from ajet_research.events import Amended, AnyEvent, Paused, Resumed
 from ajet_research.leader import run_study
 from ajet_research.ledger import LEDGER, read_ledger
@@ -72,13 +74,18 @@ def test_a_study_is_checked(tmp_path: Path) -> None:
     assert json.loads(done.output)["trials"] == 17
     assert "17 trials of 2 arms, at most 0.142 h" in ajet("check", source).output
     assert [path.name for path in tmp_path.iterdir()] == ["study.toml"]
+    mistaken = ajet("status", source)
+    assert mistaken.exit_code == 2
+    assert f"Give the directory of its study: {tmp_path / 'study.study'}" in mistaken.output
 
 
 def test_a_study_is_steered_in_the_terminal(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     done = ajet("pause", directory, "--by", "ada", "--why", "lunch")
     assert (done.exit_code, done.output) == (0, "Recorded: paused by ada.\n")
-    assert "To continue: ajet research resume" in ajet("status", directory).output
+    shown = ajet("status", directory).output
+    assert "To continue: ajet research resume" in shown
+    assert re.search(r"^An attempt took .* on average. At most \d+ trials left.$", shown, re.M)
     again = ajet("pause", directory)
     assert again.exit_code == 2
     assert "The study is paused since" in again.output
@@ -113,6 +120,25 @@ def test_a_wrong_amendment_is_one_line(tmp_path: Path, arguments: list[str], mes
     assert message in done.output
     assert len(done.output.splitlines()) == 1
     assert ajet("amend", directory, "--budget.compute_hours", 2).exit_code == 2
+
+
+def test_the_status_says_what_failed_and_how_long_an_attempt_takes(tmp_path: Path) -> None:
+    directory = tmp_path / "s"
+    its = replace(
+        study_status(begun(tmp_path)),
+        trials={"finished": 4, "planned": 11, "reserved": 2},
+        attempts=8,
+        seconds=360.0,
+        failed=1,
+    )
+    causes = f"ajet research status {directory} --json"
+    assert list(status_lines(its, directory))[1:5] == [
+        "The study is running. Trials: 4 finished, 11 planned, 2 running. Looks: 0.",
+        "1 trial failed by what the arm does.",
+        f"2 attempts failed by no fault of an arm. For the causes: {causes}",
+        "An attempt took 1 min on average. At most 13 trials left.",
+    ]
+    assert not any("attempt" in line for line in status_lines(replace(its, attempts=2), directory))
 
 
 class Page(HTMLParser):

@@ -82,11 +82,12 @@ def test_any_part_of_the_configuration_is_a_setting() -> None:
         ({"algorithm.rate": 1.0}, "Unknown setting 'algorithm.rate' .*known there: advantage, "),
         (
             {"rate": 1.0},
-            "Unknown setting 'rate' of the arena swarm; known there: world, train_steps",
+            "known there: world, train_steps, .* agent, engine, .* exact, checkpoint_every",
         ),
         ({"algorithm.learning_rate": "fast"}, "cannot have algorithm.learning_rate: .*number"),
         ({"batch.tasks": "json:["}, "has no JSON behind 'json:'"),
         ({"batch.episodes_per_task": 1}, "must be at least 2"),
+        ({"steps": 3}, "'steps' follows from the trial; no study sets it. Set 'train_steps'"),
         ({"seed": 3}, "'seed' follows from the trial"),
         ({"model.path": "m"}, "'model.path' follows from the trial"),
         ({"train_steps": 0}, "'train_steps' is 0; it is at least 1"),
@@ -94,7 +95,7 @@ def test_any_part_of_the_configuration_is_a_setting() -> None:
         ({"reward": "none"}, "'reward' is one of: world, negated, constant"),
         ({"world": "flat"}, "flat"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_what_cannot_be_set_is_refused(changes: Mapping[str, Scalar], problem: str) -> None:
     with pytest.raises(Exception, match=problem) as caught:
