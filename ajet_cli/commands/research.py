@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ajet_cli.commands.researchers import interpret, propose
+from ajet_cli.commands.researchers import interpret, propose, study_of_topic, words_of_topic
 from ajet_cli.studies.commands import COMMANDS
 from ajet_cli.studies.places import StudyDirectory, source_and_directory
 from ajet_cli.words import count
@@ -85,13 +85,18 @@ def run(
     """Start STUDY, resume it, or show that it is finished: always the same command.
 
     STUDY is a TOML file, a Markdown file with the study in its head between lines '+++', or the
-    directory of a study that was started. Trials run on this machine, or where the file PLACES
-    says: on a Slurm cluster, or on hosts that are reached with ssh.
+    directory of a study that was started. If the head has a table 'researcher' instead, that
+    researcher writes the study and, at its end, about the report. Trials run on this machine, or
+    where the file PLACES says: on a Slurm cluster, or on hosts that are reached with ssh.
     """
     from ajet_research.leader import run_study
     from ajet_research.places import runner_in
+    from ajet_research.researchers.proposing import is_topic
 
     source, where = source_and_directory(study, directory)
+    topic = source if is_topic(source) else None
+    if topic is not None:
+        source = study_of_topic(topic, where, quiet=as_json)
     runner = runner_in(on)
     if detach:
         from ajet_cli.studies.leading import begin_study
@@ -102,6 +107,8 @@ def run(
     if not as_json:
         _show_what_it_waits_for(where)
     run_study(source, where, parallel=parallel, on_event=_progress(as_json), runner=runner)
+    if topic is not None:
+        words_of_topic(topic, where, quiet=as_json)
     _show_status(where, as_json)
 
 

@@ -183,6 +183,95 @@ def interpret(directory: Path, tries: int, as_json: bool, **options: Any) -> Non
         sys.exit(_FAILED)
 
 
+def study_of_topic(topic: Path, directory: Path, *, quiet: bool) -> Path:
+    """Return the study that the researcher of a topic writes beside it, written before or now.
+
+    :param directory: of the state of the study.
+    :raises ConfigError: the head of the topic has no table ``researcher``, or an invalid one.
+    """
+    from ajet_research.researchers import propose_study
+    from ajet_research.researchers.proposing import read_topic
+
+    path = topic.with_suffix(".toml")
+    if path.exists():
+        return path
+    its = read_topic(topic)
+    options = _options_in(topic)
+    hidden = [topic.resolve().parent, directory.resolve().parent]
+    propose_study(
+        topic,
+        path,
+        _researcher(options, its.researchers.get("researcher_prices", {}), hidden),
+        tries=options["tries"],
+        limits=_limits(options),
+        wait_seconds=options["wait"],
+        on_problem=_noted(quiet),
+    )
+    if not quiet:
+        click.echo(f"{path}: registration accepts it.")
+    return path
+
+
+def words_of_topic(topic: Path, directory: Path, *, quiet: bool) -> None:
+    """Let the researcher of a topic write about the report, unless it was asked before.
+
+    The report is complete without.
+    """
+    from ajet_research.ledger import LEDGER, read_ledger
+    from ajet_research.researchers import interpret_study
+    from ajet_research.state import fold
+
+    state = fold(read_ledger(directory / LEDGER))
+    if state.reported is None or state.interpretations:
+        return
+    options = _options_in(topic)
+    researcher = _researcher(
+        options, state.registered.budget.researcher_prices, [directory.resolve().parent]
+    )
+    done = interpret_study(
+        directory,
+        researcher,
+        tries=options["tries"],
+        limits=_limits(options),
+        wait_seconds=options["wait"],
+        on_problem=_noted(quiet),
+    )
+    if done.problem and not quiet:
+        click.echo(f"{done.problem}\nThe report is complete without an interpretation.")
+
+
+def _options_in(topic: Path) -> dict[str, Any]:
+    """Return the options that the head of a topic sets in its table ``researcher``.
+
+    :raises ConfigError: there is no such table, or one of its options is invalid.
+    """
+    from ajet_research.researchers.proposing import read_topic
+
+    table = read_topic(topic).researcher
+    if not table:
+        raise ConfigError(
+            f"{topic} has no study in its head, and no table 'researcher' that says who writes "
+            "one. Add either, or let 'ajet research propose' write a study."
+        )
+    arguments = []
+    for name, value in table.items():
+        option = "--researcher" if name == "kind" else f"--{name.replace('_', '-')}"
+        values = value if isinstance(value, list) else [value]
+        if name in ("files", "read_only"):
+            values = [topic.resolve().parent / str(one) for one in values]
+        if name == "read_only":
+            arguments += [text for one in values for text in (option, str(one))]
+        else:
+            arguments += [option, *map(str, values)]
+    command = click.Command("researcher")
+    for one in _OPTIONS:
+        one(command)
+    try:
+        return command.make_context("researcher", arguments).params
+    except click.ClickException as error:
+        raise ConfigError(f"{topic}, table 'researcher': {error.format_message()}") from error
+
+
 def _researcher(options: dict[str, Any], prices: Any, hidden: list[Path]) -> Researcher:
     from ajet_research.researchers import (
         AssistantResearcher,

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,8 @@ class TopicFile:
     :param fixed: parts of the study that its head sets.
     :param ceilings: the most that the study's budget may have.
     :param researchers: the budget's keys for researchers, which its head may set.
+    :param researcher: its head's table of who writes the study, as options of `ajet research
+        propose`; empty without one.
     """
 
     question: str
@@ -96,6 +98,7 @@ class TopicFile:
     fixed: Mapping[str, Any]
     ceilings: Mapping[str, float]
     researchers: Mapping[str, Any]
+    researcher: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def limits(self) -> ResearcherLimits:
@@ -115,17 +118,18 @@ def read_topic(path: Path) -> TopicFile:
         raise ConfigError(f"There is no topic {path}.") from None
     except (UnreadableFileError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read the topic {path}: {error}") from error
-    head, body = "", text
-    if match := re.match(r"\+\+\+\n(.*?)^\+\+\+$(.*)", text, re.DOTALL | re.MULTILINE):
-        head, body = match[1], match[2]
+    head, body = _head_and_body(text)
     try:
         fixed = tomllib.loads(head)
     except ValueError as error:
         raise ConfigError(f"The head of {path} cannot be decoded: {error}") from error
-    known = {field.alias or name: field for name, field in Study.model_fields.items()}
+    researcher = fixed.pop("researcher", {})
+    if not isinstance(researcher, dict):
+        raise ConfigError(f"The head of {path}: 'researcher' is a table.")
+    known = {one.alias or name: one for name, one in Study.model_fields.items()}
     for name, part in fixed.items():
         if name not in known or name in ("compare", "decide") or not isinstance(part, dict):
-            tables = ", ".join(sorted(known.keys() - {"schema", "compare", "decide"}))
+            tables = ", ".join(sorted({*known, "researcher"} - {"schema", "compare", "decide"}))
             raise ConfigError(f"The head of {path} has {name!r}; it may have the tables: {tables}.")
     budget = fixed.pop("budget", {})
     if unknown := budget.keys() - Budget.model_fields.keys():
@@ -149,7 +153,25 @@ def read_topic(path: Path) -> TopicFile:
         fixed=fixed,
         ceilings=ceilings,
         researchers={name: budget[name] for name in _OF_RESEARCHERS if name in budget},
+        researcher=researcher,
     )
+
+
+def is_topic(path: Path) -> bool:
+    """Whether a file is a topic without a study: Markdown whose head compares nothing."""
+    if path.suffix != ".md" or not path.is_file():
+        return False
+    try:
+        text = read_bytes(path, limit=256 * 1024).decode("utf-8")
+        return "compare" not in tomllib.loads(_head_and_body(text)[0])
+    except (UnreadableFileError, ValueError):
+        # Reading it as a study names the problem.
+        return False
+
+
+def _head_and_body(text: str) -> tuple[str, str]:
+    match = re.match(r"\+\+\+\n(.*?)^\+\+\+$(.*)", text, re.DOTALL | re.MULTILINE)
+    return (match[1], match[2]) if match else ("", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -270,6 +271,66 @@ def test_the_commands_propose_and_interpret(tmp_path: Path) -> None:
         result = ajet("interpret", other, *own, "--price", 0, 0)
         assert "has no price of the model 'large-2'; it has those of: large." in result.output
     assert verify_study(study).problems == []
+
+
+TOPIC_HEAD = """\
++++
+[researcher]
+kind = "llm"
+base_url = "{url}"
+model = "large-2"
+api_key_env = ""
+
+[base.set]
+steps = 2
++++
+
+Is method b worth its cost?
+"""
+
+
+@pytest.mark.processes
+def test_one_command_takes_a_topic_to_its_report_and_does_nothing_twice(tmp_path: Path) -> None:
+    topic = tmp_path / "topic.md"
+    asked = []
+
+    def script(request: dict[str, Any]) -> EndpointReply:
+        asked.append(request["task"])
+        if request["task"] == "propose":
+            return EndpointReply(json.dumps({"study": request["example"]}))
+        return EndpointReply(json.dumps({"prose": "The verdict is at {{finding b-vs-a}}."}))
+
+    with RecordingEndpoint(script) as endpoint:
+        topic.write_text(TOPIC_HEAD.format(url=endpoint.base_url))
+        result = ajet("run", topic, "--json")
+        assert result.exit_code == 0, result.output
+        report = (tmp_path / "topic.study" / "report" / "report.md").read_text()
+        assert "</a>large-2 | accepted |" in report
+        assert asked == ["propose", "interpret"]
+        assert ajet("run", topic).exit_code == 0
+        assert len(asked) == 2
+    assert verify_study(tmp_path / "topic.study").problems == []
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("", "no table 'researcher' that says who writes one"),
+        ("[researcher]\nkind = 'oracle'", "table 'researcher': .*'oracle' is not one of 'llm'"),
+        ("[researcher]\nkind = 'llm'", "--researcher llm needs --base-url and --model"),
+        ("[researcher]\nkind = 'llm'\nspeed = 3", "table 'researcher': No such option '?--speed"),
+        ("researcher = 3", "'researcher' is a table"),
+    ],
+)
+def test_a_topic_without_a_researcher_that_can_be_asked_is_refused(
+    tmp_path: Path, head: str, message: str
+) -> None:
+    topic = tmp_path / "topic.md"
+    topic.write_text(f"+++\n{head}\n+++\n\nIs method b worth its cost?\n")
+    result = ajet("run", topic)
+    assert result.exit_code == 2
+    assert re.search(message, result.output), result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["topic.md"]
 
 
 @needs_sandbox
