@@ -18,6 +18,7 @@ SUITES = {
     "state": ("test_ledger.py", "test_steering.py", "test_leader.py"),
     "actions": ("test_actions.py", "test_leader.py", "test_steering.py"),
     "inference": ("test_inference.py",),
+    "analysis": ("test_analysis.py",),
     "verifying": (
         "test_verifying_rows.py",
         "test_verifying.py",
@@ -395,6 +396,196 @@ EDITS = {
         "verifying",
         "if state.spending.excess(event.tokens, event.money, limits):",
         "if False:",
+    ),
+    "decided_comparisons_are_analysed_again": Edit(
+        "analysis",
+        'if before.get(one.id, "undecided") == "undecided"',
+        "if True",
+    ),
+    "open_comparisons_are_not_analysed_again": Edit(
+        "analysis",
+        'if before.get(one.id, "undecided") == "undecided"',
+        "if one.id not in before",
+    ),
+    "a_decision_is_the_otherwise": Edit(
+        "analysis",
+        "if branch.otherwise or branch.applies(verdicts)",
+        "if branch.otherwise",
+    ),
+    "a_decision_is_the_first_branch": Edit(
+        "analysis",
+        "if branch.otherwise or branch.applies(verdicts)",
+        "if True",
+    ),
+    "failed_trials_have_the_worst_value": Edit(
+        "analysis",
+        'if metric == registered.metric and registered.failed != "worst":',
+        "if False:",
+    ),
+    "other_metrics_have_the_registered_value": Edit(
+        "analysis",
+        "if metric == registered.metric and registered.failed",
+        "if registered.failed",
+    ),
+    "repeats_are_outcomes": Edit(
+        "analysis",
+        "        if trial.arm != arm or trial.blueprint.repeat or outcome is None:\n",
+        "        if trial.arm != arm or outcome is None:\n",
+    ),
+    "outcomes_are_of_any_arm": Edit(
+        "analysis",
+        "        if trial.arm != arm or trial.blueprint.repeat or outcome is None:\n",
+        "        if trial.blueprint.repeat or outcome is None:\n",
+    ),
+    "failed_trials_have_no_outcome": Edit(
+        "analysis",
+        "its[trial.blueprint.seed] = value",
+        "pass",
+    ),
+    "a_rung_is_the_first": Edit(
+        "analysis",
+        "arm = candidate_arm(candidate, rung)",
+        "arm = candidate_arm(candidate, rung + 1)",
+    ),
+    "means_of_candidates_are_sums": Edit(
+        "analysis",
+        "return math.fsum(its) / len(its) if its else None",
+        "return math.fsum(its) if its else None",
+    ),
+    "the_worst_candidates_are_kept": Edit(
+        "analysis",
+        "-turn * value",
+        "turn * value",
+    ),
+    "the_direction_of_candidates_is_ignored": Edit(
+        "analysis",
+        "-turn * value",
+        "-value",
+    ),
+    "ties_of_candidates_go_to_the_last": Edit(
+        "analysis",
+        "(known[number], number)",
+        "(known[number], -number)",
+    ),
+    "one_more_candidate_is_kept": Edit(
+        "analysis",
+        "rungs[state.rung].keep]",
+        "rungs[state.rung].keep + 1]",
+    ),
+    "the_direction_is_ignored": Edit(
+        "analysis",
+        'return 1.0 if state.metrics[metric].direction == "max" else -1.0',
+        "return 1.0",
+    ),
+    "later_seeds_count_already": Edit(
+        "analysis",
+        "if seed < first + count}",
+        "if True}",
+    ),
+    "the_last_seed_does_not_count": Edit(
+        "analysis",
+        "if seed < first + count}",
+        "if seed < first + count - 1}",
+    ),
+    "alpha_is_of_the_first_look": Edit(
+        "analysis",
+        "study.alpha_of(look)",
+        "study.alpha_of(0)",
+    ),
+    "missing_pairs_are_not_listed": Edit(
+        "analysis",
+        "if seed not in pairs]",
+        "if seed in ()]",
+    ),
+    "without_pairs_it_is_undecided": Edit(
+        "analysis",
+        '            verdict="invalid",\n            reason="no pair',
+        '            verdict="undecided",\n            reason="no pair',
+    ),
+    "guardrails_always_hold": Edit(
+        "analysis",
+        "holds=holds(guarded, guard.margin)",
+        "holds=True",
+    ),
+    "guardrails_are_of_the_outcome": Edit(
+        "analysis",
+        "differences(guard.metric)",
+        "differences(metric)",
+    ),
+    "guardrails_have_no_margin": Edit(
+        "analysis",
+        "holds(guarded, guard.margin)",
+        "holds(guarded, 1e9)",
+    ),
+    "any_number_of_pairs_may_be_missing": Edit(
+        "analysis",
+        "too_many = len(missing) / count > study",
+        "too_many = len(missing) / count > 1 + study",
+    ),
+    "exactly_as_many_as_allowed_are_too_many": Edit(
+        "analysis",
+        "len(missing) / count > study",
+        "len(missing) / count >= study",
+    ),
+    "too_many_missing_pairs_are_invalid_at_once": Edit(
+        "analysis",
+        '"invalid" if last else "undecided"',
+        '"invalid"',
+    ),
+    "means_are_of_all_seeds": Edit(
+        "analysis",
+        "arm_mean=_mean(outcomes(state, arm, metric), seeds)",
+        "arm_mean=_mean(outcomes(state, arm, metric), list(outcomes(state, arm, metric)))",
+    ),
+    "the_mean_of_the_other_arm_is_its_own": Edit(
+        "analysis",
+        "against_mean=_mean(outcomes(state, against, metric)",
+        "against_mean=_mean(outcomes(state, arm, metric)",
+    ),
+    "equal_measurements_are_believed": Edit(
+        "analysis",
+        "if same := _same_fingerprint(state, arm):",
+        'if False and (same := ""):',
+    ),
+    "equal_measurements_of_one_arm_are_believed": Edit(
+        "analysis",
+        "    for arm in arms:\n",
+        "    for arm in arms[1:]:\n",
+    ),
+    "any_effect_is_better": Edit(
+        "analysis",
+        "verdict_of(its, state.registered.outcome.smallest)",
+        "verdict_of(its, 1e-9)",
+    ),
+    "a_guardrail_does_not_bind_the_equivalent": Edit(
+        "analysis",
+        'if verdict in ("better", "equivalent") and broken:',
+        'if verdict == "better" and broken:',
+    ),
+    "a_guardrail_saves_the_worse": Edit(
+        "analysis",
+        'if verdict in ("better", "equivalent") and broken:',
+        "if broken:",
+    ),
+    "failures_that_are_the_same_are_invalid": Edit(
+        "analysis",
+        " or outcome is None or outcome.failed:\n",
+        " or outcome is None:\n",
+    ),
+    "repeats_must_differ": Edit(
+        "analysis",
+        " or trial.blueprint.repeat or outcome is None or outcome.failed",
+        " or outcome is None or outcome.failed",
+    ),
+    "arms_must_differ": Edit(
+        "analysis",
+        "trial.arm != arm or trial.blueprint.repeat or outcome is None or outcome.failed",
+        "trial.blueprint.repeat or outcome is None or outcome.failed",
+    ),
+    "intervals_without_end_are_numbers": Edit(
+        "analysis",
+        "return value if math.isfinite(value) else None",
+        "return value",
     ),
 }
 """By name, all mutations."""
