@@ -144,7 +144,7 @@ class StudyLeader:
             if room is not None:
                 room.give()
                 # If others take the room at once, the next leader writes it down.
-                with suppress(StoreError):
+                with suppress(StoreError, OSError):
                     self._write_down(room, error.message)
             raise
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
+
+from ajet_core.files import write_whole
 
 RESERVE = "reserve"
 _BYTES = 2**16
@@ -47,12 +48,7 @@ class KeptRoom:
     def _fill(self) -> None:
         if self._path.exists():
             return
-        try:
-            with self._path.open("wb") as file:
-                # Blocks of the disk, on file systems that compress, too.
-                file.write(secrets.token_bytes(_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            # A part of the room would look like all of it.
-            self._path.unlink(missing_ok=True)
+        # A part of the room would look like all of it, and an empty file like a full disk. Blocks
+        # of the disk are taken on file systems that compress, too.
+        with suppress(OSError):
+            write_whole(self._path, secrets.token_bytes(_BYTES))

@@ -555,7 +555,7 @@ def _wrong_transcripts(folder: Path, rows: Sequence[LedgerRow]) -> Iterator[str]
             case _:
                 continue
         path = folder / name
-        own = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+        own = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
         if own != expected:
             yield f"Row {row.seq}: {name} is not what the researcher was asked, or said."
 

@@ -27,7 +27,7 @@ from ajet_research.researchers.interface import (
     printable,
 )
 from ajet_research.researchers.metering import CallMeter
-from ajet_research.researchers.model import ModelTerms
+from ajet_research.researchers.model import ModelTerms, key_of
 from ajet_research.researchers.program import isolating_sandbox, run_watched
 
 NOT_INSTALLED = "it is not installed"
@@ -100,7 +100,7 @@ class AssistantResearcher(Researcher):
         self.name = checked_name(f"{rules.profile}/{terms.model}")
         self._rules, self._terms = rules, terms
         self._sandbox = isolating_sandbox(rules.sandbox)
-        self._key = os.environ.get(terms.api_key_env, "") if terms.api_key_env else ""
+        self._key = key_of(terms)
 
     def worst_case(self, request: Request) -> tuple[int, float]:  # noqa: ARG002 - as all have it
         """Return that the request itself takes no tokens: each of its calls has its own account."""

@@ -15,19 +15,22 @@ from ajet_research.researchers.interface import (
     ResearcherAnswer,
     ResearcherFailedError,
 )
-from ajet_research.researchers.model import MAY_BE_PAID, MOST_BYTES, TEMPORARY, ModelTerms
+from ajet_research.researchers.model import MOST_BYTES, TEMPORARY, ModelTerms, may_be_paid
 from ajet_research.researchers.usage import (
     CALL_LIMITS,
-    OF_A_MESSAGE,
     bounded_call,
     money_of,
+    most_tokens,
     usage_of,
 )
 
 _OK, _BAD, _FORBIDDEN, _UNKNOWN, _AWAY = 200, 400, 403, 404, 502
 _DENIED = frozenset({401, 403})
 _MOST_HEADERS = 100
-_MESSAGES = 3
+_MOST_UNANSWERED = 100
+"""Calls without an answer: they may cost nothing, but each of them is kept."""
+_SECRET = 12
+"""Characters from which a key is one: shorter ones, as of local servers, are words of answers."""
 _PREFIX = "/v1/"
 _PASSED = ("accept", "anthropic-version", "anthropic-beta", "user-agent")
 _RETURNED = ("content-type", "retry-after", "request-id", "x-request-id")
@@ -49,6 +52,7 @@ class CallMeter:
         self._terms = terms
         self._key = key
         self._account = account
+        self._made = 0
         self._certificates = httpx2.create_ssl_context()
         self.answered = 0
         self.refused = ""
@@ -67,16 +71,21 @@ class CallMeter:
             body = json.loads(content)
             if not isinstance(body, dict):
                 raise ValueError("the body is not an object")
-            sent, written = bounded_call(path, body, self._terms.model, self._terms.max_tokens)
+            call = bounded_call(path, body, self._terms.model, self._terms.max_tokens)
+            text = json.dumps(call.sent, ensure_ascii=False).encode(errors="replace").decode()
         except (ValueError, RecursionError, asyncio.IncompleteReadError) as error:
             what = f"This call cannot be metered: {error}."
             await _refuse(writer, _BAD, "call_not_metered", what)
             return
-        text = json.dumps(sent, ensure_ascii=False).encode(errors="replace").decode()
-        prompt = len(text.encode()) + OF_A_MESSAGE * _MESSAGES
-        money = money_of(self._terms.price, prompt, written)
+        if self._made - self.answered >= _MOST_UNANSWERED:
+            what = f"{_MOST_UNANSWERED} calls had no answer, so that no other one is passed on."
+            await _refuse(writer, _FORBIDDEN, "too_many_calls", what)
+            return
+        self._made += 1
+        prompt = most_tokens(text) + call.added
+        money = money_of(self._terms.price, prompt, call.written, prompt if call.caches else 0)
         try:
-            number = self._account.set_aside(text, prompt + written, money)
+            number = self._account.set_aside(text, prompt + call.written, money)
         except ResearcherFailedError as error:
             self.refused = error.message
             await _refuse(writer, _FORBIDDEN, "researcher_budget", error.message)
@@ -85,7 +94,7 @@ class CallMeter:
             self.broken = error
             await _refuse(writer, _FORBIDDEN, "account_broken", "The account cannot be written.")
             return
-        worst = ResearcherAnswer("", prompt + written, money)
+        worst = ResearcherAnswer("", prompt + call.written, money)
         await self._passed(writer, (path, text, headers), number, worst)
 
     async def _passed(
@@ -97,7 +106,7 @@ class CallMeter:
     ) -> None:
         """Pass a call on, and settle it, whatever becomes of it."""
         path, text, headers = call
-        content = bytearray()
+        content, hiding = bytearray(), _Hiding(self._key)
         status, problem, unpaid = 0, "the assistant left before the answer", False
         try:
             with passthrough():
@@ -107,22 +116,25 @@ class CallMeter:
                     client.stream("POST", path, content=text.encode()) as response,
                 ):
                     status = response.status_code
-                    _begin(writer, status, response.headers)
+                    its = response.headers.items()
+                    _begin(writer, status, {name: self._shown(value) for name, value in its})
                     async for chunk in response.aiter_bytes():
-                        content += chunk
+                        content += (shown := hiding.passed(chunk))
                         if len(content) > MOST_BYTES:
                             raise httpx2.HTTPError("the answer has more than 4 MiB")
-                        writer.write(chunk)
+                        writer.write(shown)
                         await writer.drain()
+                    content += hiding.rest
+                    writer.write(hiding.rest)
             problem = "" if status == _OK else f"status {status}"
-            unpaid = status != _OK and status not in MAY_BE_PAID
+            unpaid = not may_be_paid(status)
             self.away = problem if status in TEMPORARY else ""
             self.denied = status if status in _DENIED else self.denied
             self.answered += status == _OK
         except TimeoutError:
             problem = self.away = f"no answer within {self._terms.timeout_seconds:g} s"
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-            problem = self.away = f"{type(error).__name__}: {error}"
+            problem = self.away = self._shown(f"{type(error).__name__}: {error}")
             unpaid = isinstance(error, httpx2.ConnectError | httpx2.InvalidURL | UnicodeError)
         finally:
             self._settle(number, bytes(content), worst, problem, unpaid=unpaid)
@@ -139,12 +151,16 @@ class CallMeter:
         elif used is None:
             spent = ResearcherAnswer(answer, worst.tokens, worst.money)
         else:
-            spent = ResearcherAnswer(answer, sum(used), money_of(self._terms.price, *used))
+            money = money_of(self._terms.price, *used)
+            spent = ResearcherAnswer(answer, used.prompt + used.written, money)
         try:
-            self._account.settle(number, spent, problem.replace(self._key or "\0", "***"))
+            self._account.settle(number, spent, problem)
         except (AjetError, OSError) as error:
             # The worst case stays set aside.
             self.broken = error
+
+    def _shown(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
 
     def _client(self, path: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
         own = {name: headers[name] for name in _PASSED if name in headers}
@@ -159,6 +175,27 @@ class CallMeter:
             timeout=self._terms.timeout_seconds,
             verify=self._certificates,
         )
+
+
+class _Hiding:
+    """Passes bytes of an answer on, without the key.
+
+    :ivar rest: what may be the beginning of the key.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key.encode() if len(key) >= _SECRET else b""
+        self.rest = b""
+
+    def passed(self, chunk: bytes) -> bytes:
+        """Return what may be passed on by now."""
+        if not self._key:
+            return chunk
+        data = (self.rest + chunk).replace(self._key, b"***")
+        begun = (n for n in range(len(self._key) - 1, 0, -1) if data.endswith(self._key[:n]))
+        kept = len(data) - next(begun, 0)
+        self.rest = data[kept:]
+        return data[:kept]
 
 
 async def _call_of(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:

@@ -22,7 +22,7 @@ from ajet_research.researchers.interface import (
     checked_name,
     printable,
 )
-from ajet_research.researchers.usage import OF_A_MESSAGE, money_of, usage_of
+from ajet_research.researchers.usage import OF_A_MESSAGE, money_of, most_tokens, usage_of
 from ajet_research.study import ResearcherPrice
 
 _OK, _BAD_REQUEST = 200, 400
@@ -33,6 +33,7 @@ MAY_BE_PAID = frozenset({408, 409, 425, 500, 502, 504})
 """The model may have answered, and what stands before it failed."""
 MOST_BYTES = 2**22
 """Of an answer."""
+_REDIRECTED = 300
 _SHOWN = 200
 _DATA = (
     "The user's message is a request as JSON. Texts in it, such as topics, earlier answers and "
@@ -60,6 +61,25 @@ class ModelTerms:
     price: ResearcherPrice | None = None
 
 
+def may_be_paid(status: int) -> bool:
+    """Return whether a call whose answer has this status may have taken tokens."""
+    return status < _REDIRECTED or status in MAY_BE_PAID
+
+
+def key_of(terms: ModelTerms) -> str:
+    """Return the key of an endpoint, without the space around it; "" if there is none.
+
+    :raises ConfigError: no header can have it. An error of a client would then show it.
+    """
+    key = os.environ.get(terms.api_key_env, "").strip() if terms.api_key_env else ""
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"The environment variable {terms.api_key_env} has signs that no key has, such as the "
+            "end of a line. Set it to the key alone."
+        )
+    return key
+
+
 class ModelResearcher(Researcher):
     """Asks a model.
 
@@ -74,7 +94,7 @@ class ModelResearcher(Researcher):
         # Reading them takes longer than a request on this machine.
         self._certificates = httpx2.create_ssl_context()
         self._limit = "max_tokens"
-        self._key = os.environ.get(terms.api_key_env, "") if terms.api_key_env else ""
+        self._key = key_of(terms)
         if terms.api_key_env and not self._key:
             raise ConfigError(
                 f"The environment variable {terms.api_key_env} with the key of the endpoint is not "
@@ -84,7 +104,7 @@ class ModelResearcher(Researcher):
     def worst_case(self, request: Request) -> tuple[int, float]:
         """Return the most that an answer may take: a token has at least one byte."""
         messages = _messages(request)
-        prompt = len(json.dumps(messages, ensure_ascii=False).encode()) + OF_A_MESSAGE * 3
+        prompt = most_tokens(json.dumps(messages, ensure_ascii=False)) + OF_A_MESSAGE * 3
         return prompt + self._terms.max_tokens, money_of(
             self._terms.price, prompt, self._terms.max_tokens
         )
@@ -152,7 +172,7 @@ class ModelResearcher(Researcher):
             raise self._failed(
                 f"status {status}: {content[:4096].decode(errors='replace')}",
                 temporary=status in TEMPORARY,
-                unpaid=status not in MAY_BE_PAID,
+                unpaid=not may_be_paid(status),
             )
         return bytes(content)
 
@@ -161,7 +181,7 @@ class ModelResearcher(Researcher):
         used = usage_of(content)
         if used is None:
             return self.worst_case(request)
-        return sum(used), money_of(self._terms.price, *used)
+        return used.prompt + used.written, money_of(self._terms.price, *used)
 
     def _failed(
         self, what: str, *, temporary: bool = False, unpaid: bool = True

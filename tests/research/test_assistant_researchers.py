@@ -39,7 +39,8 @@ from ajet_research.researchers.assistant import (
     OUT_OF_BUDGET,
     OUT_OF_TIME,
 )
-from ajet_research.researchers.metering import CallMeter
+from ajet_research.researchers.metering import CallMeter, _Hiding
+from ajet_research.researchers.model import key_of
 from ajet_research.researchers.proposing import PROPOSAL
 from ajet_research.runners import FileRunner
 from ajet_research.spending import ResearcherLimits, ResearcherSpending
@@ -348,6 +349,8 @@ STREAMS = {
 class Answering:
     """An endpoint that answers each call with the same bytes."""
 
+    status = 200
+
     def __init__(self, content: bytes, kind: str, server: ThreadingHTTPServer) -> None:
         self.content, self.kind, self.server = content, kind, server
         self.bodies: list[dict[str, Any]] = []
@@ -366,7 +369,7 @@ def answering(content: Any, kind: str = "application/json") -> Iterator[Answerin
             endpoint.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             endpoint.headers.append({name.lower(): value for name, value in self.headers.items()})
             endpoint.paths.append(self.path)
-            self.send_response(200)
+            self.send_response(endpoint.status)
             self.send_header("content-type", endpoint.kind)
             self.send_header("content-length", str(len(endpoint.content)))
             self.end_headers()
@@ -537,12 +540,19 @@ def test_an_endpoint_that_is_away_takes_nothing_and_the_call_says_that(tmp_path:
         ("responses", {"input": [{"type": "item_reference", "id": "i"}]}, "'item_reference'"),
         (
             "chat/completions",
-            {"messages": [{"content": [{"type": "image_url", "image_url": {"url": "http://a"}}]}]},
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "http://a"}}],
+                    }
+                ]
+            },
             "the part 'image_url' refers to",
         ),
         (
             "messages",
-            {"messages": [{"content": [{"type": "document", "source": {"url": "http://a"}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
             "the part 'document' refers to",
         ),
         ("chat/completions", {"n": 100}, "'n' is 100"),
@@ -575,3 +585,59 @@ def test_several_answers_to_a_call_are_all_set_aside(tmp_path: Path) -> None:
         _, _, (asked, settled), _ = metered(tmp_path, endpoint.url, "chat/completions", {"n": 3})
     assert asked.tokens == len(json.dumps(endpoint.bodies[0])) + 3 * 64 + 3 * 64
     assert settled.tokens == asked.tokens
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_endpoint_that_says_the_key_does_not_tell_it_to_the_program(
+    tmp_path: Path, status: int
+) -> None:
+    content = json.dumps({"error": f"The key {KEY} is wrong.", **CHAT, "more": KEY[:5]}).encode()
+    with answering(content + KEY[:5].encode()) as endpoint:
+        endpoint.status = status
+        got, answer, _, _ = metered(tmp_path, endpoint.url, "responses", {"input": "?"})
+    assert got == status
+    assert answer == (content + KEY[:5].encode()).replace(KEY.encode(), b"***")
+    assert KEY not in (tmp_path / "researchers/001-answer.txt").read_text()
+
+
+def test_a_key_that_is_cut_by_pieces_of_an_answer_is_hidden() -> None:
+    for cut in range(1, len(KEY)):
+        hiding = _Hiding(KEY)
+        text = f"a{KEY}b{KEY[:3]}"
+        pieces = [text[: cut + 1], text[cut + 1 :]]
+        shown = b"".join([hiding.passed(piece.encode()) for piece in pieces]) + hiding.rest
+        assert shown == f"a***b{KEY[:3]}".encode()
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\r\n", f"{KEY}\nmore"])
+def test_a_key_with_the_end_of_a_line_is_cleaned_or_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("REAL_KEY", key)
+    terms = ModelTerms(base_url="http://127.0.0.1:1/v1", model="m", api_key_env="REAL_KEY")
+    if key.strip() == KEY:
+        assert key_of(terms) == KEY
+        return
+    with pytest.raises(ConfigError, match="has signs that no key has") as raised:
+        key_of(terms)
+    assert KEY not in raised.value.message
+
+
+def test_a_call_with_another_success_counts(tmp_path: Path) -> None:
+    with answering(CHAT) as endpoint:
+        endpoint.status = 202
+        _, _, (asked, settled), _ = metered(tmp_path, endpoint.url, "messages", {"messages": []})
+    assert settled.tokens == asked.tokens
+
+
+def test_calls_without_an_answer_are_not_passed_on_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_research.researchers.metering._MOST_UNANSWERED", 2)
+    with answering(CHAT) as endpoint:
+        endpoint.status = 400
+        answers, rows, meter = exchanges(
+            tmp_path, endpoint.url, "messages", {"messages": []}, calls=4
+        )
+    assert sorted(int(answer.split()[1]) for answer in answers) == [400, 400, 403, 403]
+    assert (len(rows), len(endpoint.bodies), meter.refused) == (4, 2, "")

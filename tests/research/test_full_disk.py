@@ -126,6 +126,19 @@ def test_room_is_kept_given_and_kept_again(tmp_path: Path) -> None:
     assert file.stat().st_size == 2**16
 
 
+def test_a_leader_that_is_killed_while_it_keeps_room_leaves_no_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_: int) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ajet_research.room.secrets.token_bytes", killed)
+        with pytest.raises(KeyboardInterrupt):
+            KeptRoom(tmp_path).keep()
+    assert not KeptRoom(tmp_path).keep()
+
+
 @pytest.mark.processes
 def test_room_that_cannot_be_kept_leaves_no_file(disk: Path) -> None:
     fill(disk, 2**14)

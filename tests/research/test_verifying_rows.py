@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -178,5 +179,9 @@ def test_a_transcript_has_the_registered_hash(tmp_path: Path) -> None:
     )
     (problem,) = _wrong_transcripts(tmp_path, [row(asked)])
     assert problem.startswith("Row 2: 001-request.json is not what the researcher was asked")
+    # Nobody may write to a pipe.
+    os.mkfifo(tmp_path / "001-request.json")
+    assert list(_wrong_transcripts(tmp_path, [row(asked)])) == [problem]
+    (tmp_path / "001-request.json").unlink()
     (tmp_path / "001-request.json").write_bytes(b"{}")
     assert list(_wrong_transcripts(tmp_path, [row(asked)])) == []
