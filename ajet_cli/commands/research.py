@@ -49,7 +49,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def research() -> None:
     """Run studies: a registered question goes in, a verified report comes out.
 
-    docs/research.md explains the study file, the statistics and the report.
+    docs/research.md is the guide, and docs/research-reference.md lists all keys of a study file.
     """
     try:
         import numpy
