@@ -68,11 +68,13 @@ research.add_command(interpret)
 
 @research.command()
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option("--dir", "directory", type=_DIRECTORY, help="Its directory.  [default: STUDY.study]")
+@click.option(
+    "--dir", "directory", type=_DIRECTORY, help="Directory of the study.  [default: STUDY.study]"
+)
 @_parallel
 @_on
 @_as_json
-@click.option("--detach", is_flag=True, help="Lead it in a process of its own, and return.")
+@click.option("--detach", is_flag=True, help="Run it in the background, and return.")
 def run(
     study: Path,
     directory: Path | None,
@@ -164,9 +166,9 @@ def status(directory: Path, as_json: bool, *, watch: bool, interval: float) -> N
 @research.command()
 @click.argument("directory", type=_STUDY)
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), help="Wait no longer.  [default: no limit]"
+    "--seconds", type=click.FloatRange(min=0), help="Longest time to wait.  [default: no limit]"
 )
-@click.option("--end", is_flag=True, help="Wait on after a look.")
+@click.option("--end", is_flag=True, help="Do not return at a look.")
 @_as_json
 def wait(directory: Path, seconds: float | None, as_json: bool, *, end: bool) -> None:
     """Wait for news of the study in DIRECTORY, and show its status.
@@ -208,7 +210,9 @@ def verify(directory: Path, as_json: bool) -> None:
 
 @research.command()
 @click.argument("directory", type=_STUDY)
-@click.option("--dir", "target", type=_DIRECTORY, help="Of the new study. [default: DIRECTORY-new]")
+@click.option(
+    "--dir", "target", type=_DIRECTORY, help="Directory of the new study.  [default: DIRECTORY-new]"
+)
 @_parallel
 @_on
 @_as_json
