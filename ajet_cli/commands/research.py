@@ -143,7 +143,7 @@ def check(study: Path, as_json: bool) -> None:
     help="Seconds between refreshes.",
 )
 def status(directory: Path, as_json: bool, *, watch: bool, interval: float) -> None:
-    """Show how far the study in DIRECTORY is, without outcomes that its looks have not opened."""
+    """Show the progress of the study in DIRECTORY. Outcomes stay hidden until their look."""
     if not watch:
         _show_status(directory, as_json)
         return
@@ -328,9 +328,9 @@ def history(path: Path, page: Path | None, as_json: bool) -> None:
     help="Keep the studies of the suites adversaries, swarm and versions; continue there.",
 )
 def bench(suite: str, size: int | None, seed: int, directory: Path | None) -> None:
-    """Measure studies in worlds whose truth is planted, and print one line of JSON.
+    """Measure `ajet research` itself in worlds with a known answer, and print one line of JSON.
 
-    The exit status is 1 if the bars of the suite are not reached.
+    Ends with 1 if the suite does not pass.
     """
     from ajet_cli.studies.drivers import run_drivers
     from ajet_research.suites import SUITES

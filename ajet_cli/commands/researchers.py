@@ -160,8 +160,8 @@ def propose(topic: Path, output: Path, tries: int, as_json: bool, **options: Any
 def interpret(directory: Path, tries: int, as_json: bool, **options: Any) -> None:
     """Let a researcher write about the report of the study in DIRECTORY.
 
-    Its words are checked: numbers and claims are references to the report. Accepted ones appear in
-    the report under its name. Ends with 1 if none were; the report is complete even so.
+    Numbers and claims in its text must be references to the report. Accepted text appears in the
+    report under its name. Ends with 1 if none was accepted; the report is complete without it.
     """
     from ajet_research.ledger import LEDGER, read_ledger
     from ajet_research.researchers import interpret_study
