@@ -49,7 +49,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def research() -> None:
     """Run studies: a registered question goes in, a verified report comes out.
 
-    docs/research.md explains the study file, the statistics and the report.
+    docs/research.md is the guide, and docs/research-reference.md lists all keys of a study file.
     """
     try:
         import numpy
@@ -68,11 +68,13 @@ research.add_command(interpret)
 
 @research.command()
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option("--dir", "directory", type=_DIRECTORY, help="Its directory.  [default: STUDY.study]")
+@click.option(
+    "--dir", "directory", type=_DIRECTORY, help="Directory of the study.  [default: STUDY.study]"
+)
 @_parallel
 @_on
 @_as_json
-@click.option("--detach", is_flag=True, help="Lead it in a process of its own, and return.")
+@click.option("--detach", is_flag=True, help="Run it in the background, and return.")
 def run(
     study: Path,
     directory: Path | None,
@@ -148,7 +150,7 @@ def check(study: Path, as_json: bool) -> None:
     help="Seconds between refreshes.",
 )
 def status(directory: Path, as_json: bool, *, watch: bool, interval: float) -> None:
-    """Show how far the study in DIRECTORY is, without outcomes that its looks have not opened."""
+    """Show the progress of the study in DIRECTORY. Outcomes stay hidden until their look."""
     if not watch:
         _show_status(directory, as_json)
         return
@@ -171,9 +173,9 @@ def status(directory: Path, as_json: bool, *, watch: bool, interval: float) -> N
 @research.command()
 @click.argument("directory", type=_STUDY)
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), help="Wait no longer.  [default: no limit]"
+    "--seconds", type=click.FloatRange(min=0), help="Longest time to wait.  [default: no limit]"
 )
-@click.option("--end", is_flag=True, help="Wait on after a look.")
+@click.option("--end", is_flag=True, help="Do not return at a look.")
 @_as_json
 def wait(directory: Path, seconds: float | None, as_json: bool, *, end: bool) -> None:
     """Wait for news of the study in DIRECTORY, and show its status.
@@ -215,7 +217,9 @@ def verify(directory: Path, as_json: bool) -> None:
 
 @research.command()
 @click.argument("directory", type=_STUDY)
-@click.option("--dir", "target", type=_DIRECTORY, help="Of the new study. [default: DIRECTORY-new]")
+@click.option(
+    "--dir", "target", type=_DIRECTORY, help="Directory of the new study.  [default: DIRECTORY-new]"
+)
 @_parallel
 @_on
 @_as_json
@@ -331,9 +335,9 @@ def history(path: Path, page: Path | None, as_json: bool) -> None:
     help="Keep the studies of the suites adversaries, swarm and versions; continue there.",
 )
 def bench(suite: str, size: int | None, seed: int, directory: Path | None) -> None:
-    """Measure studies in worlds whose truth is planted, and print one line of JSON.
+    """Measure `ajet research` itself in worlds with a known answer, and print one line of JSON.
 
-    The exit status is 1 if the bars of the suite are not reached.
+    Ends with 1 if the suite does not pass.
     """
     from ajet_cli.studies.drivers import run_drivers
     from ajet_research.suites import SUITES

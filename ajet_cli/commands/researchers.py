@@ -31,7 +31,9 @@ _OPTIONS = (
         required=True,
         help="A model at an endpoint, a coding assistant or a program in a sandbox.",
     ),
-    click.option("--base-url", metavar="URL", help="llm, assistant: of the endpoint, with /v1."),
+    click.option(
+        "--base-url", metavar="URL", help="llm, assistant: URL of the endpoint, with /v1."
+    ),
     click.option("--model", metavar="NAME", help="llm, assistant: the model."),
     click.option(
         "--api-key-env",
@@ -45,30 +47,30 @@ _OPTIONS = (
         type=click.IntRange(64),
         default=4096,
         show_default=True,
-        help="llm, assistant: of the answer of a call.",
+        help="llm, assistant: most tokens of one answer.",
     ),
     click.option(
         "--price",
         type=(click.FloatRange(0), click.FloatRange(0)),
         metavar="INPUT OUTPUT",
-        help="llm, assistant: of a million tokens, unless the budget has prices.",
+        help="llm, assistant: price of a million tokens, unless the budget has prices.",
     ),
     click.option(
-        "--money", type=click.FloatRange(0), help="llm, assistant: what all requests may cost."
+        "--money", type=click.FloatRange(0), help="llm, assistant: most that all requests may cost."
     ),
     click.option(
         "--tokens",
         type=click.IntRange(0),
         default=_TOKENS,
         show_default=True,
-        help="llm, assistant: what all requests may take.",
+        help="llm, assistant: most tokens of all requests.",
     ),
     click.option(
         "--wait",
         type=click.FloatRange(0),
         default=300.0,
         show_default=True,
-        help="llm, assistant: seconds for which an endpoint that is away is waited for.",
+        help="llm, assistant: seconds to wait for an endpoint that does not answer.",
     ),
     click.option(
         "--profile",
@@ -82,13 +84,18 @@ _OPTIONS = (
     ),
     click.option("--files", type=_PLACE, help="script: its working directory, which is copied."),
     click.option(
-        "--read-only", type=_PLACE, multiple=True, help="script, assistant: what it may read too."
+        "--read-only",
+        type=_PLACE,
+        multiple=True,
+        help="script, assistant: a further path that it may read.",
     ),
     click.option(
         "--box", default="bubblewrap", show_default=True, help="script, assistant: the sandbox."
     ),
     click.option(
-        "--timeout", type=click.FloatRange(0.1), help="Seconds.  [default: 300; 120; 900]"
+        "--timeout",
+        type=click.FloatRange(0.1),
+        help="Seconds for one answer.  [default: llm 300, script 120, assistant 900]",
     ),
     click.option(
         "--tries",
@@ -153,8 +160,8 @@ def propose(topic: Path, output: Path, tries: int, as_json: bool, **options: Any
 def interpret(directory: Path, tries: int, as_json: bool, **options: Any) -> None:
     """Let a researcher write about the report of the study in DIRECTORY.
 
-    Its words are checked: numbers and claims are references to the report. Accepted ones appear in
-    the report under its name. Ends with 1 if none were; the report is complete even so.
+    Numbers and claims in its text must be references to the report. Accepted text appears in the
+    report under its name. Ends with 1 if none was accepted; the report is complete without it.
     """
     from ajet_research.ledger import LEDGER, read_ledger
     from ajet_research.researchers import interpret_study

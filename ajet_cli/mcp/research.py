@@ -144,8 +144,9 @@ class ResearchTools:
     async def research_check(self, file: StudyFile) -> ToolAnswer[StudyCheck]:
         """Check a study file without starting it: its refusals, arms, trials, worst cost and looks.
 
-        docs/research.md explains the file. If it is refused, each reason has the way out. Call this
-        until it is accepted, then show the plan and its cost to the user before research_start.
+        docs/research-reference.md explains the file. If it is refused, each reason has the way out.
+        Call this until it is accepted, then show the plan and its cost to the user before
+        research_start.
         """
         return ToolAnswer(data=await asyncio.to_thread(check_study, self._inside(file)))
 

@@ -1,4 +1,4 @@
-"""`docs/research.md`: its study gives its report, and its tables are complete."""
+"""The pages on research: their study gives its report, and their tables are complete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ from ajet_research.suites.planted import lead_in_memory
 from ajet_research.swarm import SwarmArena
 from ajet_research.swarm.settings import _OWN
 
-PAGE = (Path(__file__).parents[2] / "docs" / "research.md").read_text(encoding="utf-8")
+_DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "\n".join(
+    (_DOCS / name).read_text(encoding="utf-8")
+    for name in ("research.md", "research-researchers.md", "research-reference.md")
+)
 PARTS: dict[str, type[BaseModel]] = {
     "topic": Topic,
     "base": Base,
@@ -105,7 +109,7 @@ def test_the_search_of_the_page_ends_as_it_says() -> None:
 
 
 def test_every_key_of_a_search_is_explained() -> None:
-    section = PAGE.partition("## Search\n")[2].partition("\n## ")[0]
+    section = PAGE.partition("## Keys of a search\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     keys = {re.findall(r"`([a-z_]+)", row)[0] for row in rows}
     assert keys == Search.model_fields.keys()
@@ -133,10 +137,10 @@ def test_the_question_fits_the_study_of_the_page() -> None:
 
 
 def test_every_command_and_amendable_limit_is_explained() -> None:
-    table = PAGE.partition("## Commands")[2].partition("## The study file")[0]
+    table = PAGE.partition("## Commands")[2].partition("\n## ")[0]
     named = set(re.findall(r"`(?:ajet research )?([a-z]+)[ `]", table))
     assert research.commands.keys() - named == set()
-    steering = PAGE.partition("## Steering a study")[2].partition("## Trials on")[0]
+    steering = PAGE.partition("## Steering a study")[2].partition("\n## ")[0]
     for name in Budget.model_fields:
         assert f"`{name}`" in steering
 

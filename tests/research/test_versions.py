@@ -123,7 +123,7 @@ def test_each_measure_but_the_size_has_its_program() -> None:
 
 
 def test_each_measure_is_explained_with_its_margin() -> None:
-    page = (ROOT / "docs" / "research.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "research-reference.md").read_text(encoding="utf-8")
     for name, its in MEASURES.items():
         (line,) = (one for one in page.splitlines() if one.startswith(f"| `{name}` |"))
         assert (f"| {its.margin:.0%} |".replace("%", " %") if its.relative else "0.05,") in line
