@@ -93,6 +93,11 @@ def test_less_of_a_metric_to_minimise_is_better() -> None:
     assert (its.verdict, its.gain, its.arm_mean) == ("better", 1.0, -5.5)
 
 
+def test_an_effect_below_the_smallest_of_interest_is_equivalent() -> None:
+    state = measured(lambda arm, seed: seed + (0.1 if arm == B else 0.0))
+    assert only(state).verdict == "equivalent"
+
+
 def test_a_look_has_its_own_seeds_and_its_own_alpha() -> None:
     looks = [{"seeds": 6, "alpha": 0.04}, {"seeds": 8, "alpha": 0.01}]
     state = measured(one_better, inference__looks=looks, inference__first_seed=5)
