@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -171,10 +172,10 @@ def evidence_of(content: list[dict[str, Any]], steps: int) -> TrialEvidence:
         raise ConfigError("A raw store of the arena synthetic is incomplete.")
     scores = [float(last["held_out"][f"task-{k + 1}"]) for k in range(_TASKS)]
     half = _TASKS // 2
-    mean = sum(scores) / _TASKS
+    mean = math.fsum(scores) / _TASKS
     metrics = {
         "score": mean,
-        "far_score": sum(scores[half:]) / half,
+        "far_score": math.fsum(scores[half:]) / half,
         "loss": -mean,
         "train_reward": float(content[-2]["reward"]),
     }
