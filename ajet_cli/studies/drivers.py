@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _NAME = "assistant"
 """What the tools call the researcher."""
-_SECONDS = 600.0
+_SECONDS, _END_SECONDS = 600.0, 30.0
 _TURN = 0.05
 _SERVED = re.compile(r"^serving MCP at (\S+)\n", re.MULTILINE)
 _MEASURED = frozenset({"host", "pid", "seconds"})
@@ -221,7 +221,12 @@ async def _over_http(project: Path) -> AsyncIterator[Client]:
     finally:
         if server.returncode is None:
             server.send_signal(signal.SIGTERM)
-        await server.wait()
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await server.wait()
+        except TimeoutError:
+            server.kill()
+            await server.wait()
 
 
 def _connected(
