@@ -48,7 +48,8 @@ _PROMPT = (
 _LIMITS = BoxLimits(file_bytes=2**25)
 _PORT = 8642
 _URL = f"http://127.0.0.1:{_PORT}"
-_UNKNOWN_COMMAND = 127
+_UNKNOWN_COMMAND = (126, 127)
+"""Of a shell and `env`: 126 if a directory of PATH may not be read, as many in a sandbox."""
 _SHOWN = 300
 
 
@@ -190,7 +191,7 @@ class AssistantResearcher(Researcher):
             return self._failed(
                 OUT_OF_TIME, f"it was ended after {self._rules.timeout_seconds:g} s"
             )
-        if ended.status == _UNKNOWN_COMMAND and not meter.answered:
+        if ended.status in _UNKNOWN_COMMAND and not meter.answered:
             return self._failed(
                 NOT_INSTALLED,
                 f"its sandbox does not see all of it, pass --read-only with its directory: {said}",

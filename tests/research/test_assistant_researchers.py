@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import threading
@@ -113,7 +114,7 @@ def assistant(directory: Path, source: str, url: str, **changes: Any) -> Assista
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(CALL + source, encoding="utf-8")
     terms = {"model": "m", "api_key_env": "", "max_tokens": 64, "price": PRICE}
-    of_rules = {"profile", "command", "timeout_seconds"} & changes.keys()
+    of_rules = {"profile", "command", "read_only", "timeout_seconds"} & changes.keys()
     rules: dict[str, Any] = {
         "profile": "openai",
         "command": f"python3 {script}",
@@ -183,6 +184,25 @@ while True:
     )
     assert OUT_OF_BUDGET in (study / "report/record.md").read_text()
     assert verify_study(study).problems == []
+
+
+@needs_sandbox
+def test_a_missing_command_is_its_cause_where_a_directory_of_path_may_not_be_read(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0)
+    monkeypatch.setenv("PATH", f"{locked}:{os.environ['PATH']}")
+    with RecordingEndpoint(lambda _: EndpointReply("yes")) as endpoint:
+        researcher = assistant(
+            tmp_path / "a",
+            "",
+            endpoint.base_url,
+            command="env no-such-assistant",
+            read_only=[locked],
+        )
+        done = interpret_study(study, researcher)
+    assert done.problem.startswith(f"the assistant {researcher.name}: {NOT_INSTALLED}: ")
 
 
 @needs_sandbox
