@@ -75,7 +75,8 @@ browser: setup  ## Fetch a browser for the tests of the page; a chromium of the 
 demo: setup  ## Train a tiny model on this machine (options: ARGS="...")
 	$(BIN)/ajet demo $(ARGS)
 
-test: lint type  ## Check style, types and the unit tests, in .venv: a minute or two
+test: setup  ## Check style, types and the unit tests, in .venv: a minute or two
+	@$(MAKE) --no-print-directory -j 2 -O lint type
 	@# `lint` has run this file.
 	@$(MAKE) --no-print-directory unit ARGS="--ignore tests/test_words.py"
 
