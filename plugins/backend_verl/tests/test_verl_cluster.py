@@ -36,13 +36,8 @@ def rolled(path: str, step: int):
     )
 
 
-@pytest.mark.parametrize(
-    "lora",
-    [
-        pytest.param(None, id="full"),
-        pytest.param(LORA, id="adapters", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("lora", [pytest.param(None, id="full"), pytest.param(LORA, id="adapters")])
 def test_two_workers_train_as_one_does(lora, started, models, tmp_path):
     """The same losses and gradients; and what one wrote the other goes on from."""
     one, two = (
