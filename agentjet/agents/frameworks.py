@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from importlib.metadata import (
     PackageNotFoundError,
     distribution,
-    packages_distributions,
     requires,
 )
+from inspect import getmodulename
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -138,14 +138,7 @@ def _is_made_for(plugin: str, packages: Collection[str]) -> bool:
     # What agentjet itself requires is no agent framework.
     wanted = set(_requirements(plugin)) - set(_requirements(CORE_DISTRIBUTION))
     wanted.discard(canonicalize_name(CORE_DISTRIBUTION))
-    if not wanted:
-        return False
-    providers = packages_distributions()
-    return any(
-        canonicalize_name(name) in wanted and _is_of(package, name)
-        for package in packages
-        for name in providers.get(package, ())
-    )
+    return any(_contains(name, packages) for name in wanted)
 
 
 def _requirements(name: str) -> Iterator[str]:
@@ -160,8 +153,17 @@ def _requirements(name: str) -> Iterator[str]:
             continue
 
 
-def _is_of(package: str, name: str) -> bool:
-    """Return whether the imported package is that of a distribution, not one of the program."""
-    file = getattr(sys.modules.get(package), "__file__", None)
-    root = Path(str(distribution(name).locate_file("")))
-    return file is None or Path(file).resolve().is_relative_to(root.resolve())
+def _contains(name: str, packages: Collection[str]) -> bool:
+    """Return whether one of the imported packages is of a distribution, not of the program."""
+    try:
+        its = distribution(name)
+    except PackageNotFoundError:
+        return False
+    root = Path(str(its.locate_file(""))).resolve()
+    # The names of modules, and of folders, which are packages.
+    there = {getmodulename(file.parts[0]) or file.parts[0] for file in its.files or ()}
+    for package in there.intersection(packages):
+        file = getattr(sys.modules.get(package), "__file__", None)
+        if file is None or Path(file).resolve().is_relative_to(root):
+            return True
+    return False

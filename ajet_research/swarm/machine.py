@@ -14,7 +14,7 @@ from ajet_installation.settings import Settings
 from ajet_research.swarm.boxed import check_room, check_sandbox
 from ajet_research.swarm.settings import SwarmSettings
 
-_NEEDED = ("torch", "transformers", "renderers", "openai", "aiohttp", "fastapi")
+_NEEDED = ("torch", "transformers", "renderers", "openai", "aiohttp", "starlette")
 
 
 def check_machine(its: SwarmSettings) -> None:

@@ -1,19 +1,19 @@
-"""FastAPI dependencies that check the access that a route requires."""
+"""Arguments of endpoints that check the access that a route requires."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
-from fastapi import Depends, Request
+from starlette.requests import Request
 
 from ajet_core.errors import ForbiddenError
 from ajet_server.http.auth_middleware import TOKEN
+from ajet_server.http.json_route import Needs
 from ajet_server.security.credentials import Token
 from ajet_server.security.guard import Access, check_access
 
 
-# Dependencies must be coroutines: FastAPI runs plain functions on threads.
 def _needs(access: Access) -> Callable[[Request], Awaitable[Token]]:
     async def check(request: Request) -> Token:
         # `AuthMiddleware` identified it before the body was read.
@@ -34,7 +34,7 @@ def peer_of(request: Request) -> str:
     return request.client.host if request.client else "unknown"
 
 
-Client = Annotated[Token, Depends(_needs("episodes"))]
-Control = Annotated[Token, Depends(_needs("control"))]
-Looker = Annotated[Token, Depends(_needs("look"))]
-Inspector = Annotated[Token, Depends(_needs("all episodes"))]
+Client = Annotated[Token, Needs(_needs("episodes"))]
+Control = Annotated[Token, Needs(_needs("control"))]
+Looker = Annotated[Token, Needs(_needs("look"))]
+Inspector = Annotated[Token, Needs(_needs("all episodes"))]

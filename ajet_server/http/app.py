@@ -9,14 +9,13 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Header, Request
-from pydantic import WithJsonSchema
+from pydantic import Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from ajet_core import __version__
 from ajet_core.errors import AjetError
@@ -63,7 +62,7 @@ from ajet_server.http.disconnect import until_disconnect
 from ajet_server.http.documented import ENDED, ERRORS, REFUSED, openapi_document
 from ajet_server.http.event_streams import EventStream
 from ajet_server.http.event_streams import events as stream_of_events
-from ajet_server.http.json_route import JsonRoute
+from ajet_server.http.json_route import FromHeader, JsonRoutes
 from ajet_server.http.limits import BodyLimit
 from ajet_server.http.model_service import ModelService
 from ajet_server.http.visibility import (
@@ -78,8 +77,7 @@ from ajet_server.security.guard import TokenGuard
 from ajet_server.security.throttle import Throttled
 from ajet_server.service import SwarmService
 
-# Keeps null out of the OpenAPI schema: a header is an integer or is absent.
-_NO_NULL = WithJsonSchema({"type": "integer", "minimum": 0})
+_LastEventId = Annotated[int, Field(ge=0), FromHeader("last-event-id")]
 
 
 EXCEPTION_HANDLERS: dict[Any, Callable[[Request, Exception], Any]] = {
@@ -110,12 +108,12 @@ def create_app(service: SwarmService, guard: TokenGuard) -> Starlette:
     """Create the application of one server."""
     settings = service.settings.server
     audit = AuditLog(settings.run_dir.resolve())
-    router = APIRouter(route_class=JsonRoute, responses=ERRORS)
+    router = JsonRoutes(responses=ERRORS)
     # They are compared in this order: first those with most of the requests.
     if not settings.divided:
-        llm_routes.add_routes(router, model_service(service))
+        llm_routes.add_routes(router.routes, model_service(service))
     elif settings.gateways_listen is not None:
-        llm_routes.refuse_calls(router, f"{settings.public_url}/v1")
+        llm_routes.refuse_calls(router.routes, f"{settings.public_url}/v1")
     _add_episode_routes(router, service, settings.public_url)
     _add_run_routes(router, service, audit)
     _add_view_routes(router, service)
@@ -151,10 +149,10 @@ def create_calls_app(
     :param inner: middleware behind the limits on bodies.
     :param routes: added to those of agents.
     """
-    router = APIRouter()
-    llm_routes.add_routes(router, service)
+    of_agents: list[BaseRoute] = []
+    llm_routes.add_routes(of_agents, service)
     app = Starlette(
-        routes=[*router.routes, *routes],
+        routes=[*of_agents, *routes],
         middleware=[_body_limit(service.settings), *inner],
         exception_handlers=EXCEPTION_HANDLERS,
     )
@@ -168,7 +166,7 @@ def _body_limit(settings: ServerSettings) -> Middleware:
     )
 
 
-def _add_episode_routes(router: APIRouter, service: SwarmService, public_url: str | None) -> None:
+def _add_episode_routes(router: JsonRoutes, service: SwarmService, public_url: str | None) -> None:
     @router.post(
         "/v1/episodes",
         summary="Claim an episode",
@@ -250,7 +248,7 @@ def _add_episode_routes(router: APIRouter, service: SwarmService, public_url: st
         return await service.episode(episode_id)
 
 
-def _add_run_routes(router: APIRouter, service: SwarmService, audit: AuditLog) -> None:
+def _add_run_routes(router: JsonRoutes, service: SwarmService, audit: AuditLog) -> None:
     @router.put("/v1/run", summary="Configure the run", tags=["run"], responses=REFUSED)
     async def configure(request: Request, body: RunConfig, who: Control) -> RunStatus:
         async with audit.action(
@@ -268,16 +266,12 @@ def _add_run_routes(router: APIRouter, service: SwarmService, audit: AuditLog) -
         return run_for(who, service.coordinator.run_status())
 
     @router.post("/v1/run/start", summary="Start it", tags=["run"])
-    async def start(
-        request: Request, who: Control, body: Annotated[StartRequest | None, Body()] = None
-    ) -> RunStatus:
+    async def start(request: Request, who: Control, body: StartRequest | None = None) -> RunStatus:
         async with audit.action("run.start", who.token_id, peer_of(request)):
             return await service.coordinator.start((body or StartRequest()).wait_seconds)
 
     @router.post("/v1/run/pause", summary="Pause the run: open no more episodes", tags=["run"])
-    async def pause(
-        request: Request, who: Control, body: Annotated[PauseRequest | None, Body()] = None
-    ) -> RunStatus:
+    async def pause(request: Request, who: Control, body: PauseRequest | None = None) -> RunStatus:
         async with audit.action("run.pause", who.token_id, peer_of(request)):
             return await service.coordinator.pause((body or PauseRequest()).reason)
 
@@ -285,7 +279,7 @@ def _add_run_routes(router: APIRouter, service: SwarmService, audit: AuditLog) -
         "/v1/run/resume", summary="Resume the run after a pause", tags=["run"], responses=REFUSED
     )
     async def resume(
-        request: Request, who: Control, body: Annotated[ResumeRequest | None, Body()] = None
+        request: Request, who: Control, body: ResumeRequest | None = None
     ) -> RunStatus:
         asked = body or ResumeRequest()
         back = {} if asked.from_step is None else {"from_step": str(asked.from_step)}
@@ -351,7 +345,7 @@ def _add_run_routes(router: APIRouter, service: SwarmService, audit: AuditLog) -
             return await service.coordinator.change_servers(remove=body.url)
 
 
-def _add_view_routes(router: APIRouter, service: SwarmService) -> None:
+def _add_view_routes(router: JsonRoutes, service: SwarmService) -> None:
     @router.get("/v1/protocol", summary="Get the protocol and server versions", tags=["server"])
     async def protocol() -> ProtocolInfo:
         return ProtocolInfo(versions=list(SUPPORTED_VERSIONS), server_version=__version__)
@@ -368,7 +362,6 @@ def _add_view_routes(router: APIRouter, service: SwarmService) -> None:
         METRICS_PATH,
         summary="Get the status and the engine's metrics for Prometheus",
         tags=["server"],
-        response_class=Response,
         responses={200: {"content": {"text/plain": {}}, "description": "Text exposition format"}},
     )
     async def metrics(who: Looker) -> Response:
@@ -383,12 +376,9 @@ def _add_view_routes(router: APIRouter, service: SwarmService) -> None:
         "/v1/events",
         summary="Stream events as they happen",
         tags=["server"],
-        response_class=StreamingResponse,
         responses={
             200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"}
         },
     )
-    async def events(
-        who: Looker, last_event_id: Annotated[int | None, Header(ge=0), _NO_NULL] = None
-    ) -> StreamingResponse:
+    async def events(who: Looker, last_event_id: _LastEventId | None = None) -> StreamingResponse:
         return EventStream(service, who, stream_of_events(service, who, last_event_id))

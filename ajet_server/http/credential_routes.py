@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 
 from ajet_core.protocol import TokenGrant, TokenInfo, TokenList, TokenRequest
 from ajet_server.http.access import Control, peer_of
+from ajet_server.http.json_route import JsonRoutes
 from ajet_server.security.audit import AuditLog
 from ajet_server.service import SwarmService
 
 
-def add_routes(router: APIRouter, service: SwarmService, audit: AuditLog) -> None:
+def add_routes(router: JsonRoutes, service: SwarmService, audit: AuditLog) -> None:
     """Add ``/v1/tokens``."""
 
     @router.post("/v1/tokens", summary="Create a token", tags=["tokens"])

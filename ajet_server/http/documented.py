@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from starlette.routing import BaseRoute
 
 from ajet_core import __version__
@@ -13,9 +15,8 @@ from ajet_core.protocol import ErrorBody
 from ajet_server.gateway.formats.table import is_llm_path
 from ajet_server.http.auth_middleware import OPEN_PATHS
 from ajet_server.http.deprecated import mark_deprecated
+from ajet_server.http.json_route import JsonRoute, Responses
 from ajet_server.http.llm_routes import OPENAPI_PATHS
-
-Responses = dict[int | str, dict[str, object]]
 
 ERRORS: Responses = {
     "4XX": {
@@ -49,12 +50,21 @@ def openapi_document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     The models of the protocol describe the routes of the protocol, and `OPENAPI_PATHS` those of
     agents.
     """
-    document = get_openapi(
-        title="agentjet swarm server",
-        version=__version__,
-        description="The swarm protocol, version 1.",
-        routes=routes,
-    )
+    described = [route for route in routes if isinstance(route, JsonRoute)]
+    schemas = _Schemas(described)
+    paths: dict[str, Any] = {}
+    for route in described:
+        paths.setdefault(route.path_format, {})[route.method.lower()] = _operation(route, schemas)
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "agentjet swarm server",
+            "version": __version__,
+            "description": "The swarm protocol, version 1.",
+        },
+        "paths": paths,
+        "components": {"schemas": schemas.definitions},
+    }
     document["paths"].update(OPENAPI_PATHS)
     document["components"]["securitySchemes"] = {
         name: {"type": "http", "scheme": "bearer", "description": description}
@@ -66,3 +76,71 @@ def openapi_document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
             operation["security"] = [] if path in OPEN_PATHS else [{opened_by: []}]
     mark_deprecated(document)
     return document
+
+
+class _Schemas:
+    """JSON schemas of the models that routes take as bodies and return.
+
+    :ivar definitions: what the schemas refer to, by name.
+    """
+
+    def __init__(self, routes: Sequence[JsonRoute]) -> None:
+        kinds: dict[tuple[Any, JsonSchemaMode], None] = {}
+        for route in routes:
+            if route.body is not None:
+                kinds[route.body.kind, "validation"] = None
+            answers = (one.get("model") for one in route.description.responses.values())
+            for answer in (route.description.model, *answers):
+                if answer is not None:
+                    kinds[answer, "serialization"] = None
+        generator = GenerateJsonSchema(ref_template="#/components/schemas/{model}")
+        self._schemas, self.definitions = generator.generate_definitions(
+            [(kind, mode, TypeAdapter(kind).core_schema) for kind, mode in kinds]
+        )
+
+    def content(self, kind: Any, mode: JsonSchemaMode) -> dict[str, Any]:
+        """Return the content of a body in JSON."""
+        return {"application/json": {"schema": self._schemas[kind, mode]}}
+
+
+def _operation(route: JsonRoute, schemas: _Schemas) -> dict[str, Any]:
+    """Return the OpenAPI operation of a route."""
+    says = route.description
+    name = re.sub(r"\W", "_", f"{route.name}{route.path_format}")
+    operation: dict[str, Any] = {
+        "summary": says.summary,
+        "tags": list(says.tags),
+        "operationId": f"{name}_{route.method.lower()}",
+        "responses": {},
+    }
+    if parameters := list(_parameters(route)):
+        operation["parameters"] = parameters
+    if route.body is not None:
+        content = schemas.content(route.body.kind, "validation")
+        required = {"required": True} if route.body.required else {}
+        operation["requestBody"] = {"content": content, **required}
+    responses: dict[int | str, dict[str, Any]] = {200: {"description": "Successful Response"}}
+    if says.model is not None:
+        responses[200]["content"] = schemas.content(says.model, "serialization")
+    for status, response in says.responses.items():
+        answer = {**responses.get(status, {}), **response}
+        if (model := answer.pop("model", None)) is not None:
+            answer["content"] = schemas.content(model, "serialization")
+        responses[status] = answer
+    operation["responses"] = {str(status): answer for status, answer in responses.items()}
+    return operation
+
+
+def _parameters(route: JsonRoute) -> Iterator[dict[str, Any]]:
+    """Yield what a route takes besides its body."""
+    for name in route.param_convertors:
+        schema: dict[str, Any] = {"type": "string", "title": name.replace("_", " ").title()}
+        yield {"name": name, "in": "path", "required": True, "schema": schema}
+    if route.query is not None:
+        schema = route.query.adapter.json_schema()
+        for name, field in schema["properties"].items():
+            required = name in schema.get("required", ())
+            yield {"name": name, "in": "query", "required": required, "schema": field}
+    for header in route.headers:
+        schema = {**header.adapter.json_schema(), "title": header.alias.title()}
+        yield {"name": header.alias, "in": "header", "required": header.required, "schema": schema}

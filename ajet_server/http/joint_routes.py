@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from ajet_core.protocol import (
     EndRequest,
     EpisodeStatus,
@@ -13,10 +11,11 @@ from ajet_core.protocol import (
 )
 from ajet_server.http.access import Client, Looker
 from ajet_server.http.documented import ENDED, REFUSED
+from ajet_server.http.json_route import JsonRoutes
 from ajet_server.service import SwarmService
 
 
-def add_routes(router: APIRouter, service: SwarmService) -> None:
+def add_routes(router: JsonRoutes, service: SwarmService) -> None:
     """Add the routes of joint episodes."""
 
     @router.post(

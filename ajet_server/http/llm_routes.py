@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from ajet_core.errors import NotFoundError, UnsupportedError
@@ -69,7 +68,7 @@ class _ModelName(Convertor[str]):
 register_url_convertor("model_name", _ModelName())
 
 
-def add_routes(router: APIRouter, service: ModelService) -> None:
+def add_routes(routes: list[BaseRoute], service: ModelService) -> None:
     """Add the routes of all dialects.
 
     They are plain Starlette routes: the dialect parses their bodies, because it defines which
@@ -119,13 +118,13 @@ def add_routes(router: APIRouter, service: ModelService) -> None:
     for path, dialect in DIALECTS.items():
         for prefix in ("", _KEY_IN_PATH):
             call = CallRoute(service, dialect, bodies)
-            router.routes.append(Route(prefix + path, call, methods=["POST"]))
+            routes.append(Route(prefix + path, call, methods=["POST"]))
     for method, dialect in CONTENT_METHODS.items():
         for path in _content_paths(method):
             call = CallRoute(service, dialect, bodies)
-            router.routes.append(Route(path, call, methods=["POST"]))
+            routes.append(Route(path, call, methods=["POST"]))
     for path in _content_paths(COUNT_METHOD):
-        router.routes.append(Route(path, count_contents, methods=["POST"]))
+        routes.append(Route(path, count_contents, methods=["POST"]))
     for prefix in ("", _KEY_IN_PATH):
         for path, method, answer in (
             (MODELS_PATH, "GET", models),
@@ -135,17 +134,17 @@ def add_routes(router: APIRouter, service: ModelService) -> None:
             (GOOGLE_MODELS_PATH, "GET", models),
             (GOOGLE_MODELS_PATH + "/{model:model_name}", "GET", model),
         ):
-            router.routes.append(Route(prefix + path, answer, methods=[method]))
+            routes.append(Route(prefix + path, answer, methods=[method]))
 
 
-def refuse_calls(router: APIRouter, base_url: str) -> None:
+def refuse_calls(routes: list[BaseRoute], base_url: str) -> None:
     """Add routes that say where agents' calls are answered."""
 
     async def refuse(_: Request) -> Response:
         raise NotFoundError(f"the calls of agents are answered at {base_url}, not by this process")
 
     for path in (*DIALECTS, MODELS_PATH, COUNT_PATH, EMBEDDINGS_PATH, f"{KEY_PREFIX}{{rest:path}}"):
-        router.routes.append(Route(path, refuse, methods=["GET", "POST"]))
+        routes.append(Route(path, refuse, methods=["GET", "POST"]))
 
 
 def episode_key(request: Request) -> str:

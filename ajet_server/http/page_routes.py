@@ -11,9 +11,7 @@ import time
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
 
-from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -21,6 +19,7 @@ from starlette.routing import Route
 from ajet_core.protocol import TokenScope
 from ajet_server.http.access import Inspector
 from ajet_server.http.event_streams import EventStream, RunningStreams
+from ajet_server.http.json_route import JsonRoutes
 from ajet_server.http.timeline_routes import episode_record, stored_episode
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
@@ -52,7 +51,7 @@ _JSON = "application/json"
 _SHARED_SECONDS = 1.0
 
 
-def add_routes(router: APIRouter, service: SwarmService) -> None:
+def add_routes(router: JsonRoutes, service: SwarmService) -> None:
     """Add the routes that the page requests."""
     store, coordinator = service.store, service.coordinator
     history = StepHistory(
@@ -68,7 +67,7 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         "/v1/overview",
         summary="Get what the live page shows first",
         tags=["page"],
-        response_model=Overview,
+        model=Overview,
     )
     async def overview(who: Inspector) -> Response:
         return _json(await shared.overview(service, history, who.scope))
@@ -77,20 +76,20 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         "/v1/steps",
         summary="Get the metrics of all steps as curves",
         tags=["page"],
-        response_model=StepCurves,
+        model=StepCurves,
     )
-    async def steps(_: Inspector, query: Annotated[StepsQuery, Query()]) -> Response:
+    async def steps(_: Inspector, query: StepsQuery) -> Response:
         return _json(await history.curves(query))
 
-    @router.get("/v1/episodes", summary="List episodes", tags=["page"], response_model=EpisodeRows)
-    async def episodes(_: Inspector, query: Annotated[EpisodesQuery, Query()]) -> Response:
+    @router.get("/v1/episodes", summary="List episodes", tags=["page"], model=EpisodeRows)
+    async def episodes(_: Inspector, query: EpisodesQuery) -> Response:
         model = RunFacts.of(await store.get_run()).model
         async with reading if query.outputs else contextlib.nullcontext():
             rows = await episode_rows(store, history, query, lambda: _texts(model))
         return _json(rows.model_dump_json().encode())
 
-    @router.get("/v1/tasks", summary="List tasks", tags=["page"], response_model=TaskRows)
-    async def tasks(_: Inspector, query: Annotated[TasksQuery, Query()]) -> Response:
+    @router.get("/v1/tasks", summary="List tasks", tags=["page"], model=TaskRows)
+    async def tasks(_: Inspector, query: TasksQuery) -> Response:
         async with reading:
             rows = await task_rows(store, history, query)
         return _json(rows.model_dump_json().encode())
@@ -99,7 +98,7 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         "/v1/timelines/{episode_id}/messages",
         summary="Get the messages of an episode",
         tags=["page"],
-        response_model=Conversation,
+        model=Conversation,
     )
     async def messages(episode_id: str, _: Inspector) -> Response:
         async with reading:
@@ -114,7 +113,6 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         "/v1/timelines/{episode_id}/running",
         summary="Stream what the running calls of an episode write",
         tags=["page"],
-        response_class=StreamingResponse,
         responses={
             200: {
                 "content": {"text/event-stream": {}},
@@ -132,7 +130,6 @@ def add_routes(router: APIRouter, service: SwarmService) -> None:
         "/v1/timelines/{episode_id}/page",
         summary="Get an episode as the viewer of tokens reads it",
         tags=["page"],
-        response_class=Response,
         responses={200: {"content": {_JSON: {}}, "description": "Data of the viewer"}},
     )
     async def viewed(episode_id: str, _: Inspector) -> Response:

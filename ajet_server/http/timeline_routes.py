@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from ajet_core.errors import EpisodeNotFoundError
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.protocol import EpisodeTimelines
 from ajet_server.http.access import Inspector
+from ajet_server.http.json_route import JsonRoutes
 from ajet_server.observe.run_merger import RunMerger
 from ajet_server.observe.timeline_view import episode_timelines, merge_episode
 from ajet_server.service import SwarmService
 from ajet_server.store.store_reader import StoredEpisode
 
 
-def add_routes(router: APIRouter, service: SwarmService) -> None:
+def add_routes(router: JsonRoutes, service: SwarmService) -> None:
     """Add ``GET /v1/timelines/{episode_id}``; its tree holds everything that agents sent."""
 
     @router.get(
         "/v1/timelines/{episode_id}",
         summary="Get the calls of an episode as a tree of tokens",
         tags=["episodes"],
-        response_model=EpisodeTimelines,
+        model=EpisodeTimelines,
     )
     async def timelines(episode_id: str, _: Inspector) -> Response:
         content = await timelines_json(service, episode_id)

@@ -143,6 +143,7 @@ async def test_paths_outside_of_the_project_are_refused(project: Path, path: str
             assert "is outside" in await refusal(client, tool, **{name: path})
 
 
+@pytest.mark.slow
 async def test_a_finished_study_is_reported_in_pages(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

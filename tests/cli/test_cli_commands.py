@@ -346,7 +346,7 @@ def test_serve_without_its_packages_names_the_extra(monkeypatch: pytest.MonkeyPa
     # None in sys.modules makes an import fail as if the module were not installed.
     for name in [name for name in sys.modules if name.startswith("ajet_server")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.setitem(sys.modules, "starlette", None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = ajet("serve")
     assert result.exit_code == 2

@@ -15,7 +15,7 @@ from ajet_core import __version__
 
 pytestmark = pytest.mark.processes
 
-HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "renderers", "matplotlib", "openai")
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "renderers", "matplotlib", "openai")
 
 
 def ajet(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ import agentjet.client
 
 @pytest.mark.processes
 def test_nothing_heavy_is_imported() -> None:
-    heavy = ["torch", "transformers", "fastapi", "uvicorn", "openai", "httpx2", "rich", "numpy"]
+    heavy = ["torch", "transformers", "starlette", "uvicorn", "openai", "httpx2", "rich", "numpy"]
     # Of plugins' interfaces and of token trees, a client needs nothing.
     heavy += ["ajet_core.interfaces", "ajet_core.timeline", "ajet_server"]
     code = f"import sys, agentjet; print([m for m in {heavy} if m in sys.modules])"

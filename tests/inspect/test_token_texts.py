@@ -63,7 +63,7 @@ def test_loading_it_imports_no_model_library(recording: Recording) -> None:
         "import sys; from pathlib import Path\n"
         "from ajet_server.page.token_texts import TokenTexts\n"
         f"assert TokenTexts.load(Path({str(recording.model_dir)!r})).text([0])\n"
-        "print(sorted({'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'starlette'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

@@ -24,6 +24,7 @@ def ajet(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 def test_few_null_studies_make_few_false_claims_and_other_rules_many() -> None:
     result = SUITES["null"](seed=3, size=12)
     assert result["false_claims"] <= 2

@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 import httpx2
 import pytest
-from fastapi import APIRouter, Body, Depends, Header
-from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,10 +15,14 @@ from starlette.responses import PlainTextResponse, Response
 
 from ajet_core.errors import AjetError, EpisodeClosedError
 from ajet_core.protocol import PROTOCOL_HEADER, PROTOCOL_VERSION
+from ajet_server.http.documented import openapi_document
 from ajet_server.http.http_errors import on_ajet_error, on_http_exception
-from ajet_server.http.json_route import JsonRoute
+from ajet_server.http.json_route import FromHeader, JsonRoutes, Needs
 
-router = APIRouter(route_class=JsonRoute)
+router = JsonRoutes(responses={})
+
+
+LastEventId = Annotated[int, Field(ge=0), FromHeader("last-event-id")]
 
 
 class Number(BaseModel):
@@ -31,9 +33,9 @@ async def requested_length(request: Request) -> int:
     return int(request.headers["content-length"])
 
 
-@router.post("/double/{name}")
+@router.post("/double/{name}", summary="Double a number", tags=["numbers"])
 async def doubled(
-    name: str, number: Number, request: Request, length: Annotated[int, Depends(requested_length)]
+    name: str, number: Number, request: Request, length: Annotated[int, Needs(requested_length)]
 ) -> Number:
     assert length == len(await request.body())
     if number.value == 410:
@@ -43,14 +45,23 @@ async def doubled(
     return Number(value=2 * number.value + len(name))
 
 
-@router.post("/maybe")
-async def maybe(number: Annotated[Number | None, Body()] = None) -> Number:
+@router.post("/maybe", summary="Return a number", tags=["numbers"])
+async def maybe(number: Number | None = None) -> Number:
     return number or Number(value=-1)
 
 
-@router.get("/after")
-async def after(last_event_id: Annotated[int | None, Header(ge=0)] = None) -> Response:
+@router.get("/after", summary="Return a header", tags=["numbers"])
+async def after(last_event_id: LastEventId | None = None) -> Response:
     return PlainTextResponse(f"after {last_event_id}")
+
+
+class Limits(BaseModel):
+    limit: int = 10
+
+
+@router.get("/page", summary="Return a limit", tags=["numbers"])
+async def page(limits: Limits) -> Number:
+    return Number(value=limits.limit)
 
 
 @pytest.fixture
@@ -140,8 +151,40 @@ async def test_other_methods_are_refused_with_those_that_exist(http: httpx2.Asyn
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
+async def test_only_the_method_of_a_route_is_answered(http: httpx2.AsyncClient) -> None:
+    answer = await http.head("/after")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
+async def test_a_query_is_a_model(http: httpx2.AsyncClient) -> None:
+    assert (await http.get("/page?limit=3")).json() == {"value": 3}
+    assert (await http.get("/page")).json() == {"value": 10}
+    status, message = refusal(await http.get("/page?limit=x"))
+    assert status == 400
+    assert message.startswith("query.limit: Input should be a valid integer")
+
+
+def test_an_argument_that_no_request_has_is_refused() -> None:
+    async def strange(number: int) -> Number:
+        return Number(value=number)
+
+    with pytest.raises(TypeError, match="endpoint of /strange takes number, which no request has"):
+        router.get("/strange", summary="Never", tags=[])(strange)
+
+
 def test_the_document_describes_the_routes_by_their_signatures() -> None:
-    document = get_openapi(title="t", version="1", routes=router.routes)
+    document = openapi_document(router.routes)
     operation = document["paths"]["/double/{name}"]["post"]
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    assert schema == {"$ref": "#/components/schemas/Number"}
+    number = {"application/json": {"schema": {"$ref": "#/components/schemas/Number"}}}
+    assert operation["requestBody"] == {"content": number, "required": True}
+    assert operation["responses"]["200"]["content"] == number
+    assert (operation["summary"], operation["tags"]) == ("Double a number", ["numbers"])
+    (name,) = operation["parameters"]
+    assert (name["name"], name["in"], name["required"]) == ("name", "path", True)
+    (header,) = document["paths"]["/after"]["get"]["parameters"]
+    assert header["schema"] == {"minimum": 0, "title": "Last-Event-Id", "type": "integer"}
+    assert (header["in"], header["required"]) == ("header", False)
+    (limit,) = document["paths"]["/page"]["get"]["parameters"]
+    assert (limit["name"], limit["in"], limit["required"]) == ("limit", "query", False)
+    assert limit["schema"]["default"] == 10
+    assert "required" not in document["paths"]["/maybe"]["post"]["requestBody"]

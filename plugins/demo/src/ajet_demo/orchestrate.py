@@ -29,7 +29,7 @@ TRAINED_DIR = "trained_model"
 METRICS_FILE = "metrics.jsonl"
 PLOT_FILE = "reward.png"
 NEEDED = (
-    "fastapi",
+    "starlette",
     "renderers",
     "torch",
     "transformers",
