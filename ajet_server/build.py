@@ -28,6 +28,7 @@ from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.observe.system_metrics import SystemMonitor
 from ajet_server.run.coordinator import Coordinator
 from ajet_server.run.run_parts import RunParts
+from ajet_server.run.spare_worker import SpareWorker
 from ajet_server.security.credentials import TokenBook
 from ajet_server.security.tenants import TenantLimits, Tenants
 from ajet_server.service import SwarmService
@@ -120,6 +121,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         loggers=loggers,
         watch=watch,
         spending=spending,
+        spare=SpareWorker.of(settings, plugins),
         clock=time.monotonic,
         wall_clock=time.time,
         telemetry=telemetry,

@@ -38,6 +38,7 @@ from ajet_server.run.channels import DELTA, common_channels
 from ajet_server.run.probing import probed
 from ajet_server.run.run_setup import ResolvedRun, resolve_run
 from ajet_server.run.run_workers import RunWorkers
+from ajet_server.run.spare_worker import SpareWorker
 from ajet_server.run.step import trainer_alone
 
 Dtype = Literal["bfloat16", "float32"]
@@ -136,6 +137,7 @@ class RunningPair:
                 None,
                 timeout=setup.settings.server.boot_timeout_seconds,
                 orphan_seconds=0.0,
+                spare=SpareWorker(setup.directory),
             )
             try:
                 yield cls(setup, run, workers)

@@ -16,6 +16,7 @@ from ajet_server.episodes.registry import EpisodeRegistry
 from ajet_server.observe.events import EventLog
 from ajet_server.observe.loop_watch import LoopWatch
 from ajet_server.observe.metrics_loggers import MetricsLoggers
+from ajet_server.run.spare_worker import SpareWorker
 from ajet_server.spending.meter import SpendingMeter
 from ajet_server.state import StateBoard
 from ajet_server.store.run_store import RunStore
@@ -43,6 +44,7 @@ class RunParts:
     loggers: MetricsLoggers
     watch: LoopWatch
     spending: SpendingMeter
+    spare: SpareWorker
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     telemetry: Telemetry | None = None
