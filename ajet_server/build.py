@@ -28,13 +28,13 @@ from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.observe.system_metrics import SystemMonitor
 from ajet_server.run.coordinator import Coordinator
 from ajet_server.run.run_parts import RunParts
-from ajet_server.run.spare_worker import SpareWorker
 from ajet_server.security.credentials import TokenBook
 from ajet_server.security.tenants import TenantLimits, Tenants
 from ajet_server.service import SwarmService
 from ajet_server.spending.meter import SpendingMeter
 from ajet_server.state import StateBoard
 from ajet_server.store.chosen_store import run_store
+from ajet_server.workers.spare_worker import SpareWorker
 
 if TYPE_CHECKING:
     from ajet_server.telemetry.telemetry import Telemetry

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_core.errors import ConfigError
 from ajet_core.files import read_json
 from ajet_core.interfaces import World
-from ajet_installation.renderers_client import leave_out_client
+from ajet_core.renderers_client import leave_out_client
 from ajet_worlds.chat_template import QWEN3_CHAT_TEMPLATE
 from ajet_worlds.demonstrations import (
     ChatExample,

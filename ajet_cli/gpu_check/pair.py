@@ -38,8 +38,8 @@ from ajet_server.run.channels import DELTA, common_channels
 from ajet_server.run.probing import probed
 from ajet_server.run.run_setup import ResolvedRun, resolve_run
 from ajet_server.run.run_workers import RunWorkers
-from ajet_server.run.spare_worker import SpareWorker
 from ajet_server.run.step import trainer_alone
+from ajet_server.workers.spare_worker import SpareWorker
 
 Dtype = Literal["bfloat16", "float32"]
 

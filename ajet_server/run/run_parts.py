@@ -16,10 +16,10 @@ from ajet_server.episodes.registry import EpisodeRegistry
 from ajet_server.observe.events import EventLog
 from ajet_server.observe.loop_watch import LoopWatch
 from ajet_server.observe.metrics_loggers import MetricsLoggers
-from ajet_server.run.spare_worker import SpareWorker
 from ajet_server.spending.meter import SpendingMeter
 from ajet_server.state import StateBoard
 from ajet_server.store.run_store import RunStore
+from ajet_server.workers.spare_worker import SpareWorker
 
 if TYPE_CHECKING:
     from ajet_server.telemetry.telemetry import Telemetry

@@ -12,11 +12,11 @@ from ajet_core.errors import WorkerBootError
 from ajet_core.interfaces import EngineInfo, ServingEngine, TrainerInfo
 from ajet_installation.environment import Interpreter
 from ajet_server.run.run_setup import ResolvedRun
-from ajet_server.run.spare_worker import SpareWorker, place_of, spawn
 from ajet_server.store.checkpoints import Checkpoint
 from ajet_server.workers.codec import BootPlan, BootReport
 from ajet_server.workers.process import WorkerProcess
 from ajet_server.workers.remote import RemoteEngine, RemoteTrainer
+from ajet_server.workers.spare_worker import SpareWorker, place_of, spawn
 
 _log = logging.getLogger("ajet.server")
 

@@ -16,10 +16,10 @@ from ajet_server.gateway.engine_watch import EngineWatch
 from ajet_server.observe.events import EventLog
 from ajet_server.run.run_setup import ResolvedRun
 from ajet_server.run.run_workers import RunWorkers
-from ajet_server.run.spare_worker import SpareWorker
 from ajet_server.state import StateBoard
 from ajet_server.store.checkpoints import Checkpoint
 from ajet_server.workers.methods import LISTEN
+from ajet_server.workers.spare_worker import SpareWorker
 
 T = TypeVar("T")
 

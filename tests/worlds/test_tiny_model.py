@@ -169,7 +169,7 @@ def test_a_shared_beginning_changes_neither_loss_nor_gradient(names: list[str]) 
     ]
     model = tiny_model.build_model(tokenizer, seed=0)
     ours = tiny_model._loss(model, shown)
-    ours.backward()  # type: ignore[no-untyped-call]
+    ours.backward()
     gradient = [parameter.grad.clone() for parameter in model.parameters()]
     total, weight = torch.zeros(()), 0.0
     for one in shown:
@@ -179,7 +179,7 @@ def test_a_shared_beginning_changes_neither_loss_nor_gradient(names: list[str]) 
         total = total - (logprobs.gather(-1, ids[0, 1:, None])[:, 0] * weights).sum()
         weight += float(weights.sum())
     model.zero_grad()
-    (total / weight).backward()  # type: ignore[no-untyped-call]
+    (total / weight).backward()
     torch.testing.assert_close(ours, total / weight)
     torch.testing.assert_close(gradient, [p.grad for p in model.parameters()])
 
