@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from ajet_core.errors import ConfigError
 from ajet_core.files import read_json
 from ajet_core.interfaces import World
-from ajet_core.renderers_client import leave_out_client
 from ajet_worlds.chat_template import QWEN3_CHAT_TEMPLATE
 from ajet_worlds.demonstrations import (
     ChatExample,
@@ -164,7 +163,6 @@ def _require_packages() -> None:
 
     :raises ConfigError: a package is missing; the message names the extra to install.
     """
-    leave_out_client()
     try:
         import renderers
         import tokenizers

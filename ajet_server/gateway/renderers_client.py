@@ -1,7 +1,7 @@
-"""Leave out the HTTP client of `renderers`, which agentjet does not use.
+"""Leave out the HTTP client of `renderers`, which the server does not use.
 
 The package imports it, and with it the SDK of OpenAI: three quarters of the package's import time
-and 34 MB of memory for each process, measured with renderers 0.1.12 and openai 3.54.
+and 34 MB of memory for each server process, measured with renderers 0.1.12 and openai 3.54.
 """
 
 from __future__ import annotations
