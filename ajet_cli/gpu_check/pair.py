@@ -39,7 +39,6 @@ from ajet_server.run.probing import probed
 from ajet_server.run.run_setup import ResolvedRun, resolve_run
 from ajet_server.run.run_workers import RunWorkers
 from ajet_server.run.step import trainer_alone
-from ajet_server.workers.spare_worker import SpareWorker
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -137,7 +136,6 @@ class RunningPair:
                 None,
                 timeout=setup.settings.server.boot_timeout_seconds,
                 orphan_seconds=0.0,
-                spare=SpareWorker(setup.directory),
             )
             try:
                 yield cls(setup, run, workers)

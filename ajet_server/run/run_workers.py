@@ -43,7 +43,7 @@ class RunWorkers:
         *,
         timeout: float,
         orphan_seconds: float,
-        spare: SpareWorker,
+        spare: SpareWorker | None = None,
     ) -> RunWorkers:
         """Take over the workers of a server that was killed, or start new ones.
 
@@ -52,6 +52,7 @@ class RunWorkers:
         :raises WorkerDiedError: a worker was killed meanwhile; none is left running.
         :raises WorkerBootError: a worker did not start; none is left running.
         """
+        spare = spare or SpareWorker(run_dir)
         boot = _Boot(run_dir, timeout, orphan_seconds, spare)
         try:
             if run.together:
