@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from ajet_core.errors import ConfigError
 from ajet_installation.environment import (
@@ -26,12 +27,17 @@ from ajet_installation.settings import Settings, WorkerSettings
 __all__ = ["check_components", "server_pythons", "worker_settings"]
 
 
-def worker_settings(run_dir: Path, python: Mapping[str, str] | None = None) -> WorkerSettings:
+def worker_settings(
+    run_dir: Path,
+    python: Mapping[str, str] | None = None,
+    preload: Mapping[Literal["engine", "trainer"], str] | None = None,
+) -> WorkerSettings:
     """Return the section `workers` of the user's settings, with absolute paths.
 
     Environments of the working directory are also used if the run directory is elsewhere.
 
     :param python: interpreters by component that override those of the settings.
+    :param preload: components to preload instead of those of the settings.
     :raises ConfigError: the settings are invalid.
     """
     said = Settings().workers
@@ -43,6 +49,7 @@ def worker_settings(run_dir: Path, python: Mapping[str, str] | None = None) -> W
     return WorkerSettings(
         python={component: _absolute(path) for component, path in chosen.items()},
         environments=None if environments is None else environments.absolute(),
+        preload=dict(said.preload if preload is None else preload),
     )
 
 

@@ -306,11 +306,14 @@ class WorkerSettings(_Section):
     :param collective_host: address of this machine at which a trainer listens for the weight
         channel ``collective``. Model servers on other machines must be able to reach it, in a
         network you trust, because weights are sent unencrypted.
+    :param preload: an engine and a trainer, such as ``{engine = "torch", trainer = "torch"}``. A
+        worker imports them while the server starts, so that the first run with them boots sooner.
     """
 
     python: dict[str, str] = Field(default_factory=dict)
     environments: Path | None = None
     collective_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    preload: dict[Literal["engine", "trainer"], str] = Field(default_factory=dict)
 
 
 class WeightSettings(_Section):

@@ -34,6 +34,7 @@ from ajet_server.service import SwarmService
 from ajet_server.spending.meter import SpendingMeter
 from ajet_server.state import StateBoard
 from ajet_server.store.chosen_store import run_store
+from ajet_server.workers.spare_worker import SpareWorker
 
 if TYPE_CHECKING:
     from ajet_server.telemetry.telemetry import Telemetry
@@ -120,6 +121,7 @@ def build_service(settings: Settings, plugins: PluginManager) -> SwarmService:
         loggers=loggers,
         watch=watch,
         spending=spending,
+        spare=SpareWorker.of(settings, plugins),
         clock=time.monotonic,
         wall_clock=time.time,
         telemetry=telemetry,

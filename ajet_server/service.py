@@ -156,6 +156,7 @@ class SwarmService:
             self.telemetry.open()
         await self._note_store()
         await self.episodes.restore()
+        await self.parts.spare.start()
         await self.coordinator.restore()
         watchdog = Watchdog(self.events, self.loggers.log_finding)
         self.system.open()

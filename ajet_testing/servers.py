@@ -159,12 +159,12 @@ class ServerFactory:
     async def running(self, **server: Any) -> AsyncIterator[Running]:
         """Run a server until the context ends, which stops it like a signal.
 
-        :param server: settings of the server, and in ``store``, ``alerts``, ``costs``, ``loggers``
-            and ``telemetry`` those of these sections; by default, a loss of power would lose the
-            last writes to the store.
+        :param server: settings of the server, and in ``store``, ``alerts``, ``costs``, ``loggers``,
+            ``telemetry`` and ``workers`` those of these sections; by default, a loss of power would
+            lose the last writes to the store.
         """
         store = server.pop("store", STORE)
-        sections = ("alerts", "costs", "loggers", "telemetry")
+        sections = ("alerts", "costs", "loggers", "telemetry", "workers")
         others = {name: server.pop(name) for name in sections if name in server}
         settings = Settings(
             server={

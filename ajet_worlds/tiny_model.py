@@ -329,7 +329,11 @@ def warm_up(
         _episodes(tokenizer, worlds, examples, prefix=prefix, count=_WARMUP_EPISODES, rng=rng)
     )
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=_WARMUP_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
+        model.parameters(),
+        lr=_WARMUP_LEARNING_RATE,
+        betas=(0.9, 0.98),
+        weight_decay=0.0,
+        fused=True,
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -365,11 +369,24 @@ def _loss(model: Any, shown: list[Demonstration]) -> torch.Tensor:
         here = len(one.token_ids)
         ids[row, :here] = torch.tensor(one.token_ids)
         weights[row, :here] = torch.where(torch.tensor(one.sampled), 1.0, _CONTEXT_LOSS_WEIGHT)
+    # The conversations of a world begin with the same prompt, about half of their tokens. It is
+    # computed once; only its last token is computed with the rest, because other tokens follow.
+    same = max(0, int((ids == ids[0]).all(0).cumprod(0).sum()) - 1)
+    losses = []
+    cache = None
+    if same:
+        start = model(input_ids=ids[:1, :same], use_cache=True)
+        cache = start.past_key_values
+        cache.batch_repeat_interleave(len(shown))
+        alike = functional.cross_entropy(start.logits[0], ids[0, 1 : same + 1], reduction="none")
+        losses.append(alike * weights[:, 1 : same + 1].sum(0))
     # Right padding needs no attention mask, because attention is causal and padding has no loss.
-    logits = model(input_ids=ids).logits[:, :-1]
-    losses = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    targets = weights[:, 1:].flatten()
-    return (losses * targets).sum() / targets.sum()
+    logits = model(input_ids=ids[:, same:], past_key_values=cache, use_cache=bool(same)).logits
+    rest = functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), ids[:, same + 1 :].flatten(), reduction="none"
+    )
+    losses.append(rest * weights[:, same + 1 :].flatten())
+    return torch.cat(losses).sum() / weights[:, 1:].sum()
 
 
 def save(model: Any, tokenizer: Any, directory: Path) -> None:

@@ -435,6 +435,7 @@ class Coordinator:
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._parts.spare.close()
 
     def run_status(self) -> RunStatus:
         """Return the configured run and its state.

@@ -113,7 +113,9 @@ class RunLoop:
         self._finishing = False
         self._back, self._went_back = back, went_back
         self._training_step: int | None = None
-        self.supervisor = Supervisor(parts.settings, parts.board, parts.events, parts.clock)
+        self.supervisor = Supervisor(
+            parts.settings, parts.board, parts.events, parts.clock, parts.spare
+        )
         self.rollouts = Rollouts(
             run.config, parts, self.supervisor, self._sharing, paused=paused, pausing=pausing
         )

@@ -19,6 +19,7 @@ from ajet_server.observe.metrics_loggers import MetricsLoggers
 from ajet_server.spending.meter import SpendingMeter
 from ajet_server.state import StateBoard
 from ajet_server.store.run_store import RunStore
+from ajet_server.workers.spare_worker import SpareWorker
 
 if TYPE_CHECKING:
     from ajet_server.telemetry.telemetry import Telemetry
@@ -43,6 +44,7 @@ class RunParts:
     loggers: MetricsLoggers
     watch: LoopWatch
     spending: SpendingMeter
+    spare: SpareWorker
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     telemetry: Telemetry | None = None

@@ -16,6 +16,7 @@ from ajet_server.store.checkpoints import Checkpoint
 from ajet_server.workers.codec import BootPlan, BootReport
 from ajet_server.workers.process import WorkerProcess
 from ajet_server.workers.remote import RemoteEngine, RemoteTrainer
+from ajet_server.workers.spare_worker import SpareWorker, place_of, spawn
 
 _log = logging.getLogger("ajet.server")
 
@@ -42,19 +43,23 @@ class RunWorkers:
         *,
         timeout: float,
         orphan_seconds: float,
+        spare: SpareWorker | None = None,
     ) -> RunWorkers:
         """Take over the workers of a server that was killed, or start new ones.
 
         :param orphan_seconds: how long workers wait for the next server if this one is killed.
+        :param spare: used by a run that needs only one worker; ended by others.
         :raises WorkerDiedError: a worker was killed meanwhile; none is left running.
         :raises WorkerBootError: a worker did not start; none is left running.
         """
-        boot = _Boot(run_dir, timeout, orphan_seconds)
+        spare = spare or SpareWorker(run_dir)
+        boot = _Boot(run_dir, timeout, orphan_seconds, spare)
         try:
             if run.together:
                 plan = run.boot_plan(run_dir, engine=True, trainer=True, checkpoint=checkpoint)
                 report = await boot.worker("worker", plan, run.python.get("engine"), run.reloads)
             else:
+                await spare.close()
                 engine_plan = run.boot_plan(run_dir, engine=True, trainer=False, checkpoint=None)
                 trainer_plan = run.boot_plan(
                     run_dir, engine=False, trainer=True, checkpoint=checkpoint
@@ -138,26 +143,29 @@ class _Boot:
     run_dir: Path
     timeout: float
     orphan_seconds: float
+    spare: SpareWorker
     running: dict[str, WorkerProcess] = field(default_factory=dict)
 
     async def worker(
         self, name: str, plan: BootPlan, interpreter: Interpreter | None, reusable: bool
     ) -> BootReport:
         """Find or start a worker and boot its components."""
-        log = self.run_dir / "logs" / f"{name}.log"
-        rendezvous = self.run_dir / "workers" / f"{name}.sock"
+        log, rendezvous = place_of(self.run_dir, name)
         former = await WorkerProcess.find(rendezvous, log)
         if former is not None:
             self.running[name] = former
             report = await former.adopt(plan, self.timeout) if reusable else None
             if report is not None:
+                await self.spare.close()
                 _log.info("worker %d continues after its server was killed", former.pid)
                 return report
             # Close it first: it holds memory that the new worker needs.
             await former.close(_DISMISS_SECONDS)
         orphan_seconds = self.orphan_seconds if reusable else 0.0
         try:
-            worker = await WorkerProcess.spawn(log, interpreter, rendezvous, orphan_seconds)
+            worker = self.spare.take(interpreter, orphan_seconds)
+            if worker is None:
+                worker = await spawn(self.run_dir, name, interpreter, orphan_seconds)
             self.running[name] = worker
             return await worker.boot(plan, self.timeout)
         except WorkerBootError as error:

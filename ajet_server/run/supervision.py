@@ -19,6 +19,7 @@ from ajet_server.run.run_workers import RunWorkers
 from ajet_server.state import StateBoard
 from ajet_server.store.checkpoints import Checkpoint
 from ajet_server.workers.methods import LISTEN
+from ajet_server.workers.spare_worker import SpareWorker
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class Supervisor:
     """Owns the workers of a run; there are none between two generations.
 
     :param clock: seconds, monotonic.
+    :param spare: for the first boot.
     :ivar gate: passes calls on to the engine; open while there are workers that can answer.
     :ivar running: the present workers.
     :ivar health_seconds: the interval between checks of the workers.
@@ -46,9 +48,11 @@ class Supervisor:
         board: StateBoard,
         events: EventLog,
         clock: Callable[[], float],
+        spare: SpareWorker,
     ) -> None:
         self._settings, self._board, self._events = settings, board, events
         self._clock = clock
+        self._spare = spare
         self._engine_watch = EngineWatch(settings.engine_stall_seconds)
         self.gate = EngineGate(board, settings.call_deadline_seconds)
         self._callers_at = ""
@@ -81,6 +85,7 @@ class Supervisor:
             checkpoint,
             timeout=self._settings.boot_timeout_seconds,
             orphan_seconds=self._settings.orphan_seconds,
+            spare=self._spare,
         )
         if self._settings.divided:
             self._callers_at = str(run_dir / "workers" / "engine-calls.sock")

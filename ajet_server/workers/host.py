@@ -175,6 +175,7 @@ class WorkerHost:
                 self._on_loop(methods.ADOPT, self._adopt),
                 self._on_loop(methods.PING, self._ping),
                 self._on_loop(methods.LISTEN, self._listen),
+                self._on_loop(methods.IMPORT, self._import_ahead),
                 self._on_engine(methods.UPDATE_WEIGHTS, self._update_weights),
                 self._on_engine(methods.SEAL, lambda engine, _: engine.seal()),
                 self._on_engine(methods.PAUSE, lambda engine, _: engine.pause()),
@@ -247,6 +248,12 @@ class WorkerHost:
             # Other exceptions are in the log already.
             if error.__cause__ is None:
                 _log.error("%s failed in close: %s", plan, error.message)
+
+    async def _import_ahead(self, targets: list[str]) -> None:
+        """Import what the next boot will need; that boot reports what cannot be imported."""
+        with _without_garbage_collection(), contextlib.suppress(WorkerBootError):
+            for target in targets:
+                _import(target)
 
     async def _listen(self, path: str) -> None:
         """Let other processes of this user connect to `path` to call `ServingEngine.generate`."""

@@ -44,6 +44,7 @@ BOOT = Method("boot", BootPlan, BootReport)
 ADOPT: Method[BootPlan, BootReport | None] = Method("adopt", BootPlan, BootReport | None)
 PING = Method("ping", NoneType, NoneType)
 LISTEN = Method("listen", str, NoneType)
+IMPORT = Method("import_ahead", list[str], NoneType)
 
 UPDATE_WEIGHTS = Method("engine.update_weights", WeightUpdate, NoneType)
 SEAL = Method("engine.seal", NoneType, SealReport)

@@ -37,6 +37,13 @@ def test_what_the_user_set_is_used_with_absolute_paths(tmp_path: Path) -> None:
     assert worker_settings(Path("run")).python["vllm"] == str(tmp_path / "bin" / "python")
 
 
+def test_components_to_preload_are_those_of_the_user_or_of_the_program(tmp_path: Path) -> None:
+    (tmp_path / "ajet.toml").write_text('[workers.preload]\nengine = "vllm"\n')
+    assert worker_settings(tmp_path / "run").preload == {"engine": "vllm"}
+    found = worker_settings(tmp_path / "run", preload={"trainer": "trl"})
+    assert found.preload == {"trainer": "trl"}
+
+
 def test_interpreters_of_model_servers_have_absolute_paths(tmp_path: Path) -> None:
     (tmp_path / "ajet.toml").write_text(
         '[servers.vllm]\npython = "bin/python"\n[servers.sglang]\nurls = ["http://host:1"]\n'

@@ -156,6 +156,34 @@ def test_the_warm_up_lowers_the_loss_and_reports(tokenizer: Any) -> None:
     assert seen[-1].loss < 0.6 * seen[0].loss
 
 
+@pytest.mark.parametrize("names", [["grid"], ["grid", "memory", "bandit"]])
+def test_a_shared_beginning_changes_neither_loss_nor_gradient(names: list[str]) -> None:
+    worlds, tokenizer = [load_world(name) for name in names], tokenizer_of_all()
+    renderer = tiny_model.qwen3_renderer(tokenizer)
+    rng = random.Random(0)
+    shown = [
+        one
+        for number in range(3)
+        for w in worlds
+        for one in demonstrate(renderer, tokenizer, w, f"t-{number}", rng)
+    ]
+    model = tiny_model.build_model(tokenizer, seed=0)
+    ours = tiny_model._loss(model, shown)
+    ours.backward()
+    gradient = [parameter.grad.clone() for parameter in model.parameters()]
+    total, weight = torch.zeros(()), 0.0
+    for one in shown:
+        ids = torch.tensor([one.token_ids])
+        logprobs = torch.log_softmax(model(input_ids=ids).logits[0, :-1], -1)
+        weights = torch.tensor([1.0 if sampled else 0.1 for sampled in one.sampled[1:]])
+        total = total - (logprobs.gather(-1, ids[0, 1:, None])[:, 0] * weights).sum()
+        weight += float(weights.sum())
+    model.zero_grad()
+    (total / weight).backward()
+    torch.testing.assert_close(ours, total / weight)
+    torch.testing.assert_close(gradient, [p.grad for p in model.parameters()])
+
+
 create = functools.partial(tiny_model.create_tiny_model, worlds=[GridWorld(ComponentSettings())])
 
 

@@ -75,7 +75,9 @@ def run_demo(
     began = clock()
     check_packages()
     chosen = options.run_dir or Path("runs") / f"demo-seed{options.seed}"
-    workers = worker_settings(chosen, options.python)
+    workers = worker_settings(
+        chosen, options.python, {"engine": options.engine, "trainer": options.trainer}
+    )
     check_components(chosen, workers, engine=options.engine, trainer=options.trainer)
     run_dir, state = open_run(chosen.resolve(), options.seed, fresh=options.fresh)
     display = Display(console, target=options.target, max_steps=options.steps)
@@ -144,7 +146,8 @@ def _train(
     for record in sorted([*history.steps(), *history.evals()], key=lambda r: r.step):
         display.record(record)
     with LocalServer(run_dir, workers=workers, clock=clock) as server:
-        # The server boots while the model is being created; count only the wait after that.
+        # The server boots while the model is being created, and its worker imports the components;
+        # count only the wait after that.
         _make_model(options, run_dir, state, display, clock)
         display.phase("starting server and engine")
         waited = clock()

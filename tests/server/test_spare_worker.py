@@ -1,0 +1,67 @@
+"""A worker that imports components while the server starts, by the setting `workers.preload`."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from ajet_core.errors import UnknownComponentError
+from ajet_testing.servers import Running, ServerFactory
+from tests.support.runs import events
+
+pytestmark = pytest.mark.usefixtures("worker_processes")
+
+SCRIPTED = {"preload": {"engine": "scripted", "trainer": "scripted"}}
+
+
+def spawned() -> set[int]:
+    """The worker processes of servers in this process."""
+    return {p.pid for p in psutil.Process().children() if "ajet_server.workers" in p.cmdline()}
+
+
+def serving(server: Running) -> set[int]:
+    (ready,) = (e for e in events(server, "worker") if e["what"] == "ready")
+    return set(ready["pids"])
+
+
+async def test_the_first_run_takes_the_worker_that_waits(servers: ServerFactory) -> None:
+    async with servers.running(workers=SCRIPTED) as server:
+        waiting = spawned()
+        assert len(waiting) == 1
+        await server.roll()
+        assert serving(server) == spawned() == waiting
+        await server.batch()
+    assert not spawned()
+
+
+async def test_a_run_that_needs_two_workers_ends_it(servers: ServerFactory) -> None:
+    async with servers.running(workers=SCRIPTED) as server:
+        waiting = spawned()
+        await server.roll(rollout={"mode": "async"})
+        assert len(spawned()) == 2
+        assert not serving(server) & waiting
+
+
+async def test_a_run_does_without_a_worker_that_was_killed(servers: ServerFactory) -> None:
+    async with servers.running(workers=SCRIPTED) as server:
+        (waiting,) = spawned()
+        psutil.Process(waiting).kill()
+        await server.roll()
+        assert serving(server) == spawned() != {waiting}
+
+
+async def test_it_ends_with_a_server_that_had_no_run(servers: ServerFactory) -> None:
+    async with servers.running(workers=SCRIPTED):
+        assert spawned()
+    assert not spawned()
+
+
+async def test_a_server_without_the_setting_starts_none(servers: ServerFactory) -> None:
+    async with servers.running():
+        assert not spawned()
+
+
+async def test_an_unknown_component_ends_the_start(servers: ServerFactory) -> None:
+    with pytest.raises(UnknownComponentError, match="nothing-like-it"):
+        async with servers.running(workers={"preload": {"engine": "nothing-like-it"}}):
+            pass
