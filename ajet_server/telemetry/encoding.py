@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import cast
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -59,14 +59,8 @@ class LogData:
     context: TraceParent | None = None
 
 
-class Encoded(NamedTuple):
-    """A span or log record as a field of the message that has those of a scope.
-
-    :param scope: name of the instrumentation scope.
-    """
-
-    scope: str
-    field: bytes
+Encoded = tuple[str, bytes]
+"""An instrumentation scope's name, and a record of it as a field of the message that has them."""
 
 
 class _SpanTemplate:
@@ -121,19 +115,19 @@ class Encoder:
             if len(self._templates) >= _TEMPLATES:
                 self._templates.clear()
             self._templates[data.shape] = template
-        return Encoded(_SCOPE, b"".join(_field(_RECORDS, template.encode(data))))
+        return _SCOPE, b"".join(_field(_RECORDS, template.encode(data)))
 
     @staticmethod
     def log(record: LogData) -> Encoded:
         """Encode a log record."""
         field = b"".join(_field(_RECORDS, _log_record(record).SerializeToString()))
-        return Encoded(_text(record.logger), field)
+        return _text(record.logger), field
 
     def request(self, records: Iterable[Encoded], schema_url: str = "") -> bytes:
         """Return the request that exports records, all of which are spans or all log records."""
         by_scope: dict[str, list[bytes]] = {}
-        for record in records:
-            by_scope.setdefault(record.scope, []).append(record.field)
+        for name, field in records:
+            by_scope.setdefault(name, []).append(field)
         resource = [
             ResourceSpans(resource=self._resource, schema_url=schema_url).SerializeToString()
         ]

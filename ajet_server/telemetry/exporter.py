@@ -55,15 +55,16 @@ class _RecordQueue:
         """Whether a request can be filled."""
         return len(self._records) >= self._batch or self._bytes >= _FULL_BYTES
 
-    def put(self, record: Encoded) -> None:
-        """Add a record, or drop it if that would exceed the bounds."""
-        size = len(record.field)
+    def put(self, records: Iterable[Encoded]) -> None:
+        """Add records; drop those that would exceed the bounds."""
         with self._lock:
-            if len(self._records) >= self._most or self._bytes + size > _MOST_BYTES:
-                self.dropped += 1
-            else:
-                self._records.append(record)
-                self._bytes += size
+            for record in records:
+                size = len(record[1])
+                if len(self._records) >= self._most or self._bytes + size > _MOST_BYTES:
+                    self.dropped += 1
+                else:
+                    self._records.append(record)
+                    self._bytes += size
 
     def take(self) -> Sequence[Encoded]:
         """Remove the records of one request, the oldest first."""
@@ -73,7 +74,7 @@ class _RecordQueue:
             while self._records and len(taken) < self._batch and size < _FULL_BYTES:
                 record = self._records.popleft()
                 taken.append(record)
-                size += len(record.field)
+                size += len(record[1])
             self._bytes -= size
         return taken
 
@@ -153,7 +154,7 @@ class Exporter:
         except Exception as error:  # noqa: BLE001 - a defect must not end what is logged
             self._left_out("logs", [error])
             return
-        self._logs.put(encoded)
+        self._logs.put([encoded])
         self._wake_if_full(self._logs)
 
     def put_metrics(self, families: Callable[[], Iterable[Metric]], at: int) -> None:
@@ -170,15 +171,17 @@ class Exporter:
             self._wake.set()
 
     def _encode_spans(self) -> None:
+        encoded: list[Encoded] = []
         errors: list[Exception] = []
         # The encoder uses its messages again.
         with self._encoding:
             while self._made:
                 make = self._made.popleft()
                 try:
-                    self._spans.put(self._encoder.span(make()))
+                    encoded.append(self._encoder.span(make()))
                 except Exception as error:  # noqa: BLE001 - the others are exported
                     errors.append(error)
+        self._spans.put(encoded)
         self._left_out("traces", errors)
 
     def _left_out(self, signal: Signal, errors: Sequence[Exception]) -> None:

@@ -41,9 +41,7 @@ def values(span: SpanData) -> dict[str, object]:
 
 def call(call_id: str, tokens: int) -> Call:
     ids, versions = [2] * tokens, [7] * tokens
-    return Call(
-        call_id, "e", 0, [1] * 5, ids, [0.0] * tokens, versions, 1, "stop", created_at=3.25
-    )
+    return Call(call_id, "e", 0, [1] * 5, ids, [0.0] * tokens, versions, 1, "stop", created_at=3.25)
 
 
 def test_a_span_counts_the_tokens_of_all_choices() -> None:
