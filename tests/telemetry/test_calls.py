@@ -10,7 +10,7 @@ from ajet_core.protocol import TraceParent
 from ajet_core.timeline import Call
 from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.telemetry.calls import CallSpan
-from ajet_server.telemetry.spans import SpanData, SpanMaker
+from ajet_server.telemetry.spans import Attribute, SpanData, SpanMaker
 
 ROOT = TraceParent(b"1" * 16, b"2" * 8)
 
@@ -35,7 +35,7 @@ def of(request: ModelRequest | None, *calls: Call, header: str = "") -> SpanData
     return span
 
 
-def values(span: SpanData) -> dict[str, object]:
+def values(span: SpanData) -> dict[str, Attribute]:
     return dict(zip(span.shape.names, span.values, strict=True)) | dict(span.shape.fixed)
 
 
