@@ -44,7 +44,7 @@ from stub_processes import Child, gateway
 
 from ajet_core.timeline import Call
 from ajet_server.gateway.formats.request import ModelRequest
-from ajet_server.telemetry.encoding import Encoder
+from ajet_server.telemetry.encoding import SCHEMA_URL, Encoder
 from ajet_server.telemetry.spans import SpanMaker
 from ajet_server.telemetry.telemetry import Telemetry
 from ajet_testing.tokenizers import write_model
@@ -168,7 +168,7 @@ def span_us() -> dict[str, float]:
     finished: list[SpanMaker] = []
 
     class Sink:
-        def put_span(self, make: SpanMaker, _: int) -> None:
+        def put_span(self, make: SpanMaker) -> None:
             finished.append(make)
 
     ours = Telemetry(Sink())  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def span_us() -> dict[str, float]:
             str(span.context)
 
     def send_ours() -> None:
-        encoder.spans(finished)
+        encoder.request([encoder.span(make()) for make in finished], SCHEMA_URL)
         finished.clear()
 
     ended: list[ReadableSpan] = []

@@ -22,6 +22,7 @@ from ajet_core.timeline import Call
 from ajet_server.episodes.open_episodes import OpenEpisode, ReservedCalls
 from ajet_server.gateway.formats.completing import CompletionService
 from ajet_server.gateway.formats.dialect import Dialect, DialectRequest, StreamWriter
+from ajet_server.gateway.formats.events import Choice
 from ajet_server.gateway.formats.exchange import Exchange
 from ajet_server.gateway.formats.retries import SameRequest, SharedAnswer
 from ajet_server.http.disconnect import until_disconnect, when_unread
@@ -186,6 +187,8 @@ class ModelCall:
             if self._shared is not None:
                 self._shared.headers |= self._limit()
             choices = await completions.complete(exchange)
+            if self._span is not None:
+                self._span.answered(choices[0].generation)
         return self._asked.whole(exchange, choices)
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
@@ -211,6 +214,8 @@ class ModelCall:
                 writer = self._asked.writer(exchange)
                 async with aclosing(completions.events(exchange)) as events:
                     async for happened in events:
+                        if self._span is not None and isinstance(happened, Choice):
+                            self._span.answered(happened.generation)
                         send(writer.write(happened))
             send(writer.end())
 

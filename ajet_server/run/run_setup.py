@@ -64,7 +64,6 @@ class ResolvedRun:
     :param collective_host: the address on which a trainer listens that sends weights over the
         network.
     :param weights: where the weights of the channel ``delta`` are.
-    :param collector: as `BootPlan.collector`.
     """
 
     run_id: str
@@ -83,7 +82,6 @@ class ResolvedRun:
     servers: ModelServers = field(default_factory=ModelServers)
     collective_host: str = LOOPBACK
     weights: WeightPlaces = field(default_factory=WeightPlaces)
-    collector: str | None = None
 
     @property
     def together(self) -> bool:
@@ -110,7 +108,6 @@ class ResolvedRun:
             servers=self.servers if engine else ModelServers(),
             collective_host=self.collective_host,
             weights=self.weights,
-            collector=self.collector,
         )
 
 
@@ -168,7 +165,6 @@ def resolve_run(
         servers=read_servers(settings.server.run_dir, run_id, _model_servers(settings, engine)),
         collective_host=settings.workers.collective_host,
         weights=_weight_places(settings),
-        collector=(settings.telemetry.endpoint or "") if settings.telemetry.enabled else None,
     )
 
 

@@ -2,7 +2,8 @@
 
 Nothing of this package is imported unless the setting `telemetry.enabled` is on.
 
-The event loop only notes when a call began and ended and keeps what it recorded. A thread makes
-spans of that, in bulk, and sends them. It writes the messages of ``opentelemetry-proto`` itself:
-the spans of the SDK and its exporter take six times the CPU time (benchmarks/telemetry.py).
+A call only notes when it began and ended and what it recorded. Of several calls in a row the event
+loop makes spans and encodes them; a thread sends them. agentjet writes the messages of
+``opentelemetry-proto`` itself: the spans of the SDK and its exporter take six times the CPU time
+(benchmarks/telemetry.py).
 """

@@ -1,38 +1,39 @@
-"""The span of a model call: what the event loop notes, and what becomes of it."""
+"""The span of a model call."""
 
 from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterable
 from contextvars import Token
 from types import TracebackType
 from typing import Any, Self
 
-from ajet_core.protocol import TraceParent
+from ajet_core.protocol import TRACE_HEADER, TraceParent
 from ajet_core.timeline import Call, MessageText
+from ajet_server.gateway.formats.generation import Generation
 from ajet_server.gateway.formats.request import ModelRequest
 from ajet_server.telemetry.spans import (
     CURRENT,
     SERVER,
-    SPAN_BYTES,
     Attribute,
     SpanData,
     SpanMaker,
     SpanShape,
     error_kind,
+    new_span_id,
 )
 
 PROVIDER = ("gen_ai.provider.name", "agentjet")
+_TRACE_HEADER = TRACE_HEADER.encode()
 
 
 class CallSpan:
     """A model call in progress; a context manager that ends with it.
 
-    :param parent: [8] id of the span above it.
-    :param link: the caller's span, if that is in another trace.
-    :param finish: takes it when the call has ended.
+    :param root: the root span of its episode's trace.
+    :param headers: of the request, as ASGI has them.
+    :param put: takes what makes the span when the call has ended, if its episode is sampled.
     :param clock: Unix time in nanoseconds.
     :param content: whether to export messages.
     :ivar calls: what was recorded of it.
@@ -43,26 +44,26 @@ class CallSpan:
     _error = ""
     request: ModelRequest | None = None
     agent = model = ""
+    _cached: int | None = None
 
     def __init__(  # noqa: PLR0917 - made for each call
         self,
         episode_id: str,
-        context: TraceParent,
-        parent: bytes,
-        link: TraceParent | None,
-        finish: Callable[[CallSpan], None],
+        root: TraceParent,
+        headers: Iterable[tuple[bytes, bytes]],
+        put: Callable[[SpanMaker], None],
         clock: Callable[[], int],
         content: bool,
     ) -> None:
-        self.episode_id = episode_id
-        self.context = context
-        self._parent = parent
-        self._link = link
-        self._finish = finish
+        self._episode_id = episode_id
+        self._root = root
+        self._headers = headers
+        self._put = put
         self._clock = clock
         self._content = content
-        self._started = clock()
+        self.context = TraceParent(root.trace_id, new_span_id(), root.sampled)
         self.calls: list[Call] = []
+        self._started = clock()
 
     def __enter__(self) -> Self:
         self._token: Token[TraceParent | None] = CURRENT.set(self.context)
@@ -74,8 +75,9 @@ class CallSpan:
         if error is not None:
             self.failed(error)
         CURRENT.reset(self._token)
-        self._ended = self._clock()
-        self._finish(self)
+        if self.context.sampled:
+            self._ended = self._clock()
+            self._put(self._data)
 
     def failed(self, error: BaseException) -> None:
         """Note what ended the call, unless something did before."""
@@ -85,18 +87,46 @@ class CallSpan:
         """Note that the first part of a streamed answer is there."""
         self._first = self._clock()
 
-    def note(self) -> tuple[SpanMaker, int]:
-        """Return what makes the finished span, and how many bytes that keeps, about.
+    def answered(self, generation: Generation) -> None:
+        """Note how much of its prompt the engine had cached, for the first choice."""
+        if self._cached is None:
+            self._cached = generation.cached_tokens
 
-        It keeps what is exported, and not the request and its calls, which take more memory.
-        """
+    def _data(self) -> SpanData:
+        """Return the finished span."""
+        parent, links = self._above()
+        names: tuple[str, ...] = _CONVERSATION
+        values: list[Attribute] = [self._episode_id]
         request, calls = self.request, self.calls
-        content: tuple[str, ...] = ()
-        size = SPAN_BYTES
-        if request is None:
-            asked = None
-        else:
-            asked = (
+        reasons: tuple[str, ...] = ()
+        version: int | None = None
+        if request is not None and request.seed is not None:
+            names += ("gen_ai.request.seed",)
+            values.append(request.seed)
+        if calls:
+            first = calls[0]
+            tokens = sum([len(call.sampled_ids) for call in calls])
+            reasons = tuple([call.finish_reason for call in calls])
+            versions = calls[-1].policy_versions
+            version = versions[-1] if versions else None
+            names += _ANSWERED
+            values += (first.call_id, first.prompt_length, tokens)
+            values.append(first.created_at - self._started / 1e9)
+            if self._content:
+                names += _CONTENT
+                values += _content(calls)
+        if self._cached is not None:
+            names += ("gen_ai.usage.cache_read.input_tokens",)
+            values.append(self._cached)
+        if self._first:
+            names += ("gen_ai.response.time_to_first_chunk",)
+            values.append((self._first - self._started) / 1e9)
+        shape = _UNREAD
+        if request is not None:
+            shape = _shape(
+                names,
+                reasons,
+                version,
                 "chat" if request.prompt is None else "text_completion",
                 request.model or self.model,
                 self.model,
@@ -107,82 +137,38 @@ class CallSpan:
                 request.stream,
                 self.agent,
             )
-            size += len(asked[1])
-        if not calls:
-            answer = None
-        else:
-            first = calls[0]
-            tokens = len(first.sampled_ids)
-            reasons: tuple[str, ...] = (first.finish_reason,)
-            if len(calls) > 1:
-                tokens = sum([len(call.sampled_ids) for call in calls])
-                reasons = tuple([call.finish_reason for call in calls])
-            versions = calls[-1].policy_versions
-            version = versions[-1] if versions else None
-            answer = (reasons, version, first.call_id, first.prompt_length, tokens)
-            if self._content:
-                content = tuple(_content(calls))
-                size += sum(map(sys.getsizeof, content))
-        make = functools.partial(
-            _call_span,
+        return SpanData(
+            shape,
             self.context,
-            self._parent,
-            self._link,
-            self.episode_id,
-            asked,
-            None if request is None else request.seed,
-            answer,
-            content,
+            parent,
             self._started,
-            self._first,
             self._ended,
-            self._error,
+            values,
+            links,
+            error=self._error,
         )
-        return make, size
 
-
-_Asked = tuple[str, str, str, float, float, int | None, int, bool, str]
-_Answer = tuple[tuple[str, ...], int | None, str, int, int]
-
-
-def _call_span(  # noqa: PLR0917 - what was noted of a call
-    context: TraceParent,
-    parent: bytes,
-    link: TraceParent | None,
-    episode_id: str,
-    asked: _Asked | None,
-    seed: int | None,
-    answer: _Answer | None,
-    content: tuple[str, ...],
-    started: int,
-    first: int,
-    ended: int,
-    error: str,
-) -> SpanData:
-    names: tuple[str, ...] = _CONVERSATION
-    values: list[Attribute] = [episode_id]
-    reasons: tuple[str, ...] = ()
-    version: int | None = None
-    if seed is not None:
-        names += ("gen_ai.request.seed",)
-        values.append(seed)
-    if answer is not None:
-        reasons, version, call_id, prompt_tokens, tokens = answer
-        names += _ANSWERED
-        values += (call_id, prompt_tokens, tokens)
-    if content:
-        names += _CONTENT
-        values += content
-    if first:
-        names += ("gen_ai.response.time_to_first_chunk",)
-        values.append((first - started) / 1e9)
-    shape = _UNREAD if asked is None else _shape(names, reasons, version, *asked)
-    links = () if link is None else (link,)
-    return SpanData(shape, context, parent, started, ended, values, links, error=error)
+    def _above(self) -> tuple[bytes, tuple[TraceParent, ...]]:
+        """Return the id of the parent, and the links."""
+        root = self._root
+        for name, value in self._headers:
+            if name == _TRACE_HEADER:
+                incoming = TraceParent.read(value.decode("latin-1"))
+                if incoming is None:
+                    break
+                if incoming.trace_id == root.trace_id:
+                    return incoming.span_id, ()
+                return root.span_id, (incoming,)
+        return root.span_id, ()
 
 
 _CONVERSATION = ("gen_ai.conversation.id",)
-_ANSWERED = ("gen_ai.response.id", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
+_ANSWERED = (
+    "gen_ai.response.id",
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.output_tokens",
+    "ajet.seconds_to_engine",
+)
 _CONTENT = ("gen_ai.input.messages", "gen_ai.output.messages")
 _UNREAD = SpanShape("chat", SERVER, (("gen_ai.operation.name", "chat"), PROVIDER), _CONVERSATION)
 

@@ -3,50 +3,38 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import cast
 
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ScopeLogs, SeverityNumber
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+from prometheus_client import Metric as Family
 
 from ajet_core import __version__
 from ajet_core.protocol import TraceParent
-from ajet_server.telemetry.spans import (
-    Attribute,
-    Attributes,
-    SpanData,
-    SpanMaker,
-    SpanShape,
-    attributes_size,
-)
-
-if TYPE_CHECKING:
-    # Workers need not have it.
-    from prometheus_client import Metric as Family
+from ajet_server.telemetry.spans import Attribute, Attributes, SpanData, SpanShape
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai/1.42.0"
 """The version of the GenAI conventions that names of spans and attributes follow."""
 
 _TEMPLATES = 256
-# The fields of OTLP's messages that hold the spans.
-_RESOURCE_SPANS = ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER
-_SCOPE_SPANS = ResourceSpans.SCOPE_SPANS_FIELD_NUMBER
-_SPANS = ScopeSpans.SPANS_FIELD_NUMBER
+_SCOPE = "agentjet"
+# The fields of OTLP's messages that hold spans. Those that hold log records have the same numbers,
+# and so have the resource, the scope and the schema beside them.
+_RESOURCES = ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER
+_SCOPES = ResourceSpans.SCOPE_SPANS_FIELD_NUMBER
+_RECORDS = ScopeSpans.SPANS_FIELD_NUMBER
 # The encoding of protobuf: the type of a field that is a message, and 7 bits of a number.
 _LENGTH_DELIMITED = 2
 _LOW_BITS = 0x7F
-# Bytes of a log record without its texts.
-_RECORD = 300
 _SAMPLED_FLAG = 1
 # What an integer of OTLP can be.
 _LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
@@ -70,19 +58,9 @@ class LogData:
     attributes: Attributes = ()
     context: TraceParent | None = None
 
-    def size(self) -> int:
-        """Return how many bytes it takes, about."""
-        return sys.getsizeof(self.message) + _RECORD + attributes_size(self.attributes)
 
-
-class OtlpRequest(NamedTuple):
-    """A request for a collector.
-
-    :param errors: those of the records that could not be encoded and are not in it.
-    """
-
-    body: bytes
-    errors: Sequence[Exception]
+Encoded = tuple[str, bytes]
+"""An instrumentation scope's name, and a record of it as a field of the message that has them."""
 
 
 class _SpanTemplate:
@@ -120,75 +98,67 @@ class _SpanTemplate:
 
 
 class Encoder:
-    """Encodes the records of one process.
+    """Encodes the records of one process; only one thread at a time may encode spans.
 
     :param resource: attributes of the process.
     """
 
     def __init__(self, resource: Attributes) -> None:
         self._resource = Resource(attributes=[_pair(*one) for one in resource])
-        self._scope = InstrumentationScope(name="agentjet", version=__version__)
         self._templates: dict[SpanShape, _SpanTemplate] = {}
-        self._resource_spans = ResourceSpans(
-            resource=self._resource, schema_url=SCHEMA_URL
-        ).SerializeToString()
-        self._scope_spans = ScopeSpans(scope=self._scope, schema_url=SCHEMA_URL).SerializeToString()
 
-    def spans(self, spans: Iterable[SpanMaker]) -> OtlpRequest:
-        """Return the request that exports spans."""
-        scope = [self._scope_spans]
-        errors: list[Exception] = []
-        for make in spans:
-            try:
-                scope += _field(_SPANS, self._encoded(make()))
-            except Exception as error:  # noqa: BLE001 - the others of the request are exported
-                errors.append(error)
-        resource = [self._resource_spans, *_field(_SCOPE_SPANS, b"".join(scope))]
-        return OtlpRequest(b"".join(_field(_RESOURCE_SPANS, b"".join(resource))), errors)
-
-    def _encoded(self, data: SpanData) -> bytes:
+    def span(self, data: SpanData) -> Encoded:
+        """Encode a span."""
         template = self._templates.get(data.shape)
         if template is None:
             template = _SpanTemplate(data.shape)
             if len(self._templates) >= _TEMPLATES:
                 self._templates.clear()
             self._templates[data.shape] = template
-        return template.encode(data)
+        return _SCOPE, b"".join(_field(_RECORDS, template.encode(data)))
 
-    def logs(self, records: Iterable[LogData]) -> OtlpRequest:
-        """Return the request that exports log records."""
-        request = ExportLogsServiceRequest()
-        resource = request.resource_logs.add(resource=self._resource)
-        by_logger: dict[str, ScopeLogs] = {}
-        errors: list[Exception] = []
-        for record in records:
-            try:
-                encoded = _log_record(record)
-            except Exception as error:  # noqa: BLE001 - as above
-                errors.append(error)
-                continue
-            if record.logger not in by_logger:
-                scope = InstrumentationScope(name=_text(record.logger), version=__version__)
-                by_logger[record.logger] = resource.scope_logs.add(scope=scope)
-            by_logger[record.logger].log_records.append(encoded)
-        return OtlpRequest(request.SerializeToString(), errors)
+    @staticmethod
+    def log(record: LogData) -> Encoded:
+        """Encode a log record."""
+        field = b"".join(_field(_RECORDS, _log_record(record).SerializeToString()))
+        return _text(record.logger), field
 
-    def metrics(self, families: Iterable[Family], at: int) -> OtlpRequest:
-        """Return the request that exports metrics of Prometheus.
+    def request(self, records: Iterable[Encoded], schema_url: str = "") -> bytes:
+        """Return the request that exports records, all of which are spans or all log records."""
+        by_scope: dict[str, list[bytes]] = {}
+        for name, field in records:
+            by_scope.setdefault(name, []).append(field)
+        resource = [
+            ResourceSpans(resource=self._resource, schema_url=schema_url).SerializeToString()
+        ]
+        for name, fields in by_scope.items():
+            scope = ScopeSpans(scope=_scope(name), schema_url=schema_url)
+            resource += _field(_SCOPES, b"".join((scope.SerializeToString(), *fields)))
+        return b"".join(_field(_RESOURCES, b"".join(resource)))
 
+    def metrics(
+        self, families: Callable[[], Iterable[Family]], at: int
+    ) -> tuple[bytes, Exception | None]:
+        """Return the request that exports metrics of Prometheus, and why some are not in it.
+
+        :param families: returns them.
         :param at: Unix time in nanoseconds.
         """
         request = ExportMetricsServiceRequest()
         resource = request.resource_metrics.add(resource=self._resource)
-        scope = resource.scope_metrics.add(scope=self._scope)
-        errors: list[Exception] = []
+        scope = resource.scope_metrics.add(scope=_scope(_SCOPE))
+        problem: Exception | None = None
         try:
-            for family in families:
+            for family in families():
                 if family.samples:
                     scope.metrics.append(_metric(family, at))
-        except Exception as error:  # noqa: BLE001 - as above; an engine's, which come last
-            errors.append(error)
-        return OtlpRequest(request.SerializeToString(), errors)
+        except Exception as error:  # noqa: BLE001 - an engine's, which come last
+            problem = error
+        return request.SerializeToString(), problem
+
+
+def _scope(name: str) -> InstrumentationScope:
+    return InstrumentationScope(name=name, version=__version__)
 
 
 def _field(number: int, message: bytes) -> tuple[bytes, bytes]:

@@ -8,20 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
 
 import httpx2
+from prometheus_client import Metric
 
-from ajet_server.telemetry.encoding import Encoder, LogData, OtlpRequest
+from ajet_server.telemetry.encoding import SCHEMA_URL, Encoded, Encoder, LogData
 from ajet_server.telemetry.environment import ExportTerms, Signal, Target
-from ajet_server.telemetry.spans import SPAN_BYTES, SpanMaker
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
-
-
-T = TypeVar("T")
+from ajet_server.telemetry.spans import SpanMaker
 
 LOGGER = "ajet.telemetry"
 _log = logging.getLogger(LOGGER)
@@ -32,14 +25,15 @@ _TRIES = 5
 _SHOWN = 200
 # Shorter words of a header, such as the scheme, are none.
 _SHORTEST_SECRET = 8
-# Bytes of the records of a kind that wait, and of a request before it is encoded. With messages, a
-# record may take megabytes. Collectors refuse requests of more than 20 MiB unless told otherwise.
+# Bytes of the records of a kind that wait, and of a request. With messages, a record may take
+# megabytes. Collectors refuse requests of more than 20 MiB unless told otherwise.
 _MOST_BYTES = 64 * 2**20
 _FULL_BYTES = 8 * 2**20
+_AT_ONCE = 16
 
 
-class _RecordQueue(Generic[T]):
-    """Records that wait, within bounds; threads may share it.
+class _RecordQueue:
+    """Encoded records that wait, within bounds; threads may share it.
 
     :param most: number of records that it takes.
     :param batch: number of records of a request.
@@ -49,7 +43,7 @@ class _RecordQueue(Generic[T]):
         self._most = most
         self._batch = batch
         self._lock = threading.Lock()
-        self._records: deque[tuple[T, int]] = deque()
+        self._records: deque[Encoded] = deque()
         self._bytes = 0
         self.dropped = 0
 
@@ -61,30 +55,26 @@ class _RecordQueue(Generic[T]):
         """Whether a request can be filled."""
         return len(self._records) >= self._batch or self._bytes >= _FULL_BYTES
 
-    def put(self, record: T, size: int) -> bool:
-        """Add a record, or drop it if that would exceed the bounds.
-
-        :param size: bytes that it takes, about.
-        :return: whether a request can be filled.
-        """
-        records = self._records
+    def put(self, records: Iterable[Encoded]) -> None:
+        """Add records; drop those that would exceed the bounds."""
         with self._lock:
-            if len(records) >= self._most or self._bytes + size > _MOST_BYTES:
-                self.dropped += 1
-            else:
-                records.append((record, size))
-                self._bytes += size
-            return len(records) >= self._batch or self._bytes >= _FULL_BYTES
+            for record in records:
+                size = len(record[1])
+                if len(self._records) >= self._most or self._bytes + size > _MOST_BYTES:
+                    self.dropped += 1
+                else:
+                    self._records.append(record)
+                    self._bytes += size
 
-    def take(self) -> Sequence[T]:
+    def take(self) -> Sequence[Encoded]:
         """Remove the records of one request, the oldest first."""
-        taken: list[T] = []
+        taken: list[Encoded] = []
         size = 0
         with self._lock:
             while self._records and len(taken) < self._batch and size < _FULL_BYTES:
-                record, own = self._records.popleft()
+                record = self._records.popleft()
                 taken.append(record)
-                size += own
+                size += len(record[1])
             self._bytes -= size
         return taken
 
@@ -95,17 +85,26 @@ class Exporter:
     Nothing here waits for the collector except the thread and, for a limited time, `close`.
 
     :param connect: makes the connection for a number of seconds per request.
+    :param at_once: how many spans are made and encoded in a row, because then the processor has
+        code and data at hand. Until then a call's span keeps its request.
     :ivar pause_seconds: pause before a request is repeated for the first time; it doubles.
     """
 
     def __init__(
-        self, terms: ExportTerms, connect: Callable[[ExportTerms], httpx2.Client] | None = None
+        self,
+        terms: ExportTerms,
+        connect: Callable[[ExportTerms], httpx2.Client] | None = None,
+        *,
+        at_once: int = _AT_ONCE,
     ) -> None:
         self._terms = terms
         self._connect = connect or _connection
         self._encoder = Encoder(terms.resource)
-        self._spans = _RecordQueue[SpanMaker](terms.queue, terms.batch)
-        self._logs = _RecordQueue[LogData](terms.queue, terms.batch)
+        self._made: deque[SpanMaker] = deque()
+        self._at_once = min(at_once, terms.batch, terms.queue)
+        self._encoding = threading.Lock()
+        self._spans = _RecordQueue(terms.queue, terms.batch)
+        self._logs = _RecordQueue(terms.queue, terms.batch)
         self._metrics: tuple[Callable[[], Iterable[Metric]], int] | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -135,22 +134,28 @@ class Exporter:
         self._closing.set()
         self._wake.set()
         self._thread.join(seconds)
-        if waiting := len(self._spans) + len(self._logs):
+        if waiting := len(self._made) + len(self._spans) + len(self._logs):
             _log.warning("%d spans and log records were not sent", waiting)
 
-    def put_span(self, make: SpanMaker, size: int = SPAN_BYTES) -> None:
+    def put_span(self, make: SpanMaker) -> None:
         """Export a span.
 
-        :param make: returns it; called by the thread.
-        :param size: bytes that `make` keeps until then, about.
+        :param make: returns it; called soon, by this thread or the exporter's.
         """
-        if self._spans.put(make, size) and not self._wake.is_set():
-            self._wake.set()
+        self._made.append(make)
+        if len(self._made) >= self._at_once:
+            self._encode_spans()
+            self._wake_if_full(self._spans)
 
     def put_log(self, record: LogData) -> None:
         """Export a log record."""
-        if self._logs.put(record, record.size()) and not self._wake.is_set():
-            self._wake.set()
+        try:
+            encoded = self._encoder.log(record)
+        except Exception as error:  # noqa: BLE001 - a defect must not end what is logged
+            self._left_out("logs", [error])
+            return
+        self._logs.put([encoded])
+        self._wake_if_full(self._logs)
 
     def put_metrics(self, families: Callable[[], Iterable[Metric]], at: int) -> None:
         """Export metrics; those that were not sent before are outdated.
@@ -160,6 +165,30 @@ class Exporter:
         """
         self._metrics = families, at
         self._wake.set()
+
+    def _wake_if_full(self, queue: _RecordQueue) -> None:
+        if queue.is_full and not self._wake.is_set():
+            self._wake.set()
+
+    def _encode_spans(self) -> None:
+        encoded: list[Encoded] = []
+        errors: list[Exception] = []
+        # The encoder uses its messages again.
+        with self._encoding:
+            while self._made:
+                make = self._made.popleft()
+                try:
+                    encoded.append(self._encoder.span(make()))
+                except Exception as error:  # noqa: BLE001 - the others are exported
+                    errors.append(error)
+        self._spans.put(encoded)
+        self._left_out("traces", errors)
+
+    def _left_out(self, signal: Signal, errors: Sequence[Exception]) -> None:
+        """Report the errors of records that cannot be encoded."""
+        if errors:
+            self._refused += len(errors)
+            _log.error("cannot export %d %s", len(errors), signal, exc_info=errors[0])
 
     def _run(self) -> None:
         with self._connect(self._terms) as http:
@@ -181,16 +210,21 @@ class Exporter:
         """
         if (metrics := self._metrics) is not None:
             self._metrics = None
-            self._send(http, "metrics", partial(self._encode_metrics, *metrics), 0)
-        self._export_records(http, "traces", self._spans, self._encoder.spans, rest=rest)
-        self._export_records(http, "logs", self._logs, self._encoder.logs, rest=rest)
+            body, problem = self._encoder.metrics(*metrics)
+            if problem is not None:
+                _log.error("cannot export all metrics", exc_info=problem)
+            self._send(http, "metrics", body, 0)
+        if rest:
+            self._encode_spans()
+        self._export_records(http, "traces", self._spans, SCHEMA_URL, rest=rest)
+        self._export_records(http, "logs", self._logs, rest=rest)
 
     def _export_records(
         self,
         http: httpx2.Client,
         signal: Signal,
-        queue: _RecordQueue[T],
-        encode: Callable[[Sequence[T]], OtlpRequest],
+        queue: _RecordQueue,
+        schema_url: str = "",
         *,
         rest: bool,
     ) -> None:
@@ -198,15 +232,10 @@ class Exporter:
         while waiting > 0 and (rest or queue.is_full) and time.monotonic() <= self._deadline:
             records = queue.take()
             waiting -= len(records)
-            self._send(http, signal, partial(encode, records), len(records))
+            self._send(http, signal, self._encoder.request(records, schema_url), len(records))
             self._report_dropped()
 
-    def _encode_metrics(self, families: Callable[[], Iterable[Metric]], at: int) -> OtlpRequest:
-        return self._encoder.metrics(families(), at)
-
-    def _send(
-        self, http: httpx2.Client, signal: Signal, encode: Callable[[], OtlpRequest], count: int
-    ) -> None:
+    def _send(self, http: httpx2.Client, signal: Signal, body: bytes, count: int) -> None:
         """Send one request, repeating it where that may help.
 
         :param count: number of records that are lost if it fails.
@@ -215,12 +244,6 @@ class Exporter:
         if target is None:
             return
         try:
-            body, errors = encode()
-            if errors:
-                left_out = min(count, len(errors))
-                count -= left_out
-                self._refused += left_out
-                _log.error("cannot export %d %s", len(errors), signal, exc_info=errors[0])
             problem = self._post(http, target, body)
         except Exception as error:  # noqa: BLE001 - a defect must not end the export of the rest
             _log.exception("cannot export %s", signal)

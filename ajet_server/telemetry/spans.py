@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import random
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,13 +17,6 @@ Attributes = tuple[tuple[str, Attribute], ...]
 # Numbers of OTLP.
 INTERNAL = 1
 SERVER = 2
-
-SPAN_BYTES = 1000
-"""Bytes that wait with a span without long texts, about."""
-OBJECT_BYTES = 200
-"""Bytes of one more link or event, about."""
-# Bytes, with what surrounds them.
-_NUMBER = 32
 
 CURRENT: contextvars.ContextVar[TraceParent | None] = contextvars.ContextVar(
     "ajet_span", default=None
@@ -88,20 +80,7 @@ class SpanData(NamedTuple):
 
 
 SpanMaker = Callable[[], SpanData]
-"""Makes a finished span of what was noted of it."""
-
-
-def attributes_size(attributes: Attributes) -> int:
-    """Return how many bytes attributes take, about, without their names."""
-    size = 0
-    for _, value in attributes:
-        if isinstance(value, str):
-            size += sys.getsizeof(value)
-        elif isinstance(value, tuple | list):
-            size += sum(map(sys.getsizeof, value))
-        else:
-            size += _NUMBER
-    return size
+"""Makes a finished span of what is known of it."""
 
 
 def error_kind(error: BaseException) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,14 +18,12 @@ from ajet_installation.settings import TelemetrySettings
 from ajet_server.observe.prometheus import families
 from ajet_server.telemetry.calls import PROVIDER, CallSpan
 from ajet_server.telemetry.environment import read_terms
-from ajet_server.telemetry.exporter import LOGGER, Exporter
+from ajet_server.telemetry.exporter import Exporter
 from ajet_server.telemetry.log_handler import ExportHandler, without_keys
 from ajet_server.telemetry.spans import (
     CURRENT,
     INTERNAL,
-    OBJECT_BYTES,
     SERVER,
-    SPAN_BYTES,
     Attribute,
     SpanData,
     SpanEvent,
@@ -36,8 +33,6 @@ from ajet_server.telemetry.spans import (
     new_span_id,
     span_shape,
 )
-
-_log = logging.getLogger(LOGGER)
 
 _CLOSE_SECONDS = 5.0
 _NANO = 1e9
@@ -52,7 +47,6 @@ _STEP_METRICS = ("reward_mean", "loss", "tokens_trained")
 
 _CLAIM = SpanShape("claim", SERVER)
 _ROOTS = 4096
-_TRACE_HEADER = TRACE_HEADER.encode()
 
 
 class StepSpan:
@@ -101,8 +95,10 @@ class Telemetry:
         :raises ConfigError: a variable of the environment has a value that cannot be used.
         """
         terms = read_terms(settings, process)
+        # Messages of many calls in a row would stop the event loop.
+        exporter = Exporter(terms, at_once=1) if settings.content else Exporter(terms)
         return cls(
-            Exporter(terms),
+            exporter,
             ratio=terms.ratio,
             content=settings.content,
             metrics_every=terms.metrics_every,
@@ -128,29 +124,8 @@ class Telemetry:
             the call's parent; one of another trace is linked, so that an episode remains one trace.
         """
         root = self._root(episode_id)
-        parent, link = root.span_id, None
-        for name, value in headers:
-            if name != _TRACE_HEADER:
-                continue
-            incoming = TraceParent.read(value.decode("latin-1"))
-            if incoming is not None and incoming.trace_id == root.trace_id:
-                parent = incoming.span_id
-            else:
-                link = incoming
-            break
-        context = TraceParent(root.trace_id, new_span_id(), root.sampled)
-        return CallSpan(episode_id, context, parent, link, self._finish, self._clock, self._content)
-
-    def _finish(self, span: CallSpan) -> None:
-        if not span.context.sampled:
-            return
-        try:
-            # Not later: the request and its calls take more memory than what is exported of them.
-            make, size = span.note()
-        except Exception:  # noqa: BLE001 - a defect must not end the call
-            _log.exception("cannot export a call of episode %s", span.episode_id)
-            return
-        self._exporter.put_span(make, size)
+        put = self._exporter.put_span
+        return CallSpan(episode_id, root, headers, put, self._clock, self._content)
 
     @contextmanager
     def claim(self, headers: Mapping[str, str]) -> Iterator[list[str]]:
@@ -186,26 +161,8 @@ class Telemetry:
         if not root.sampled:
             return
         end = self._clock() if record.finished_at is None else round(record.finished_at * _NANO)
-        # The id of a task that is a text is the text.
-        content = (record.task_id, record.group) if self._content else ()
-        make = functools.partial(
-            _episode_span,
-            root,
-            round(record.created_at * _NANO),
-            end,
-            record.episode_id,
-            record.kind,
-            record.state,
-            record.tag,
-            record.claim_version,
-            record.reward,
-            record.components,
-            record.reason,
-            record.cause,
-            content,
-        )
-        texts = sum(map(sys.getsizeof, (record.reason, *content)))
-        self._exporter.put_span(make, SPAN_BYTES + texts + len(record.components) * OBJECT_BYTES)
+        make = functools.partial(_episode_span, root, record, end, self._content)
+        self._exporter.put_span(make)
 
     @contextmanager
     def step(self, batch: BatchRecord) -> Iterator[StepSpan]:
@@ -270,8 +227,7 @@ class Telemetry:
         self._exporter.put_metrics(numbers, self._clock())
 
     def _export(self, span: SpanData) -> None:
-        size = SPAN_BYTES + len(span.links) * OBJECT_BYTES
-        self._exporter.put_span(lambda: span, size)
+        self._exporter.put_span(lambda: span)
 
 
 def _root(ratio: float, episode_id: str) -> TraceParent:
@@ -283,43 +239,31 @@ def _root(ratio: float, episode_id: str) -> TraceParent:
     return root._replace(sampled=is_chosen(root.trace_id, ratio))
 
 
-def _episode_span(  # noqa: PLR0917 - what was noted of an episode
-    root: TraceParent,
-    start: int,
-    end: int,
-    episode_id: str,
-    kind: str,
-    state: str,
-    tag: str,
-    version: int,
-    reward: float | None,
-    components: Mapping[str, float],
-    reason: str,
-    cause: str,
-    content: tuple[str, ...],
-) -> SpanData:
+def _episode_span(root: TraceParent, record: EpisodeRecord, end: int, content: bool) -> SpanData:
     more: dict[str, Attribute] = {
-        "gen_ai.conversation.id": episode_id,
-        "ajet.policy_version": version,
+        "gen_ai.conversation.id": record.episode_id,
+        "ajet.policy_version": record.claim_version,
     }
     if content:
-        more["ajet.task.id"], more["ajet.group"] = content
+        # The id of a task that is a text is the text.
+        more["ajet.task.id"], more["ajet.group"] = record.task_id, record.group
     events: tuple[SpanEvent, ...] = ()
-    if reward is not None:
-        more["ajet.reward"] = reward
-        scores = {"reward": reward, **components}
+    if record.reward is not None:
+        more["ajet.reward"] = record.reward
+        scores = {"reward": record.reward, **record.components}
         events = tuple([_score(name, float(score), end) for name, score in scores.items()])
-    if reason:
-        more["ajet.reason"] = without_keys(reason)
+    if record.reason:
+        more["ajet.reason"] = without_keys(record.reason)
     fixed = (
         ("gen_ai.operation.name", "invoke_agent"),
         PROVIDER,
-        ("ajet.episode.kind", kind),
-        ("ajet.episode.state", state),
-        ("ajet.tag", tag),
+        ("ajet.episode.kind", record.kind),
+        ("ajet.episode.state", record.state),
+        ("ajet.tag", record.tag),
     )
+    start = round(record.created_at * _NANO)
     shape = span_shape("invoke_agent", INTERNAL, fixed, tuple(more))
-    error = cause if state == "aborted" else ""
+    error = record.cause if record.state == "aborted" else ""
     return SpanData(shape, root, b"", start, end, tuple(more.values()), events=events, error=error)
 
 

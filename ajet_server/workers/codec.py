@@ -55,8 +55,6 @@ class BootPlan:
         network.
     :param weights: where the weights of the channel ``delta`` are.
     :param version: of the server's code.
-    :param collector: base URL to which the worker sends its spans, "" for that of the environment;
-        None if it sends none.
     """
 
     run_dir: str
@@ -73,7 +71,6 @@ class BootPlan:
     collective_host: str = LOOPBACK
     weights: WeightPlaces = field(default_factory=WeightPlaces)
     version: str = __version__
-    collector: str | None = None
 
     @property
     def components(self) -> BootPlan:

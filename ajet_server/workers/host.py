@@ -17,16 +17,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import GenericAlias, NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+from typing import Any, TypeVar, get_origin
 
 from ajet_core import __version__
-from ajet_core.errors import AjetError, ConfigError, EngineError, WorkerBootError, WorkerError
+from ajet_core.errors import AjetError, EngineError, WorkerBootError, WorkerError
 from ajet_core.interfaces import (
     ComponentSettings,
     Engine,
     EngineInfo,
-    GenerateChunk,
-    GenerateRequest,
     Trainer,
     TrainerInfo,
     WeightUpdate,
@@ -47,9 +45,6 @@ from ajet_server.workers.codec import (
 from ajet_server.workers.delta_end import DeltaEnd
 from ajet_server.workers.methods import Method
 from ajet_server.workers.rendezvous import accepted
-
-if TYPE_CHECKING:
-    from ajet_server.telemetry.worker import WorkerTelemetry
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -94,19 +89,6 @@ def _checked(kind: type[R] | UnionType, result: R) -> R:
     if not isinstance(result, expected or object):
         raise TypeError(f"it returned a {type(result).__name__} instead of {kind}")
     return result
-
-
-def _telemetry(collector: str) -> WorkerTelemetry | None:
-    """Start the telemetry of this worker, which it can do without."""
-    try:
-        from ajet_server.telemetry.worker import WorkerTelemetry
-
-        telemetry = WorkerTelemetry.of(collector)
-    except (ModuleNotFoundError, ConfigError) as error:
-        _log.warning("this worker exports no spans: %s", error)
-        return None
-    telemetry.open()
-    return telemetry
 
 
 def _make(plan: ComponentPlan, context: WorkerContext) -> Any:
@@ -163,7 +145,6 @@ class WorkerHost:
         self._asleep = False
         self._engine: Engine | None = None
         self._trainer: Trainer | None = None
-        self._telemetry: WorkerTelemetry | None = None
         self._engine_plan: ComponentPlan
         self._trainer_plan: ComponentPlan
         self._weights: DeltaEnd
@@ -231,8 +212,6 @@ class WorkerHost:
         if self._trainer is not None:
             await self._close(self._trainer_plan, lambda: self._in_thread(lambda t: t.close()))
         self._trainer_thread.shutdown(wait=False)
-        if self._telemetry is not None:
-            await asyncio.to_thread(self._telemetry.close)
         if self._server is not None:
             self._server.close()
 
@@ -354,8 +333,6 @@ class WorkerHost:
             collective_host=plan.collective_host,
         )
         self._weights = DeltaEnd(plan.weights, context.run_dir)
-        if plan.collector is not None:
-            self._telemetry = _telemetry(plan.collector)
         trainer_info: TrainerInfo | None = None
         engine_info: EngineInfo | None = None
         # Start the trainer first: an engine in the same process then takes over its weights.
@@ -423,26 +400,10 @@ class WorkerHost:
 
     async def _generate(self, call: CallInProgress, params: Any) -> None:
         request, engine = unpack_request(params), self._need_engine()
-        span = None if self._telemetry is None else self._telemetry.generation(request)
-        if span is None:
-            await self._sample(call, engine, request)
-            return
-        with span:
-            await self._sample(call, engine, span.request, span.take)
-
-    async def _sample(
-        self,
-        call: CallInProgress,
-        engine: Engine,
-        request: GenerateRequest,
-        take: Callable[[GenerateChunk], None] | None = None,
-    ) -> None:
         with _faults(self._engine_plan, _failed_in(methods.GENERATE), WorkerError):
             chunks = engine.generate(request)
             try:
                 async for chunk in chunks:
-                    if take is not None:
-                        take(chunk)
                     call.send_chunk(pack_chunk(chunk))
             finally:
                 # Closing the generator tells the engine that a cancelled call's slot is free.

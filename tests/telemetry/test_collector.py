@@ -59,7 +59,6 @@ async def test_a_collector_gets_the_trace_of_an_episode_that_outlives_its_server
             (step,) = received.wait_for("training_step")
             episodes = received.wait_for("invoke_agent", 2)
             calls = received.wait_for("chat", 3)
-            generations = received.wait_for("generate", 3)
             received.wait_until(lambda: any(one.name == "ajet_calls" for one in received.metrics))
             received.wait_until(
                 lambda: any("listening on" in one.body.string_value for one in received.logs)
@@ -70,11 +69,8 @@ async def test_a_collector_gets_the_trace_of_an_episode_that_outlives_its_server
     assert {(one.trace_id, one.parent_span_id) for one in calls} == {
         (root.trace_id, root.span_id) for root in roots
     }
-    assert {one.parent_span_id for one in generations} == {one.span_id for one in calls}
-    tokens = [attributes(one)["gen_ai.usage.output_tokens"] for one in calls]
-    assert sum(tokens) == sum(attributes(one)["ajet.sampled_tokens"] for one in generations)
+    assert all(attributes(one)["gen_ai.usage.output_tokens"] > 0 for one in calls)
     assert services(received, "chat") == {"agentjet-server"}
-    assert services(received, "generate") == {"agentjet-worker"}
     assert {resource["deployment.environment.name"] for resource, _ in received.spans} == {"test"}
 
 
@@ -91,8 +87,6 @@ async def test_gateway_processes_export_the_calls_that_they_answer(
             await end(http, grant, 1.0)
             (one,) = received.wait_for("chat")
             (episode,) = received.wait_for("invoke_agent")
-            (generation,) = received.wait_for("generate")
     assert (one.trace_id, one.parent_span_id) == (episode.trace_id, episode.span_id)
-    assert generation.parent_span_id == one.span_id
     assert services(received, "chat") == {"agentjet-gateway"}
     assert services(received, "invoke_agent") == {"agentjet-server"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from ajet_core.protocol import TraceParent
 from ajet_server.telemetry.encoding import SCHEMA_URL, Encoder
-from ajet_server.telemetry.spans import Attribute, SpanData, SpanEvent, SpanMaker, SpanShape
+from ajet_server.telemetry.spans import Attribute, SpanData, SpanEvent, SpanShape
 
 VALUES = st.one_of(
     st.text(max_size=300),
@@ -39,7 +38,7 @@ def spans_of_some_shapes(draw: st.DrawFn) -> list[SpanData]:
     """Spans, several of which have the same shape."""
     shapes = draw(st.lists(SHAPES, min_size=1, max_size=3))
     spans: list[SpanData] = []
-    for shape in draw(st.lists(st.sampled_from(shapes), max_size=6)):
+    for shape in draw(st.lists(st.sampled_from(shapes), min_size=1, max_size=6)):
         values = draw(st.tuples(*[VALUES] * len(shape.names)))
         spans.append(
             draw(st.builds(SpanData, shape=st.just(shape), values=st.just(values), **REST))
@@ -86,17 +85,11 @@ def expected(value: Attribute) -> Attribute:
     return tuple(map(written, value)) if isinstance(value, tuple) else value
 
 
-def makers(spans: list[SpanData]) -> list[SpanMaker]:
-    return [functools.partial(SpanData, *span) for span in spans]
-
-
 @given(spans_of_some_shapes())
 def test_a_request_has_what_the_spans_have(spans: list[SpanData]) -> None:
     encoder = Encoder((("service.name", "test"),))
     # Messages are used again, by spans of the same shape too.
-    encoder.spans(makers(spans))
-    body, errors = encoder.spans(makers([*spans, *spans]))
-    assert errors == []
+    body = encoder.request([encoder.span(span) for span in (*spans, *spans)], SCHEMA_URL)
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     assert resource.resource.attributes[0].value.string_value == "test"
     (scope,) = resource.scope_spans
@@ -128,13 +121,16 @@ def test_a_request_has_what_the_spans_have(spans: list[SpanData]) -> None:
         assert (span.status.code == 2) == bool(data.error)
 
 
-def test_a_span_that_cannot_be_encoded_is_left_out_alone() -> None:
+def test_a_span_that_cannot_be_encoded_spoils_no_other() -> None:
     def span(value: object) -> SpanData:
         context = TraceParent(b"t" * 16, b"s" * 8)
         return SpanData(shape, context, b"", 1, 2, ("first", value))  # type: ignore[arg-type]
 
     shape = SpanShape("x", 1, names=("a", "b"))
-    body, errors = Encoder(()).spans(makers([span(1), span(object()), span(2)]))
-    assert len(errors) == 1
+    encoder = Encoder(())
+    before = encoder.span(span(1))
+    with pytest.raises(TypeError):
+        encoder.span(span(object()))
+    body = encoder.request([before, encoder.span(span(2))])
     spans = ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans
     assert [one.attributes[1].value.int_value for one in spans] == [1, 2]

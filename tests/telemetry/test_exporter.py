@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -12,13 +13,14 @@ import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from ajet_core.protocol import TraceParent
 from ajet_installation.settings import TelemetrySettings
-from ajet_server.telemetry.encoding import Encoder, LogData
+from ajet_server.telemetry.encoding import SCHEMA_URL, Encoder, LogData
 from ajet_server.telemetry.environment import ExportTerms, read_terms
 from ajet_server.telemetry.exporter import Exporter
 from ajet_server.telemetry.spans import (
@@ -94,13 +96,13 @@ def test_what_does_not_fit_into_the_queue_is_dropped_and_reported_once(
     exporter = Exporter(terms(url, OTEL_BSP_MAX_QUEUE_SIZE="3"))
     for number in range(5):
         exporter.put_span(span(f"span {number}"))
-    assert exporter.lost == 2
     exporter.open()
     received.wait_for("span", 3)
     wait_until(lambda: bool(caplog.records))
     exporter.put_span(span("later"))
     received.wait_for("later")
     exporter.close(10)
+    assert exporter.lost == 2
     (report,) = caplog.records
     assert report.message.startswith("2 spans or log records did not fit into the queue of 3")
     assert [one.name for one in received.named("span")] == ["span 0", "span 1", "span 2"]
@@ -272,7 +274,7 @@ def test_an_engine_whose_metrics_are_unreadable_does_not_hide_those_of_the_serve
     received.wait_until(lambda: received.metrics)
     exporter.close(10)
     assert [one.name for one in received.metrics] == ["requests"]
-    assert "cannot export 1 metrics" in caplog.text
+    assert "cannot export all metrics" in caplog.text
 
 
 NUMBERS = st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans())
@@ -286,15 +288,15 @@ def test_any_texts_and_numbers_can_be_encoded(name: str, values: Attributes) -> 
     encoder = Encoder((("service.name", "a"),))
     event = SpanEvent(name, 1, values)
     for _ in range(2):
-        traces = encoder.spans([span(name, attributes=values, fixed=values, events=(event,))])
-        assert not traces.errors
-        (sent,) = (
-            ExportTraceServiceRequest.FromString(traces.body).resource_spans[0].scope_spans[0].spans
-        )
+        made = span(name, attributes=values, fixed=values, events=(event,))()
+        body = encoder.request([encoder.span(made)], SCHEMA_URL)
+        (sent,) = ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans
         for pair, (_, value) in zip(sent.attributes, values, strict=False):
             if isinstance(value, int) and not isinstance(value, bool):
                 assert pair.value.int_value == max(-(2**63), min(value, 2**63 - 1))
-    assert not encoder.logs([LogData(1, 30, name, name, values)]).errors
+    body = encoder.request([encoder.log(LogData(1, 30, name, name, values))])
+    (scope,) = ExportLogsServiceRequest.FromString(body).resource_logs[0].scope_logs
+    assert scope.log_records[0].body.string_value == scope.scope.name
 
 
 def test_records_that_wait_are_bounded_in_bytes(
@@ -304,7 +306,7 @@ def test_records_that_wait_are_bounded_in_bytes(
     exporter = Exporter(terms(url))
     for number in range(80):
         text = ("content", f"{number}" + "x" * 2**20)
-        exporter.put_span(span(f"span {number}", (text,)), 2**20 + 50)
+        exporter.put_span(span(f"span {number}", (text,)))
     assert exporter.lost == 80 - 63
     exporter.open()
     exporter.close(30)
@@ -361,6 +363,26 @@ def test_a_queue_that_never_empties_is_reported(caplog: pytest.LogCaptureFixture
     exporter.close(10)
     (report,) = caplog.records
     assert "did not fit into the queue of 4 and 64 MiB" in report.message
+
+
+def test_a_span_is_encoded_soon_and_keeps_nothing_afterwards() -> None:
+    exporter = Exporter(terms("http://collector"))
+
+    class Call:
+        """What a span is made of."""
+
+        make = staticmethod(span("one"))
+
+        def made(self) -> SpanData:
+            return self.make()
+
+    kept = []
+    for _ in range(40):
+        call = Call()
+        kept.append(weakref.ref(call))
+        exporter.put_span(call.made)
+    del call
+    assert [one() is None for one in kept] == [True] * 32 + [False] * 8
 
 
 def test_attributes_of_each_type_arrive(receiver: tuple[str, Received]) -> None:

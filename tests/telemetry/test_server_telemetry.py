@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from prometheus_client.parser import text_string_to_metric_families
 
+from ajet_core.interfaces import GenerateChunk
 from ajet_core.protocol import TraceParent
+from ajet_server.gateway.formats.generation import Generation
 from ajet_server.http import model_calls
 from ajet_server.http.model_calls import completion_service
 from ajet_testing.servers import CLIENT, CONTROL, Running, ServerFactory, key
@@ -56,13 +59,12 @@ async def test_an_episode_is_one_trace(traced: tuple[Running, Received]) -> None
     await chat(server, grant)
     await server.end(grant, 1.0)
     (episode,) = received.wait_for("invoke_agent")
-    calls, generations = received.wait_for("chat", 2), received.wait_for("generate", 2)
+    calls = received.wait_for("chat", 2)
     root = TraceParent.of_episode(grant["episode_id"])
     assert context(episode) == root
     assert episode.parent_span_id == b""
     assert {call.trace_id for call in calls} == {root.trace_id}
     assert {call.parent_span_id for call in calls} == {root.span_id}
-    assert [one.parent_span_id for one in generations] == [call.span_id for call in calls]
     assert episode.start_time_unix_nano <= calls[0].start_time_unix_nano
     assert calls[-1].end_time_unix_nano <= episode.end_time_unix_nano
     call = calls[0]
@@ -70,6 +72,8 @@ async def test_an_episode_is_one_trace(traced: tuple[Running, Received]) -> None
     assert call.kind == Span.SPAN_KIND_SERVER
     found = attributes(call)
     stored = (await server.service.store.calls([grant["episode_id"]]))[grant["episode_id"]][0]
+    waited = found.pop("ajet.seconds_to_engine")
+    assert call.start_time_unix_nano / 1e9 + waited == pytest.approx(stored.created_at)
     assert found == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "agentjet",
@@ -167,7 +171,7 @@ async def test_neither_messages_nor_keys_are_exported(traced: tuple[Running, Rec
     logging.getLogger("ajet.server").warning("a key: %s", grant["api_key"])
     await server.end(grant, 1.0)
     received.wait_for("invoke_agent")
-    received.wait_for("generate")
+    received.wait_for("chat")
     wait_for_log(received, "a key: ")
     everything = b"".join(received.bodies)
     assert b"secret words" not in everything
@@ -201,7 +205,7 @@ async def test_episodes_outside_the_sample_are_not_exported(
         await server.batch()
         (step,) = received.wait_for("training_step")
     assert not step.links
-    assert not [span for name in ("chat", "generate", "invoke") for span in received.named(name)]
+    assert not [span for name in ("chat", "invoke") for span in received.named(name)]
 
 
 async def test_metrics_are_those_of_prometheus(traced: tuple[Running, Received]) -> None:
@@ -298,6 +302,24 @@ async def test_a_streamed_call_says_when_its_answer_began(
     assert found["gen_ai.usage.output_tokens"] > 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_names_the_tokens_that_the_engine_had_cached(
+    traced: tuple[Running, Received], monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    take = Generation.take
+
+    def with_cached(self: Generation, chunk: GenerateChunk) -> None:
+        take(self, replace(chunk, cached_tokens=3))
+
+    monkeypatch.setattr(Generation, "take", with_cached)
+    server, received = traced
+    body = {"messages": [{"role": "user", "content": "a"}], "stream": stream, "n": 2}
+    grant = await server.claim("a")
+    await server.http.post("/v1/chat/completions", headers=key(grant), json=body)
+    (call,) = received.wait_for("chat")
+    assert attributes(call)["gen_ai.usage.cache_read.input_tokens"] == 3
+
+
 async def test_a_restarted_server_continues_the_trace_of_an_episode(
     servers: ServerFactory, receiver: tuple[str, Received]
 ) -> None:
@@ -335,7 +357,7 @@ async def test_a_dead_collector_is_reported_once_and_costs_the_run_nothing(
         assert server.service.coordinator.step == 2
     reports = [one for one in caplog.records if one.name == "ajet.telemetry"]
     assert [one.levelname for one in reports].count("WARNING") == len(reports)
-    assert sum("cannot send" in one.message for one in reports) == 2  # the worker's is the other
+    assert sum("cannot send" in one.message for one in reports) == 1
     assert all(url in one.message for one in reports if "cannot send" in one.message)
 
 
