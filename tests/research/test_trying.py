@@ -104,7 +104,8 @@ def test_a_change_is_one_of_these_trials(
     tmp_path: Path, blueprints: dict[str, TrialBlueprint]
 ) -> None:
     done = CliRunner().invoke(
-        cli, ["research", "try", str(written(tmp_path)), "--set", "steps=1", "--set", "split=tuning"]
+        cli,
+        ["research", "try", str(written(tmp_path)), "--set", "steps=1", "--set", "split=tuning"],
     )
     assert done.exit_code == 0, done.output
     assert [one.settings["steps"] for one in blueprints.values()] == [1, 1]
@@ -124,7 +125,7 @@ def test_a_change_that_is_not_a_setting_with_its_value_is_refused(
 def test_a_change_that_the_arena_does_not_know_is_refused_with_those_it_knows(
     tmp_path: Path, blueprints: dict[str, TrialBlueprint]
 ) -> None:
-    with pytest.raises(ConfigError, match="Unknown setting 'speed'.*known: .*steps"):
+    with pytest.raises(ConfigError, match=r"Unknown setting .speed.*known: .*steps"):
         try_arms(written(tmp_path), {"speed": 1})
     assert blueprints == {}
 
