@@ -180,7 +180,7 @@ def test_the_skill_for_research_runs_a_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_skill_for_training_is_true_but_for_its_model(tmp_path: Path) -> None:
     (tmp_path / "joined.py").write_text(JOINED)
     replies = [ScriptedReply(prompt="", says=("up<|im_end|>",))]
