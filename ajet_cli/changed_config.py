@@ -35,7 +35,7 @@ def changed_config(
             if not isinstance(place.get(section), dict):
                 raise ConfigError(f"--set {change}: there is no setting {path}", param=path)
             place = place[section]
-        place[name] = _value(text)
+        place[name] = typed_value(text)
     try:
         return RunConfig.model_validate(plain)
     except ValidationError as error:
@@ -44,9 +44,9 @@ def changed_config(
         raise ConfigError(f"--set: {where or 'the run'}: {problem['msg']}", param=where) from error
 
 
-def _value(text: str) -> object:
+def typed_value(text: str) -> object:
+    """Return the value of a setting: TOML, or a word without quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        # A word without quotes.
         return text

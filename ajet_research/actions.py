@@ -94,7 +94,9 @@ def actions(state: StudyState) -> list[Action]:
     waiting: list[Action] = [
         Await(id_) for id_, trial in state.trials.items() if trial.status == "reserved"
     ]
-    if not state.over and (next_ones := _next(state, waiting)):
+    next_ones = _next(state, waiting) if state.ended is None else []
+    # A look whose trials have all ended costs nothing more, whatever budget is used up.
+    if next_ones and (state.exhausted is None or next_ones == [Proceed("look")]):
         return next_ones
     return waiting or [Proceed("decision")]
 

@@ -138,6 +138,45 @@ def check(study: Path, as_json: bool) -> None:
         click.echo(f"Warning: {warning}")
 
 
+@research.command("try")
+@click.argument("study", type=_FILE)
+@click.option(
+    "--set",
+    "changes",
+    metavar="PATH=VALUE",
+    multiple=True,
+    help="Change a setting of these trials, such as train_steps=2. Repeatable.",
+)
+@_as_json
+def try_(study: Path, changes: Sequence[str], as_json: bool) -> None:
+    """Run one trial of each arm of the file STUDY, to see whether it runs and how long it takes.
+
+    It registers nothing, uses a seed that the study does not use, and shows no outcome. Ends with 1
+    if the trial of an arm fails.
+    """
+    from ajet_cli.changed_config import typed_value
+    from ajet_research.trying import TriedArm, try_arms
+
+    settings: dict[str, bool | int | float | str] = {}
+    for change in changes:
+        path, equals, text = change.partition("=")
+        value = typed_value(text)
+        if not (path and equals and isinstance(value, bool | int | float | str)):
+            raise ConfigError(f"--set {change}: expected PATH=VALUE, such as train_steps=2")
+        settings[path] = value
+
+    def show(its: TriedArm) -> None:
+        became = f"failed: {its.problem}" if its.problem else "ended"
+        click.echo(visible(f"{its.arm}: {became} after {its.seconds:.1f} s"))
+        for line in its.log.splitlines():
+            click.echo(f"  {visible(line)}", err=True)
+
+    tried = try_arms(study, settings, on_arm=None if as_json else show)
+    if as_json:
+        click.echo(json.dumps([asdict(one) for one in tried]))
+    sys.exit(_FAILED if any(one.problem for one in tried) else 0)
+
+
 @research.command()
 @click.argument("directory", type=_STUDY)
 @_as_json

@@ -24,7 +24,7 @@ from ajet_research.researchers.usage import (
     usage_of,
 )
 
-_OK, _BAD, _FORBIDDEN, _UNKNOWN, _AWAY = 200, 400, 403, 404, 502
+_OK, _BAD, _UNKNOWN, _AWAY = 200, 400, 404, 502
 _DENIED = frozenset({401, 403})
 _MOST_HEADERS = 100
 _MOST_UNANSWERED = 100
@@ -79,7 +79,7 @@ class CallMeter:
             return
         if self._made - self.answered >= _MOST_UNANSWERED:
             what = f"{_MOST_UNANSWERED} calls had no answer, so that no other one is passed on."
-            await _refuse(writer, _FORBIDDEN, "too_many_calls", what)
+            await _refuse(writer, _BAD, "too_many_calls", what)
             return
         self._made += 1
         prompt = most_tokens(text) + call.added
@@ -88,11 +88,11 @@ class CallMeter:
             number = self._account.set_aside(text, prompt + call.written, money)
         except ResearcherFailedError as error:
             self.refused = error.message
-            await _refuse(writer, _FORBIDDEN, "researcher_budget", error.message)
+            await _refuse(writer, _BAD, "researcher_budget", error.message)
             return
         except (AjetError, OSError) as error:
             self.broken = error
-            await _refuse(writer, _FORBIDDEN, "account_broken", "The account cannot be written.")
+            await _refuse(writer, _BAD, "account_broken", "The account cannot be written.")
             return
         worst = ResearcherAnswer("", prompt + call.written, money)
         await self._passed(writer, (path, text, headers), number, worst)
@@ -233,7 +233,10 @@ def _begin(writer: asyncio.StreamWriter, status: int, headers: Mapping[str, str]
 
 
 async def _refuse(writer: asyncio.StreamWriter, status: int, kind: str, message: str) -> None:
-    """Answer with an error in the form of the usual APIs, which clients do not repeat."""
+    """Answer with an error in the form of the usual APIs.
+
+    Clients do not repeat a call with status 400. Codex repeats one with status 403 five times.
+    """
     error = {"type": kind, "code": kind, "message": message, "param": None}
     content = json.dumps({"type": "error", "error": error}).encode()
     about = {"content-type": "application/json"}

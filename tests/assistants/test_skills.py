@@ -23,6 +23,23 @@ from tests.support.gateway_processes import unused_port
 FOLDER = Path(__file__).parents[2] / "skills"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
 BLOCK = re.compile(r"(?:<!-- file: (\S+) -->\n)?^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+JOINING = "python joined.py"
+JOINED = """\
+import sys
+
+import agent
+import agentjet
+
+
+def joined(solve, tasks, config):
+    assert config.batch.tasks == len(tasks)
+    return agentjet.train(solve, tasks)
+
+
+agent.train = joined
+agent.main(int(sys.argv[1]))
+"""
+"""The agent of the skill for training, with the run that is there instead of one of its own."""
 LINES = 300
 LIMIT = 300
 
@@ -32,8 +49,13 @@ def blocks(name: str) -> list[tuple[str, str, str]]:
     return BLOCK.findall(skills()[name])
 
 
-def run(directory: Path, name: str, environ: dict[str, str]) -> list[str]:
-    """Run all blocks of a skill in order; return what each prints."""
+def run(
+    directory: Path, name: str, environ: dict[str, str], instead: tuple[str, str] = ("", "")
+) -> list[str]:
+    """Run all blocks of a skill in order; return what each prints.
+
+    :param instead: a part of a command, and what is run in its place.
+    """
     scripts = sysconfig.get_path("scripts")
     environ = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", **environ}
     printed, used = [], ""
@@ -46,6 +68,7 @@ def run(directory: Path, name: str, environ: dict[str, str]) -> list[str]:
             "python": [sys.executable, "-c", text],
         }[language]
         used += text
+        command[-1] = command[-1].replace(*instead) if instead[0] else command[-1]
         # What a block leaves running keeps its output open, so it is a file.
         with (directory / "output").open("w+") as output:
             done = subprocess.run(
@@ -63,6 +86,14 @@ def run(directory: Path, name: str, environ: dict[str, str]) -> list[str]:
         assert done.returncode == 0, f"{text}\n{printed[-1]}"
     assert all(file in used for file, *_ in blocks(name) if file)
     return printed
+
+
+def end_server(directory: Path) -> None:
+    """End the server that the skill for training has started, if it has not ended it itself."""
+    pid = directory / "runs" / "server.pid"
+    if pid.exists():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid.read_text()), signal.SIGTERM)
 
 
 def test_there_are_skills_for_training_debugging_plugins_and_studies() -> None:
@@ -148,6 +179,31 @@ def test_the_skill_for_research_runs_a_study(tmp_path: Path) -> None:
     assert "The study can start: 12 trials of 2 arms, at most 3 h." in printed[-1]
 
 
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_the_skill_for_training_is_true_but_for_its_model(tmp_path: Path) -> None:
+    (tmp_path / "joined.py").write_text(JOINED)
+    replies = [ScriptedReply(prompt="", says=("up<|im_end|>",))]
+    with ScriptedSwarm(tmp_path / "swarm", replies) as swarm:
+        environ = {
+            "MODELS": str(tmp_path),
+            "MODEL": swarm.config.model.path,
+            "PORT": str(unused_port()),
+            "EPOCHS": "1",
+            "AJET_URL": swarm.url,
+            "AJET_TOKEN": swarm.tokens.control,
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        }
+        try:
+            printed = run(tmp_path, "agentjet-train", environ, ("python agent.py", JOINING))
+        finally:
+            end_server(tmp_path)
+        texts = "".join(printed)
+        assert "epoch 1: reward 0." in texts
+        assert "held out" in {one.tag for one in swarm.episodes()}
+        assert swarm.paused == ""
+
+
 @pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.processes
@@ -170,10 +226,7 @@ def test_the_skill_for_training_trains_a_model(tmp_path: Path) -> None:
     try:
         printed = run(tmp_path, "agentjet-train", environ)
     finally:
-        pid = tmp_path / "runs" / "server.pid"
-        if pid.exists():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid.read_text()), signal.SIGTERM)
+        end_server(tmp_path)
     assert "no server is running" in printed[0]
     (exported,) = [Path(text.strip()) for text in printed if "/export/" in text]
     assert (exported / "model.safetensors").is_file()

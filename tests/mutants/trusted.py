@@ -178,7 +178,13 @@ EDITS = {
     "a_decision_does_not_wait": Edit(
         "actions", 'return waiting or [Proceed("decision")]', 'return [Proceed("decision")]'
     ),
-    "an_ended_study_goes_on": Edit("actions", "if not state.over and (", "if ("),
+    "an_ended_study_goes_on": Edit("actions", " if state.ended is None else []", ""),
+    "a_used_up_budget_ends_nothing": Edit(
+        "actions", "if next_ones and (state.exhausted is None or", "if next_ones and (True or"
+    ),
+    "a_look_that_is_complete_is_not_taken": Edit(
+        "actions", ' or next_ones == [Proceed("look")]):', "):"
+    ),
     "a_pause_holds_nothing": Edit("actions", "if state.held:", "if False:"),
     "a_verdict_closes_nothing": Edit(
         "actions",

@@ -164,6 +164,38 @@ def test_whatever_runs_is_waited_for_before_a_look_or_a_decision() -> None:
     assert actions(state) == []
 
 
+def test_a_used_up_budget_allows_a_look_whose_trials_have_ended_and_no_other() -> None:
+    state = begun()
+    *others, last = needed_now(state)
+    finish(state, *others)
+    state.exhausted = object()  # type: ignore[assignment]
+    assert actions(state) == [Proceed("decision")]
+    state.trials[last].status, state.trials[last].attempts = "reserved", 1
+    assert actions(state) == [Await(last)]
+    finish(state, last)
+    assert actions(state) == [Proceed("look")]
+    found(state, b_vs_a="undecided")
+    assert needed_now(state) != []
+    assert actions(state) == [Proceed("decision")]
+
+
+def test_a_person_who_ends_a_study_ends_it_before_a_look_whose_trials_have_ended() -> None:
+    state = begun()
+    finish(state, *needed_now(state))
+    assert actions(state) == [Proceed("look")]
+    state.ended = object()  # type: ignore[assignment]
+    assert actions(state) == [Proceed("decision")]
+
+
+def test_a_used_up_budget_asks_nothing() -> None:
+    question = {"id": "q", "before_look": 1, "question": "?", "default": "yes", "deadline_hours": 1}
+    state = begun(ask=[question])
+    finish(state, *needed_now(state))
+    assert actions(state) == [Ask("q")]
+    state.exhausted = object()  # type: ignore[assignment]
+    assert actions(state) == [Proceed("decision")]
+
+
 def test_a_pause_starts_nothing_and_lets_trials_end() -> None:
     state = begun()
     first, *_ = needed_now(state)

@@ -83,6 +83,31 @@ for _ in range(2):
     call()
 answer({{"prose": {PROSE!r}}})
 """
+PRINTS = f"printf '%s' '{json.dumps({'prose': PROSE})}' > answer.json"
+ASSISTANTS: dict[str, tuple[str, list[tuple[str, dict[str, str]]]]] = {
+    "opencode": (
+        "opencode",
+        [
+            ("read", {"filePath": "/work/request.json"}),
+            (
+                "write",
+                {"filePath": "/work/answer.json", "content": json.dumps({"prose": PROSE})},
+            ),
+        ],
+    ),
+    "anthropic": (
+        "claude",
+        [
+            ("Bash", {"command": "cat request.json", "description": "Read"}),
+            ("Bash", {"command": PRINTS, "description": "Write"}),
+        ],
+    ),
+    "codex": (
+        "codex",
+        [("exec_command", {"cmd": "cat request.json"}), ("exec_command", {"cmd": PRINTS})],
+    ),
+}
+"""By profile, the program, and the calls of its tools that answer a request."""
 BUDGET = """
 researcher_tokens = {tokens}
 researcher_money = 9.0
@@ -303,20 +328,17 @@ def test_the_command_launches_an_assistant(study: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @needs_sandbox
+@pytest.mark.parametrize("profile", ASSISTANTS)
 def test_a_real_assistant_is_metered(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
 ) -> None:
-    found = shutil.which("opencode")
+    program, calls_of_tools = ASSISTANTS[profile]
+    found = shutil.which(program)
     if found is None:
-        pytest.skip("opencode is not on PATH")
+        pytest.skip(f"{program} is not on PATH")
     # Its package, which may be below a home directory.
     package = next((one for one in Path(found).parents if one.name == "node_modules"), Path(found))
-    content = json.dumps({"prose": PROSE})
-    says = (
-        tool_call("read", json.dumps({"filePath": "/work/request.json"})),
-        tool_call("write", json.dumps({"filePath": "/work/answer.json", "content": content})),
-        "Done.<|im_end|>",
-    )
+    says = [*(tool_call(name, json.dumps(its)) for name, its in calls_of_tools), "Done.<|im_end|>"]
     turns = [
         ScriptedReply(prompt="<tools>" + "(.*<tool_response>)" * turn, says=(text,))
         for turn, text in enumerate(says)
@@ -331,12 +353,14 @@ def test_a_real_assistant_is_metered(
         terms = ModelTerms(
             base_url=episode.base_url, model="m", api_key_env="REAL_KEY", max_tokens=2000
         )
-        rules = AssistantRules(profile="opencode", read_only=[package], timeout_seconds=500)
+        rules = AssistantRules(profile=profile, read_only=[package], timeout_seconds=500)
         limits = ResearcherLimits(10**6)
         state = interpret_study(study, AssistantResearcher(rules, terms), limits=limits)
-        calls = len(list(model.calls(episode.episode_id)))
-    assert state.prose == PROSE
-    assert state.requests == 1 + calls
+        calls = list(model.calls(episode.episode_id))
+        assert '"instructions": ' in model.text(calls[-1]), "the file of the request was not read"
+    assert (state.prose, state.problem) == (PROSE, "")
+    assert len(calls) >= len(says)
+    assert state.requests == 1 + len(calls)
     assert state.tokens > 0
     assert verify_study(study).problems == []
 
@@ -495,7 +519,7 @@ def test_a_call_that_the_budget_does_not_allow_is_refused_and_not_sent(tmp_path:
     with answering(CHAT) as endpoint:
         exchange = metered(tmp_path, endpoint.url, "messages", {"messages": []}, tokens=10)
     status, answer, rows, meter = exchange
-    assert (status, rows, endpoint.bodies) == (403, [], [])
+    assert (status, rows, endpoint.bodies) == (400, [], [])
     error = json.loads(answer)["error"]
     assert error["type"] == "researcher_budget"
     assert error["message"] == meter.refused
@@ -511,7 +535,7 @@ def test_calls_at_once_share_the_budget(tmp_path: Path) -> None:
             tmp_path, endpoint.url, "messages", {"messages": []}, limit, calls=8
         )
     statuses = sorted(int(answer.split()[1]) for answer in answers)
-    assert statuses == [200] * 3 + [403] * 5
+    assert statuses == [200] * 3 + [400] * 5
     assert len(endpoint.bodies) == 3
     assert sum(one.tokens for one in rows if isinstance(one, ResearcherAnswered)) <= limit
 
@@ -521,7 +545,7 @@ def test_a_call_that_cannot_be_written_down_is_not_sent(tmp_path: Path) -> None:
     place.touch()
     with answering(CHAT) as endpoint:
         status, _, rows, meter = metered(place, endpoint.url, "messages", {"messages": []})
-    assert (status, rows, endpoint.bodies) == (403, [], [])
+    assert (status, rows, endpoint.bodies) == (400, [], [])
     assert isinstance(meter.broken, OSError)
 
 
@@ -659,5 +683,6 @@ def test_calls_without_an_answer_are_not_passed_on_for_ever(
         answers, rows, meter = exchanges(
             tmp_path, endpoint.url, "messages", {"messages": []}, calls=4
         )
-    assert sorted(int(answer.split()[1]) for answer in answers) == [400, 400, 403, 403]
+    assert {int(answer.split()[1]) for answer in answers} == {400}
+    assert sum(b"too_many_calls" in answer for answer in answers) == 2
     assert (len(rows), len(endpoint.bodies), meter.refused) == (4, 2, "")

@@ -14,6 +14,73 @@ CHAT, RESPONSES, MESSAGES = "chat/completions", "responses", "messages"
 PRICE = ResearcherPrice(input=1.0, output=4.0)
 
 
+FUNCTION = {"type": "function", "name": "f", "description": "", "strict": False, "parameters": {}}
+CODEX: dict[str, Any] = {
+    "model": "m",
+    "stream": True,
+    "input": [
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "You are"}],
+        },
+        {
+            "type": "message",
+            "id": "msg_2",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "Read the file"}],
+        },
+        {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "call_1",
+            "name": "exec_command",
+            "arguments": "{}",
+            "status": "completed",
+        },
+        {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "text"},
+    ],
+    "tools": [FUNCTION, {"type": "namespace", "name": "n", "description": "", "tools": [FUNCTION]}],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"summary": "auto"},
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "key",
+    "client_metadata": {"session_id": "id"},
+}
+CLAUDE_CODE: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<system-reminder>"},
+                {"type": "text", "text": "Read", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+        {"role": "system", "content": "Available agent types"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "call_1", "name": "Bash", "input": {}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "text"}],
+        },
+    ],
+    "system": [{"type": "text", "text": "You are", "cache_control": {"type": "ephemeral"}}],
+    "tools": [{"name": "Bash", "description": "", "input_schema": {}}],
+    "metadata": {"user_id": "{}"},
+    "max_tokens": 32_000,
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "high"},
+    "stream": True,
+}
+"""Calls of Codex 0.171.0 and Claude Code 2.1.197 with all their keys and kinds of parts."""
+
+
 def sent(path: str, **body: Any) -> dict[str, Any]:
     return bounded_call(path, body, "m", 64).sent
 
@@ -123,6 +190,16 @@ def test_parts_whose_tokens_their_bytes_do_not_limit_are_refused(
 )
 def test_texts_and_calls_of_tools_pass_unchanged(path: str, body: dict[str, Any]) -> None:
     assert body.items() <= sent(path, **body).items()
+
+
+def test_a_call_of_codex_passes_whole_but_for_the_search_that_the_endpoint_would_run() -> None:
+    search = {"type": "web_search", "external_web_access": False}
+    tools = [*CODEX["tools"], search]
+    assert sent(RESPONSES, **{**CODEX, "tools": tools}) == {**CODEX, "max_output_tokens": 64}
+
+
+def test_a_call_of_claude_code_passes_whole_but_for_its_limit() -> None:
+    assert sent(MESSAGES, **CLAUDE_CODE) == {**CLAUDE_CODE, "max_tokens": 64}
 
 
 def test_an_endpoint_keeps_no_response_that_another_call_could_refer_to() -> None:
