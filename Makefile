@@ -122,7 +122,7 @@ generate: setup  ## Generate the synchronous client, docs/openapi.json, settings
 	$(BIN)/python scripts/write_settings.py
 	$(BIN)/python scripts/write_catalogue.py
 	$(BIN)/python benchmarks/evidence.py write
-	@$(BIN)/ajet research history benchmarks/history/versions.jsonl --page docs/versions.html
+	@$(BIN)/ajet research history benchmarks/history/versions.jsonl --page docs/versions.html > /dev/null
 	$(BIN)/python scripts/write_llms.py
 
 type: setup  ## Check types

@@ -16,7 +16,9 @@ def summary(text: str) -> tuple[str, str]:
     title, *paragraphs = [block.strip() for block in re.split(r"\n\s*\n", text) if block.strip()]
     first = next((block for block in paragraphs if re.match(r"[A-Za-z`*\[]", block)), "")
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|\*\*", r"\1", " ".join(first.split()))
-    sentence = re.split(r"(?<=[.:])\s", plain, maxsplit=1)[0].rstrip(":")
+    sentence = re.split(r"(?<=\.)\s", plain, maxsplit=1)[0].rstrip(":")
+    if len(sentence) > _LENGTH and ": " in sentence:
+        sentence = sentence.partition(": ")[0]
     if len(sentence) > _LENGTH:
         sentence = sentence[:_LENGTH].rpartition(" ")[0] + " ..."
     return title.removeprefix("# "), sentence

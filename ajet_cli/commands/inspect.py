@@ -193,9 +193,10 @@ class _Inspection:
         rows += abort_lines(episodes)
         if episodes:
             run = shlex.quote(str(self._reader.run_dir))
-            # An id may begin with a dash.
             newest = shlex.quote(episodes[0].episode_id)
-            rows.append(plain(f"to see one of them: ajet inspect {run} -- {newest}", "dim"))
+            if newest.startswith("-"):
+                newest = f"-- {newest}"
+            rows.append(plain(f"to see one of them: ajet inspect {run} {newest}", "dim"))
         _print(table_console(), *rows)
 
     async def show_episode(self, episode_id: str, as_json: bool) -> None:

@@ -21,6 +21,8 @@ _WORD = re.compile(r"\w+")
 _TELLING = 16
 # Below a tenth of the limit, a gap is rounding, however it depends on the position.
 _ROUNDING, _UNEVEN = 0.1, 4.0
+_NO_SIGNAL: tuple[BatchFault, ...] = ("empty", "no_signal")
+_SEE_REWARDS = "the check `rewards` says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ class Evidence:
     dropout: bool = False
     clients: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def has_no_signal(self) -> bool:
+        """Whether the trainer has nothing to learn from the batch, and so does not compute it."""
+        return self.uses_rewards and not self.faults.keys().isdisjoint(_NO_SIGNAL)
 
     def of_client(self, client: str) -> Evidence:
         """Return the evidence that one client's calls give."""
@@ -129,13 +136,19 @@ def logprobs_agree(evidence: Evidence, limit: float) -> PreflightCheck:
         )
     gaps = _gaps(evidence)
     if len(gaps) < _TELLING:
+        unmeasured = not gaps and evidence.has_no_signal
         return PreflightCheck(
             name=name,
             verdict="warn",
-            found=f"only {len(gaps)} tokens could be compared between engine and trainer",
+            found=(
+                "not compared, because the batch has no signal"
+                if unmeasured
+                else f"only {len(gaps)} tokens could be compared between engine and trainer"
+            ),
             way_out=(
-                "use a trainer that can rehearse batches and report their logprobs, and a batch "
-                "with a signal"
+                _SEE_REWARDS
+                if unmeasured
+                else "use a trainer that can rehearse batches and report their logprobs"
             ),
         )
     gaps.sort()
@@ -340,12 +353,19 @@ def longest_fits(evidence: Evidence) -> PreflightCheck:
                 f"{most} tokens), or follow the trainer's advice"
             ),
         )
+    if not longest.tried and evidence.has_no_signal:
+        return PreflightCheck(
+            name=name,
+            verdict="warn",
+            found="unknown, because the batch has no signal and was not computed",
+            way_out=_SEE_REWARDS,
+        )
     if not longest.tried:
         return PreflightCheck(
             name=name,
             verdict="warn",
             found="unknown, because no episode was computed",
-            way_out="use a trainer that can rehearse batches, and a batch with a signal",
+            way_out="use a trainer that can rehearse batches",
         )
     budget = (evidence.rehearsal.metrics if evidence.rehearsal else {}).get("oom_retries", 0.0)
     retried = f"; the token budget was lowered {budget:.0f} times" if budget else ""
@@ -376,7 +396,7 @@ def rewards_differ_in_groups(evidence: Evidence) -> PreflightCheck:
         return PreflightCheck(
             name=name, verdict="pass", found="the trainer does not learn from rewards"
         )
-    for fault in ("empty", "no_signal"):
+    for fault in _NO_SIGNAL:
         if fault in faults:
             return PreflightCheck(
                 name=name,

@@ -118,7 +118,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def rewritten(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(place), match[1]))
-        target = _place_in_site(path, config, files)
+        # The page of a tutorial offers the program itself for download.
+        own = path == place and path.endswith("/tutorial.py")
+        target = (_added if own else _place_in_site)(path, config, files)
         # The first page takes the place of the README, and has other sections.
         anchor = "" if path == "README.md" else match[2] or ""
         return posixpath.relpath(target, posixpath.dirname(uri) or ".") + anchor
@@ -139,6 +141,11 @@ def _place_in_site(path: str, config: MkDocsConfig, files: Files) -> str:
         return "tutorials/index.md"
     if (ROOT / path).is_dir() and (ROOT / path / "README.md").is_file():
         path += "/README.md"
+    return _added(path, config, files)
+
+
+def _added(path: str, config: MkDocsConfig, files: Files) -> str:
+    """Return where the site has a file of the repository as it stands, or as a page."""
     uri = path.removeprefix("docs/")
     if files.get_file_from_path(uri) is None and (ROOT / path).is_file():
         # A page that is not in the navigation is shown as it stands.
@@ -155,9 +162,11 @@ def _tutorial(path: Path) -> str:
         for cell in jupytext.read(path).cells
     ]
     output = (path.parent / "output.txt").read_text(encoding="utf-8").rstrip()
+    place = path.relative_to(ROOT).as_posix()
     result = [
         "## What it prints and plots",
-        f"The program is `{path.relative_to(ROOT).as_posix()}`. This is how one run came out:",
+        f"Download [tutorial.py](tutorial.py), or run `{place}` in a clone of the repository.",
+        "This is how one run came out:",
         f"```text\n{output}\n```",
         "![The curve that the program plots](curve.png)",
     ]

@@ -23,6 +23,23 @@ def test_the_index_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ROOT / "llms.txt").read_text(encoding="utf-8") == text, "run `make generate`"
 
 
+@pytest.mark.parametrize(
+    ("paragraph", "sentence"),
+    [
+        ("One sentence. Another one.", "One sentence."),
+        ("Many things: a, b, and\nthis. More.", "Many things: a, b, and this."),
+        ("A list follows:\n\n- one", "A list follows"),
+        (f"Very long: {'many words ' * 30}", "Very long"),
+    ],
+)
+def test_a_page_is_summarised_by_its_first_sentence(
+    paragraph: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    summary = importlib.import_module("write_llms").summary
+    assert summary(f"# A page\n\n{paragraph}\n") == ("A page", sentence)
+
+
 def test_the_index_has_each_page_and_no_other() -> None:
     text = (ROOT / "llms.txt").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\(([^)]*)\)", text))

@@ -484,10 +484,12 @@ def test_plugins_shows_a_refused_one_without_importing_it(install: Callable[...,
 def test_status_shows_what_a_preflight_found(server: type[FakeClient]) -> None:
     checks = [
         PreflightCheck(name="seal", verdict="pass", found="proven"),
+        PreflightCheck(name="template", verdict="warn", found="other tokens", way_out="set it"),
         PreflightCheck(name="memory", verdict="fail", found="too long", way_out="set [less]"),
     ]
     report = PreflightReport(step=1, checks=checks, seconds=0.5)
     server.answers = [STATUS.model_copy(update={"preflight": report})]
     shown = " ".join(ajet("status").stdout.split())
-    assert "preflight step 1: fail. memory: too long; set [less]" in shown
+    failed_first = "memory: too long; set [less]. template: other tokens; set it"
+    assert f"preflight step 1: fail. {failed_first}" in shown
     assert "proven" not in shown

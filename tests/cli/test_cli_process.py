@@ -63,6 +63,12 @@ def test_version_is_printed() -> None:
     assert done.stdout.splitlines()[0] == f"agentjet {__version__}"
 
 
+def test_a_shell_completes_commands() -> None:
+    done = ajet(_AJET_COMPLETE="bash_complete", COMP_WORDS="ajet ve", COMP_CWORD="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["plain,version"]
+
+
 def test_an_error_is_one_line_without_a_traceback() -> None:
     done = ajet("serve", "--host", "0.0.0.0")
     assert done.returncode == 2

@@ -238,6 +238,7 @@ def test_the_list_ends_with_the_command_that_shows_an_episode(run_dir: Path) -> 
     *_, last = inspect(run_dir).stdout.replace("\n", " ").split("to see one of them: ")
     command = shlex.split(last)
     assert command[:2] == ["ajet", "inspect"]
+    assert ("--" in command) == command[-1].startswith("-")
     shown = CliRunner().invoke(cli, command[1:])
     assert shown.exit_code == 0, shown.output
     assert command[-1] in shown.output

@@ -224,6 +224,17 @@ def test_the_longest_episode(longest: Longest, expected: str, says: str) -> None
     assert says in f"{check.found}; {check.way_out}"
 
 
+def test_checks_that_a_batch_without_signal_prevents_lead_to_its_rewards() -> None:
+    longest = Longest(43, 100, 0)
+    given = evidence(0.0, longest=longest, rehearsal=None, faults={"no_signal": "all are 0"})
+    for name in ("logprobs", "memory"):
+        check = verdict(name, given)
+        assert check.verdict == "warn"
+        assert "the batch has no signal" in check.found
+        assert "`rewards`" in check.way_out
+        assert "no signal" not in verdict(name, replace(given, uses_rewards=False)).found
+
+
 @pytest.mark.parametrize(("fault", "expected"), [("no_signal", "fail"), ("flat", "warn")])
 def test_rewards_that_do_not_differ(fault: str, expected: str) -> None:
     given = evidence(0.0, faults={fault: "all are 1"})

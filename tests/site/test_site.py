@@ -112,6 +112,16 @@ def test_pages_load_nothing_from_outside(site: Path) -> None:
     assert outside | styles == set()
 
 
+def test_the_page_of_a_tutorial_offers_its_program(site: Path) -> None:
+    tutorials = sorted(ROOT.glob("contrib/tutorials/*/tutorial.py"))
+    assert tutorials
+    for program in tutorials:
+        page = site / "tutorials" / program.parent.name / "index.html"
+        links = [link for link in parsed(page).links if link.endswith("/tutorial.py")]
+        assert len(links) == 1, page
+        assert (page.parent / links[0]).resolve().read_bytes() == program.read_bytes()
+
+
 def test_assistants_can_read_all_pages(site: Path) -> None:
     index = (site / "llms.txt").read_text(encoding="utf-8")
     everything = (site / "llms-full.txt").read_text(encoding="utf-8")

@@ -147,8 +147,9 @@ def _checks(status: ServerStatus) -> Iterator[_Row]:
 
 
 def _preflight(report: PreflightReport) -> tuple[str, str]:
-    """Return the failed checks, and the style."""
-    wrong = [f"{c.name}: {c.found}; {c.way_out}" for c in report.checks if c.verdict != "pass"]
+    """Return the checks that did not pass, failed ones first, and the style."""
+    checks = sorted(report.checks, key=lambda check: check.verdict != "fail")
+    wrong = [f"{c.name}: {c.found}; {c.way_out}" for c in checks if c.verdict != "pass"]
     style = {"pass": "", "warn": "yellow", "fail": "red"}[report.verdict]
     return ". ".join([f"step {report.step}: {report.verdict}", *wrong]), style
 
