@@ -43,9 +43,6 @@ from ajet_installation.event_loop import loop_factory
 _Agent = Callable[[Task, Episode], Awaitable[EpisodeOutcome]]
 
 ROUNDS = 4
-# Half of a batch: the engine computes some episodes while the client and the server handle others.
-# A whole batch at once moves in step, so that each of the three waits for the others.
-EPISODES_AT_ONCE = EPISODES_PER_STEP // 2
 # After a crash, the episodes of this client keep their slots in the batch until their leases
 # expire, which delays continuing by this time. Heartbeats renew them while the client is alive.
 LEASE_SECONDS = 20.0
@@ -155,7 +152,7 @@ class DemoClient:
             report = await self._client.run_episodes_until_all_complete(
                 missing,
                 agent,
-                concurrency=EPISODES_AT_ONCE,
+                concurrency=EPISODES_PER_STEP,
                 kind=kind,
                 retries=0,
                 lease_seconds=LEASE_SECONDS,
