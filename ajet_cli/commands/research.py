@@ -155,7 +155,7 @@ def try_(study: Path, changes: Sequence[str], as_json: bool) -> None:
     if the trial of an arm fails.
     """
     from ajet_cli.changed_config import typed_value
-    from ajet_research.trying import TriedArm, try_arms
+    from ajet_cli.studies.trying import TriedArm, try_arms
 
     settings: dict[str, bool | int | float | str] = {}
     for change in changes:

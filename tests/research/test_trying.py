@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from ajet_cli.main import cli
+from ajet_cli.studies import trying
+from ajet_cli.studies.trying import TriedArm, try_arms
 from ajet_core.errors import ConfigError
-from ajet_research import trying
 from ajet_research.arenas import Arena, TrialBlueprint
 from ajet_research.study import parse_study, study_text
 from ajet_research.suites.attacks import HONEST_ARM
-from ajet_research.trying import TriedArm, try_arms
 from tests.research.studies import TEXT, written
 
 ENDLESS = TEXT.replace("clear", "endless").replace("trial_seconds = 30", "trial_seconds = 1")
