@@ -117,6 +117,16 @@ def test_status_shows_what_timelines_cost(server: type[FakeClient]) -> None:
     assert "last step loss 0.5 timelines" in shown
 
 
+def test_status_shows_all_metrics_of_the_last_step_if_asked(server: type[FakeClient]) -> None:
+    metrics = {"seconds_train": 2.0, "my_metric": 3.0, "kl": 0.25, "reward_mean": 0.5}
+    step = StepSummary(step=1, policy_version=1, metrics=metrics)
+    server.answers = [STATUS.model_copy(update={"last_step": step})] * 2
+    shown = " ".join(ajet("status").stdout.split())
+    assert "last step reward_mean 0.5, kl 0.25, and 2 more (--metrics)" in shown
+    shown = " ".join(ajet("status", "--metrics").stdout.split())
+    assert "last step reward_mean 0.5, kl 0.25, my_metric 3, seconds_train 2" in shown
+
+
 def test_status_shows_a_loss_of_zero_without_a_sign(server: type[FakeClient]) -> None:
     step = StepSummary(step=1, policy_version=1, metrics={"loss": -0.0, "kl": -0.25})
     server.answers = [STATUS.model_copy(update={"last_step": step})]
@@ -163,7 +173,7 @@ def test_status_shows_hostile_texts_as_text(server: type[FakeClient]) -> None:
         ),
     }
     server.answers = [STATUS.model_copy(update=changes)]
-    result = ajet("status", "--checks")
+    result = ajet("status", "--checks", "--metrics")
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout
     assert "\x07" not in result.stdout

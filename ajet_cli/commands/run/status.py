@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,19 @@ from ajet_core.protocol import (
 
 _RETRIES = 1
 _ABORTED = "aborted_"
-# What shows whether a run learns.
-_FIRST = ("reward_mean", "loss", "entropy", "kl", "update_kl")
+# What shows whether a run learns, and whether the trainer and the engine agree.
+_MAIN = (
+    "reward_mean",
+    "reward_std",
+    "loss",
+    "entropy",
+    "kl",
+    "update_kl",
+    "grad_norm",
+    "clip_fraction",
+    "logprob_gap",
+    "tokens_trained",
+)
 _TIMELINE_NOTES = {
     "calls_drifted": "answers would have changed through text (kept as sampled)",
     "calls_echoed_otherwise": "answers came back in another form (kept as sampled)",
@@ -56,6 +68,7 @@ _TIMELINE_METRICS = (
     "--interval", type=click.FloatRange(min=0.1), default=2.0, help="Seconds between refreshes."
 )
 @click.option("--checks", is_flag=True, help="Also show the state of each training check.")
+@click.option("--metrics", is_flag=True, help="Show all metrics of the last step.")
 @config_option
 @pass_state
 def status(
@@ -67,33 +80,36 @@ def status(
     watch: bool,
     interval: float,
     checks: bool,
+    metrics: bool,
 ) -> None:
     """Show the status of a swarm server: that of RUN_DIR, or of --url."""
     if as_json and watch:
         raise click.UsageError("--json and --watch cannot be combined")
     server = find_server(state, url, run_dir)
+    show = functools.partial(render, checks=checks, metrics=metrics)
     # Few retries, so that the user learns quickly that the server is away.
     with SwarmClient(server.url, server.token, retries=_RETRIES) as client:
         if as_json:
             click.echo(client.status().model_dump_json())
         elif not watch:
-            table_console().print(render(client.status(), client.url, checks=checks))
+            table_console().print(show(client.status(), client.url))
         else:
-            first = render(client.status(), client.url, checks=checks)
+            first = show(client.status(), client.url)
             with Live(first, auto_refresh=False) as live:
                 while True:
                     time.sleep(interval)
-                    live.update(render(client.status(), client.url, checks=checks), refresh=True)
+                    live.update(show(client.status(), client.url), refresh=True)
 
 
 _Row = tuple[str, str, str]
 """Name, value, style."""
 
 
-def render(status: ServerStatus, url: str, *, checks: bool = False) -> Table:
+def render(status: ServerStatus, url: str, *, checks: bool = False, metrics: bool = False) -> Table:
     """Build a compact table of one status.
 
     :param checks: include the state of each training check.
+    :param metrics: include all metrics of the last step, not just the main ones.
     """
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -102,7 +118,7 @@ def render(status: ServerStatus, url: str, *, checks: bool = False) -> Table:
         ("server", url, ""),
         *_condition(status),
         *_batch(status),
-        *_last_step(status),
+        *_last_step(status, every=metrics),
         *spending_rows(status),
         *(_checks(status) if checks else ()),
         *(("evaluation", evaluation_text(evaluation), "") for evaluation in status.evaluations),
@@ -170,13 +186,16 @@ def _batch(status: ServerStatus) -> Iterator[_Row]:
         yield f"tag {tag}", tag_text(progress), "yellow" if progress.blocked else ""
 
 
-def _last_step(status: ServerStatus) -> Iterator[_Row]:
+def _last_step(status: ServerStatus, *, every: bool) -> Iterator[_Row]:
     if (step := status.last_step) is None:
         return
     rest = dict(step.metrics)
     timelines = _timelines(rest, step.plan)
-    names = [*(name for name in _FIRST if name in rest), *sorted(rest.keys() - set(_FIRST))]
-    yield "last step", ", ".join(f"{name} {rest[name] + 0.0:.4g}" for name in names), ""
+    names, others = [name for name in _MAIN if name in rest], sorted(rest.keys() - set(_MAIN))
+    values = [f"{name} {rest[name] + 0.0:.4g}" for name in (names + others if every else names)]
+    if others and not every:
+        values.append(f"and {len(others)} more (--metrics)")
+    yield "last step", ", ".join(values), ""
     if timelines:
         yield "timelines", timelines, ""
     shown = {finding.message for finding in status.findings}
