@@ -26,7 +26,7 @@ class VersionMeasure:
     unit: str
     summary: str
     margin: float
-    seconds: float = 120.0
+    seconds: float = 900.0
     relative: bool = True
     plugins: tuple[str, ...] = ()
     extra: str = "server"
@@ -78,7 +78,6 @@ MEASURES: dict[str, VersionMeasure] = {
         "share",
         "CPU time of an update with token trees, of that with a sample for each call",
         0.10,
-        seconds=300.0,
         plugins=("backend_torch",),
         default=False,
     ),
