@@ -178,8 +178,13 @@ def _tutorials() -> str:
     """Return a list of the tutorials, as Markdown of a page in docs/tutorials."""
     lines = []
     for path in sorted(ROOT.glob(_TUTORIALS)):
-        title, sentence = write_llms.summary(_tutorial(path))
-        lines.append(f"- [{title}](../../{path.relative_to(ROOT).as_posix()}): {sentence}")
+        text = _tutorial(path)
+        title, sentence = write_llms.summary(text)
+        needs = re.search(r"^It needs (Linux|`).*", text, re.MULTILINE)
+        lines.append(
+            f"- [{title}](../../{path.relative_to(ROOT).as_posix()}): {sentence}"
+            + (f" {needs[0]}" if needs else "")
+        )
     return "\n".join(lines)
 
 

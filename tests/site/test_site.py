@@ -122,6 +122,12 @@ def test_the_page_of_a_tutorial_offers_its_program(site: Path) -> None:
         assert (page.parent / links[0]).resolve().read_bytes() == program.read_bytes()
 
 
+def test_the_list_of_tutorials_says_which_need_another_package(site: Path) -> None:
+    page = (site / "tutorials" / "index.html").read_text(encoding="utf-8")
+    assert "agentjet[langchain]" in page
+    assert page.count("It needs") == 8
+
+
 def test_assistants_can_read_all_pages(site: Path) -> None:
     index = (site / "llms.txt").read_text(encoding="utf-8")
     everything = (site / "llms-full.txt").read_text(encoding="utf-8")
