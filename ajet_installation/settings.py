@@ -308,6 +308,7 @@ class WorkerSettings(_Section):
         network you trust, because weights are sent unencrypted.
     :param preload: an engine and a trainer, such as ``{engine = "torch", trainer = "torch"}``. A
         worker imports them while the server starts, so that the first run with them boots sooner.
+        Only a run that has both in one worker can use it, so none with the mode ``async``.
     """
 
     python: dict[str, str] = Field(default_factory=dict)

@@ -25,6 +25,8 @@ from ajet_server.telemetry.spans import (
 )
 
 PROVIDER = ("gen_ai.provider.name", "agentjet")
+# A request may name a model of megabytes, and shapes are kept.
+_LONGEST_NAME = 256
 _TRACE_HEADER = TRACE_HEADER.encode()
 
 
@@ -128,7 +130,7 @@ class CallSpan:
                 reasons,
                 version,
                 "chat" if request.prompt is None else "text_completion",
-                request.model or self.model,
+                request.model[:_LONGEST_NAME] or self.model,
                 self.model,
                 request.temperature,
                 request.top_p,

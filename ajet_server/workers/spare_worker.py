@@ -80,9 +80,12 @@ class SpareWorker:
         """End the process, unless a run has taken it."""
         process, self._process = self._process, None
         if process is not None:
+            # Before anything is awaited: a run that is cancelled here leaves nothing to wait for.
+            process.kill()
             await process.close(grace=0.0)
         if self._importing is not None:
-            await self._importing
+            self._importing.cancel()
+            await asyncio.gather(self._importing, return_exceptions=True)
 
     async def _import(self, process: WorkerProcess) -> None:
         # A boot reports what is wrong.

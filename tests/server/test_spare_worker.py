@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import psutil
 import pytest
 
 from ajet_core.errors import UnknownComponentError
+from ajet_server.workers.spare_worker import SpareWorker
 from ajet_testing.servers import Running, ServerFactory
 from tests.support.runs import events
 
@@ -54,6 +58,28 @@ async def test_it_ends_with_a_server_that_had_no_run(servers: ServerFactory) -> 
     async with servers.running(workers=SCRIPTED):
         assert spawned()
     assert not spawned()
+
+
+@pytest.mark.processes
+async def test_a_run_that_is_cancelled_while_it_ends_the_worker_delays_no_shutdown(
+    tmp_path: Path,
+) -> None:
+    spare = SpareWorker(tmp_path, ["collections:deque"])
+    await spare.start()
+    (busy,) = spawned()
+    psutil.Process(busy).suspend()
+    ending = asyncio.create_task(spare.close())
+    await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.gather(ending, return_exceptions=True)
+    try:
+        async with asyncio.timeout(5.0):
+            await spare.close()
+            while spawned():
+                await asyncio.sleep(0.01)
+    finally:
+        if busy in spawned():
+            psutil.Process(busy).kill()
 
 
 async def test_a_server_without_the_setting_starts_none(servers: ServerFactory) -> None:

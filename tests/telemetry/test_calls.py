@@ -55,6 +55,12 @@ def test_a_span_counts_the_tokens_of_all_choices() -> None:
     assert found["ajet.seconds_to_engine"] == 0.25
 
 
+def test_the_name_of_a_model_that_a_request_chooses_is_shortened() -> None:
+    span = of(ModelRequest("chatcmpl-", model="m" * 10_000_000))
+    assert span.shape.name == "chat " + "m" * 256
+    assert values(span)["gen_ai.request.model"] == "m" * 256
+
+
 def test_calls_that_differ_only_in_values_share_a_shape() -> None:
     request = ModelRequest("chatcmpl-", model="asked")
     one, two = (of(request, call(name, len(name))) for name in ("a", "bb"))
