@@ -48,7 +48,7 @@ class RunWorkers:
         """Take over the workers of a server that was killed, or start new ones.
 
         :param orphan_seconds: how long workers wait for the next server if this one is killed.
-        :param spare: used by a run that needs only one worker; ended by others.
+        :param spare: used by a run that needs one worker of its kind; ended by others.
         :raises WorkerDiedError: a worker was killed meanwhile; none is left running.
         :raises WorkerBootError: a worker did not start; none is left running.
         """
@@ -165,6 +165,8 @@ class _Boot:
         try:
             worker = self.spare.take(interpreter, orphan_seconds)
             if worker is None:
+                # One that does not fit this run would keep its memory.
+                await self.spare.close()
                 worker = await spawn(self.run_dir, name, interpreter, orphan_seconds)
             self.running[name] = worker
             return await worker.boot(plan, self.timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ajet_installation.interpreters import choose_interpreters, find_engine, fin
 from ajet_installation.settings import Settings
 from ajet_server.workers.methods import IMPORT
 from ajet_server.workers.process import WorkerProcess
+
+_log = logging.getLogger("ajet.server")
 
 
 class SpareWorker:
@@ -53,7 +56,13 @@ class SpareWorker:
             orphan_seconds = orphan_seconds if trainer.capabilities.reloads else 0.0
         pythons = choose_interpreters(settings, plugins, **specs)
         chosen = [pythons.get(kind) for kind in specs]
-        if not chosen or any(python != chosen[0] for python in chosen):
+        if not chosen:
+            return cls(run_dir)
+        if any(python != chosen[0] for python in chosen):
+            _log.warning(
+                "workers.preload is not used: engine %s and trainer %s need two interpreters",
+                *(spec.name for spec in specs.values()),
+            )
             return cls(run_dir)
         return cls(run_dir, [spec.target for spec in specs.values()], chosen[0], orphan_seconds)
 

@@ -100,7 +100,7 @@ def test_what_shows_whether_a_run_learns_comes_first() -> None:
     metrics = {"advantage_mean": 0.5, "entropy": 1.0, "loss": 2.0, "reward_mean": 0.25}
     step = status.last_step.model_copy(update={"metrics": metrics, "findings": []})
     status = status.model_copy(update={"last_step": step, "findings": []})
-    ((_, text, _), *_) = _last_step(status)
+    ((_, text, _), *_) = _last_step(status, every=True)
     assert text == "reward_mean 0.25, loss 2, entropy 1, advantage_mean 0.5"
 
 

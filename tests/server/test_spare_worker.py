@@ -9,6 +9,8 @@ import psutil
 import pytest
 
 from ajet_core.errors import UnknownComponentError
+from ajet_installation.environment import Interpreter
+from ajet_server.workers import spare_worker
 from ajet_server.workers.spare_worker import SpareWorker
 from ajet_testing.servers import Running, ServerFactory
 from tests.support.runs import events
@@ -44,6 +46,27 @@ async def test_a_run_that_needs_two_workers_ends_it(servers: ServerFactory) -> N
         await server.roll(rollout={"mode": "async"})
         assert len(spawned()) == 2
         assert not serving(server) & waiting
+
+
+async def test_a_run_that_needs_another_kind_of_worker_ends_it(
+    servers: ServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SpareWorker, "take", lambda *_: None)
+    async with servers.running(workers=SCRIPTED) as server:
+        waiting = spawned()
+        await server.roll()
+        assert len(spawned()) == 1
+        assert not serving(server) & waiting
+
+
+async def test_components_of_two_interpreters_are_not_preloaded(
+    servers: ServerFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    two = {"engine": Interpreter("/a/python"), "trainer": Interpreter("/b/python")}
+    monkeypatch.setattr(spare_worker, "choose_interpreters", lambda *_, **__: two)
+    async with servers.running(workers=SCRIPTED):
+        assert not spawned()
+    assert "engine scripted and trainer scripted need two interpreters" in caplog.text
 
 
 async def test_a_run_does_without_a_worker_that_was_killed(servers: ServerFactory) -> None:
