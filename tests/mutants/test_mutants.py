@@ -72,7 +72,7 @@ def run(mutants: Mutants, mutation: str, directory: Path) -> tuple[int, str]:
                 "-o",
                 f"timeout={limit}",
             ),
-            *("-p", "tests.mutants.planting", "-p", "no:cacheprovider"),
+            *("-p", "tests.mutants.planting", "-p", "no:cacheprovider", "-p", "no:schemathesis"),
             str(ROOT / mutants.suite),
         ],
         # Some mutations leave files there.
