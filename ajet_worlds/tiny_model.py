@@ -81,6 +81,7 @@ _INITIALIZER_RANGE = 0.1
 _WARMUP_EPISODES = 512
 _WARMUP_BATCH = 8
 _WARMUP_LEARNING_RATE = 2e-3
+_WARMUP_THREADS = 2
 _EXAMPLES_WARMUP_STEPS = 240
 # A small loss on observations teaches the model the similarities of their words.
 _CONTEXT_LOSS_WEIGHT = 0.1
@@ -318,8 +319,8 @@ def warm_up(
 ) -> float | None:
     """Train on demonstrations, in place, and return the last loss.
 
-    Runs on one thread: the model is too small to benefit from more, and on a busy machine more are
-    slower.
+    Runs on two threads at most: the model is too small to benefit from more. Their number does not
+    change the result.
     """
     import torch
 
@@ -336,7 +337,7 @@ def warm_up(
         fused=True,
     )
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(min(threads, _WARMUP_THREADS))
     model.train()
     value: float | None = None
     try:

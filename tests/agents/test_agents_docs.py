@@ -116,6 +116,7 @@ def run(directory: Path, variables: dict[str, str], *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_the_example_of_an_adapter_passes_the_suite(tmp_path: Path) -> None:
     variables = install(tmp_path)
     (tmp_path / "ajet.toml").write_text("[agents.boxes]\nmax_turns = 5\n")

@@ -144,8 +144,15 @@ def test_epochs_begin_where_none_of_their_tasks_has_been(
         assert epochs_of(["b"], 3) == ["b@4", "b@5", "b@6"]
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("kind", ["asynchronous", "threads"])
+@pytest.mark.parametrize(
+    ("kind", "ended_by"),
+    [
+        ("asynchronous", signal.SIGKILL),
+        ("threads", signal.SIGINT),
+        pytest.param("asynchronous", signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param("threads", signal.SIGKILL, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_program_that_is_ended_goes_on_where_it_was(
     own_swarm: ScriptedSwarm, tmp_path: Path, kind: str, ended_by: signal.Signals
 ) -> None:

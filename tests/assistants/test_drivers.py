@@ -19,12 +19,22 @@ from ajet_research.suites.mutations import finished_study
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(1800)
-def test_all_ways_leave_the_same_ledger() -> None:
+@pytest.mark.parametrize(
+    "ways",
+    [
+        ("in-process", "memory", "stdio"),
+        pytest.param(("in-process", "memory", "stdio", "http"), marks=pytest.mark.nightly),
+    ],
+    ids=len,
+)
+def test_all_ways_leave_the_same_ledger(ways: tuple[str, ...]) -> None:
     # A test of its own has opencode, which is not everywhere.
-    result = drivers.run_drivers(seed=0, size=4)
+    size = len(ways)
+    result = drivers.run_drivers(seed=0, size=size)
     assert result["problems"] == []
-    assert set(result["drivers"]) == {"in-process", "memory", "stdio", "http"}
-    assert result["skipped"] == {"opencode": "size 4"}
+    assert tuple(result["drivers"]) == ways
+    assert set(result["skipped"].values()) == {f"size {size}"}
+    assert "opencode" in result["skipped"]
     assert (result["ledgers"], result["passed"]) == (1, True)
     # It is a whole study: registered, four trials, a look, a decision, and accepted words.
     assert min(result["drivers"].values()) > 12

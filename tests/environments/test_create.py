@@ -59,7 +59,7 @@ def output(environment: Environment, code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("installer", ["pip", "uv"])
+@pytest.mark.parametrize("installer", [pytest.param("pip", marks=pytest.mark.nightly), "uv"])
 def test_an_environment_has_the_pinned_packages_and_is_found(
     order: Order, installer: InstallerName
 ) -> None:

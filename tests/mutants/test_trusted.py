@@ -1,6 +1,6 @@
 """The unit tests of studies catch faults of their trusted part: fold, actions, inference, verify.
 
-One mutation of each module is a test of each change, all others are nightly tests.
+Two mutations are tests of each change, all others are nightly tests.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from tests.mutants.trusted import EDITS, SUITES
 pytest.importorskip("scipy")
 
 ROOT = Path(__file__).parents[2]
-QUICK = {
-    "spent_time_is_forgotten",
-    "a_look_does_not_wait",
-    "p_is_one_sided",
-    "alpha_is_not_compared",
-}
+QUICK = {"a_look_does_not_wait", "p_is_one_sided"}
 marked = [
     pytest.param(name, marks=[] if name in QUICK else [pytest.mark.nightly]) for name in EDITS
 ]

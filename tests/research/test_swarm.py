@@ -509,15 +509,6 @@ def test_topics_can_be_registered_and_have_one_right_answer() -> None:
     assert load_arena("swarm").metrics.keys() == {"success", "train_success", "train_reward"}
 
 
-# One of those with the largest effects, in a third of the steps.
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.timeout(1200)
-def test_two_seeds_answer_a_planted_topic_with_a_large_effect(tmp_path: Path) -> None:
-    result = run_topic("constant-reward", tmp_path, seeds=2, train_steps=8)
-    assert (result["right"], result["false"], result["problems"]) == (True, False, []), result
-
-
 @pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(7200)

@@ -218,7 +218,9 @@ def shared_store() -> Iterator[StoreSettings]:
         yield StoreSettings(name="postgres", settings={"dsn": postgres.dsn})
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 async def test_a_gateway_ends_under_load_and_nothing_is_lost(
     model_dir: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -177,7 +177,9 @@ async def test_a_stream_and_its_end(model_dir: Path, tmp_path: Path) -> None:
         assert len(await calls_of(http, grant)) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 async def test_gateway_processes_end_and_conversations_continue(
     model_dir: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

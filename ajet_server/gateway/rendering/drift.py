@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
+from functools import lru_cache
 
 from ajet_core.errors import RequestError
 from ajet_core.timeline import MessageText
 from ajet_core.timeline.radix import common_prefix
 from ajet_server.gateway.rendering.canonical import canonical_arguments
-from ajet_server.gateway.rendering.messages import ChatMessage
+from ajet_server.gateway.rendering.messages import ChatMessage, ToolCall
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 
 _QUESTION = ChatMessage("user", "go")
@@ -28,6 +30,10 @@ _PLAIN_TEXTS = (
     '1. Go up, then left (or down).\n2. Wait: it\'s "there"!\n\n* a/b = 50 % - 1; c_d + 2 *',
 )
 
+# In tokens. Agents that act get the same few short answers again and again, mostly tool calls.
+_SHORT_ANSWER = 64
+_REMEMBERED = 1024
+
 
 class DriftMeter:
     """Compares sampled answers with the template's rendering of them as history. Thread-safe."""
@@ -40,6 +46,8 @@ class DriftMeter:
         self._plainly: bool | None = None
         # The place in history that agreed last time, for answers with and without reasoning.
         self._before_more: dict[bool, bool] = {}
+        self._writes_ids: bool | None = None
+        self._drift_of_short = lru_cache(maxsize=_REMEMBERED)(self._drift)
 
     def drift(self, sampled_ids: list[int], answer: ChatMessage) -> int:
         """Return how many of the sampled tokens the template would write differently.
@@ -53,10 +61,19 @@ class DriftMeter:
         :return: 0 if the template writes the answer as it was sampled, or if it cannot render the
             question used for the comparison; at least 1 if it adds tokens to the answer.
         """
-        stopped = bool(sampled_ids) and sampled_ids[-1] in self._stops
-        sampled = sampled_ids[:-1] if stopped else sampled_ids
         if not self._knows_header():
             return 0
+        if len(sampled_ids) > _SHORT_ANSWER:
+            return self._drift(tuple(sampled_ids), answer)
+        if answer.tool_calls and not self._template_writes_ids():
+            # Every tool call has an id of its own.
+            calls = (replace(c, id=_call_id(n)) for n, c in enumerate(answer.tool_calls))
+            answer = replace(answer, tool_calls=tuple(calls))
+        return self._drift_of_short(tuple(sampled_ids), answer)
+
+    def _drift(self, sampled_ids: tuple[int, ...], answer: ChatMessage) -> int:
+        stopped = bool(sampled_ids) and sampled_ids[-1] in self._stops
+        sampled = list(sampled_ids[:-1] if stopped else sampled_ids)
         plain = _PLAIN.fullmatch(answer.content) and not (answer.reasoning or answer.tool_calls)
         if plain and self._writes_plainly() and self._renderer.encode(answer.content) == sampled:
             return 0
@@ -109,6 +126,19 @@ class DriftMeter:
                 self._plainly = False
         return self._plainly
 
+    def _template_writes_ids(self) -> bool:
+        """Whether the template may write the ids of tool calls."""
+        if self._writes_ids is None:
+            try:
+                first, second = (
+                    [self._written(_called(_call_id(n)), before_more=b) for b in (False, True)]
+                    for n in (0, 1)
+                )
+                self._writes_ids = first != second
+            except RequestError:
+                self._writes_ids = True
+        return self._writes_ids
+
     def _written(self, answer: ChatMessage, *, before_more: bool) -> list[int]:
         """Return the template's tokens for the answer, without its header and stop token."""
         messages = [_QUESTION, answer]
@@ -131,6 +161,15 @@ class DriftMeter:
             # answer's.
             written = written[: stops[0 if rendering.indices is None else -1]]
         return written
+
+
+def _call_id(number: int) -> str:
+    """Return an id of nine characters, the only form that all templates accept."""
+    return f"{number:09}"
+
+
+def _called(call_id: str) -> ChatMessage:
+    return ChatMessage("assistant", tool_calls=(ToolCall(call_id, "f", "{}"),))
 
 
 def _changed(sampled: list[int], written: list[int]) -> int:

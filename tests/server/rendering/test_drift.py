@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -119,8 +121,30 @@ def test_places_in_history_that_agreed_are_tried_first(monkeypatch):
     asked = []
     original = renderer.render
     monkeypatch.setattr(renderer, "render", lambda *a, **k: asked.append(a) or original(*a, **k))
-    assert meter.drift(ids, answer) == 0
+    assert meter.drift(ids[:-1], answer) == 0
     assert len(asked) == 1
+
+
+def test_short_answers_are_rendered_once_whatever_the_ids_of_their_calls(monkeypatch):
+    meter = DriftMeter(renderer_for("qwen3"))
+    spaced = CALL_TEXT.replace('"steps": 1', '"steps":1')
+    answers = [meter._renderer.encode(f"{text}<|im_end|>") for text in (CALL_TEXT, spaced)]
+    message = ChatMessage("assistant", tool_calls=(MOVE,))
+    drifts = [meter.drift(ids, message) for ids in answers]
+    assert drifts[0] == 0 < drifts[1]
+    monkeypatch.setattr(meter, "_written", None)
+    again = ChatMessage("assistant", tool_calls=(replace(MOVE, id="call_2"),))
+    assert [meter.drift(ids, again) for ids in answers] == drifts
+
+
+def test_ids_that_a_template_writes_count():
+    template = CHATML_TEMPLATE.replace(
+        "m.content", "m.content ~ ((m.tool_calls or [])|map(attribute='id')|join)"
+    )
+    meter = DriftMeter(template_renderer(template))
+    ids = meter._renderer.encode("call_1<|im_end|>")
+    assert meter.drift(ids, ChatMessage("assistant", tool_calls=(MOVE,))) == 0
+    assert meter.drift(ids, ChatMessage("assistant", tool_calls=(replace(MOVE, id="no"),))) >= 1
 
 
 @pytest.mark.parametrize("call", [MOVE, SORTED], ids=["own order", "canonical"])
