@@ -10,7 +10,7 @@ from ajet_backend_torch.engine import TorchEngine
 from ajet_backend_torch.settings import TorchEngineSettings
 from test_engine import ask, assert_exact, prompts
 from test_trainer import LORA, batch, make, module_of
-from tiny_models import VOCAB, load, write_model
+from tiny_models import VOCAB, load, pairwise, write_model
 
 from ajet_core.errors import EngineError, SealError
 from ajet_core.interfaces import Probe
@@ -21,9 +21,7 @@ from ajet_server.run.probing import batch_of_one
 ALGORITHM = AlgorithmConfig(learning_rate=1e-2)
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
-@pytest.mark.parametrize("channel", ["in_process", "safetensors_dir"])
-@pytest.mark.parametrize("first", ["trainer", "engine"])
+@pairwise(lora=[None, LORA], channel=["in_process", "safetensors_dir"], first=["trainer", "engine"])
 async def test_the_engine_serves_what_was_trained(first, channel, lora, model_dir, context):
     engine = TorchEngine(TorchEngineSettings(device="cpu"), context)
     model = ModelConfig(path=model_dir, lora=lora)

@@ -16,7 +16,7 @@ from ajet_backend_torch.update import BatchUpdate
 from test_refused_steps import spoil_pass, state
 from test_trainer import LORA, batch, make, module_of, same, weights
 from test_trees import batches, gradients
-from tiny_models import load
+from tiny_models import load, pairwise
 
 from ajet_core.errors import StepRefusedError
 from ajet_core.protocol import AlgorithmConfig, LoraConfig, ModelConfig
@@ -82,9 +82,7 @@ def move(trainer: TorchTrainer) -> None:
             parameter.add_(0.03 * torch.randn_like(parameter))
 
 
-@pytest.mark.parametrize("budget", [12, 4096])
-@pytest.mark.parametrize("lora", [None, LORA])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pairwise(budget=[12, 4096], lora=[None, LORA], layout=list(LAYOUTS))
 def test_the_gradient_is_that_of_plain_passes_over_each_call(
     layout, lora, budget, model_dir, context
 ):

@@ -72,11 +72,18 @@ def spoil_update(trainer: TorchTrainer, value: float = math.nan) -> Callable[[],
     return trainer.policy.optimiser._adamw.register_step_post_hook(spoil).remove
 
 
+KINDS = [(None, "auto"), (None, "bfloat16"), (LoraConfig(rank=4, dropout=0.2), "auto")]
+
+
 @pytest.mark.parametrize(
-    ("lora", "dtype"),
-    [(None, "auto"), (None, "bfloat16"), (LoraConfig(rank=4, dropout=0.2), "auto")],
+    ("spoiled", "lora", "dtype"),
+    [
+        # Each pass and each kind once; the other combinations are nightly.
+        pytest.param(spoiled, *kind, marks=[] if place == number else [pytest.mark.nightly])
+        for place, spoiled in enumerate([1, 2, 4])
+        for number, kind in enumerate(KINDS)
+    ],
 )
-@pytest.mark.parametrize("spoiled", [1, 2, 4])
 def test_training_goes_on_bit_by_bit_as_if_the_batch_had_never_been(
     spoiled, lora, dtype, model_dir, context
 ):

@@ -23,12 +23,15 @@ class TestTorchTrainer(TrainerSuite):
     @pytest.fixture(
         autouse=True,
         params=[
-            (None, AlgorithmConfig(learning_rate=1e-2)),
+            pytest.param((None, AlgorithmConfig(learning_rate=1e-2)), marks=pytest.mark.nightly),
             (None, AlgorithmConfig(learning_rate=1e-2, kl_coef=0.1, minibatches=2, epochs=2)),
             (LoraConfig(rank=4, dropout=0.1), AlgorithmConfig(warmup_steps=5, minibatches=2)),
-            (
-                LoraConfig(rank=4, dropout=0.1),
-                AlgorithmConfig(importance="truncated", minibatches=2, epochs=2),
+            pytest.param(
+                (
+                    LoraConfig(rank=4, dropout=0.1),
+                    AlgorithmConfig(importance="truncated", minibatches=2, epochs=2),
+                ),
+                marks=pytest.mark.nightly,
             ),
         ],
         ids=["one optimiser step", "four", "dropout", "truncated"],

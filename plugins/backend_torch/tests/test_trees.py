@@ -20,7 +20,7 @@ from ajet_backend_torch.update import BatchUpdate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_trainer import LORA, make, module_of, same, weights
-from tiny_models import VOCAB
+from tiny_models import VOCAB, pairwise
 
 from ajet_core.errors import TrainerError
 from ajet_core.interfaces import WorkerContext
@@ -261,9 +261,7 @@ def test_calls_that_sampled_the_same_each_add_their_loss(trainers):
     assert found[2][0] == found[2][1]
 
 
-@pytest.mark.parametrize("frugal", [False, True])
-@pytest.mark.parametrize("lora", [None, LORA])
-@pytest.mark.parametrize("budget", [12, 4096])
+@pairwise(frugal=[False, True], lora=[None, LORA], budget=[12, 4096])
 def test_kl_entropy_lora_and_checkpointing_do_not_depend_on_the_layout(
     budget, lora, frugal, model_dir, context
 ):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from ajet_backend_torch.engine import TorchEngine
 from transformers import (
@@ -68,6 +70,19 @@ def write_model(path: Path, kind: str = "qwen2", seed: int = 0) -> str:
 
 
 EngineMaker = Callable[..., Awaitable[TorchEngine]]
+
+
+def pairwise(**factors: Sequence[object]) -> pytest.MarkDecorator:
+    """All combinations of three or more factors; every second is nightly.
+
+    Those of the other half have every value of a factor with every value of each other.
+    """
+    combinations = itertools.product(*(enumerate(values) for values in factors.values()))
+    cases = []
+    for one in combinations:
+        marks = [pytest.mark.nightly] if sum(place for place, _ in one) % 2 else []
+        cases.append(pytest.param(*(value for _, value in one), marks=marks))
+    return pytest.mark.parametrize(list(factors), cases)
 
 
 def full_logprobs(
