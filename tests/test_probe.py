@@ -53,6 +53,7 @@ class Rollout:
         return self.watch.check(self.train(), self.served(self.truth), WHO)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [0.0, 0.2])
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-3, 0.03])
 @pytest.mark.parametrize("step", [0.0, 1e-6, 1e-4, 1e-2, 0.1, 1.0])

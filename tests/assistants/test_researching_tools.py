@@ -149,6 +149,7 @@ async def test_an_assistant_proposes_until_registration_accepts(project: Path) -
     assert (project / "topic.toml.proposal" / PROPOSAL).exists()
 
 
+@pytest.mark.slow
 async def test_an_assistant_writes_until_the_checks_of_prose_accept(
     project: Path, finished: Path
 ) -> None:

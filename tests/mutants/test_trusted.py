@@ -64,6 +64,7 @@ def test_without_a_mutation_they_pass() -> None:
     assert status == pytest.ExitCode.OK, output
 
 
+@pytest.mark.slow
 def test_every_mutation_changes_one_place_of_its_module() -> None:
     for edit in EDITS.values():
         compile(edit.text(), edit.path.name, "exec")

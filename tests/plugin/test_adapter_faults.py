@@ -286,6 +286,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "kind", "reason"), REFUSED.values(), ids=REFUSED)
 def test_an_agent_of_a_framework_whose_adapter_cannot_be_used_is_refused_with_the_reason(
     site: Site, used: Any, options: dict[str, Any], kind: type[AjetError], reason: str
@@ -297,6 +298,7 @@ def test_an_agent_of_a_framework_whose_adapter_cannot_be_used_is_refused_with_th
             ask(agent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "kind", "reason"), REFUSED.values(), ids=REFUSED)
 def test_objects_of_other_modules_are_programs_still(
     site: Site, used: Any, options: dict[str, Any], kind: type[AjetError], reason: str

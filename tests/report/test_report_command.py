@@ -342,6 +342,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_long_texts_are_cut_and_the_page_says_how_much(model_dir: Path, tmp_path: Path) -> None:
     recording = Recording(model_dir)
     name = recording.episode("long")
@@ -359,6 +360,7 @@ def test_long_texts_are_cut_and_the_page_says_how_much(model_dir: Path, tmp_path
     assert "calls are left out." in text
 
 
+@pytest.mark.slow
 def test_steps_are_joined_into_points(model_dir: Path, tmp_path: Path) -> None:
     recording = Recording(model_dir)
     for step in range(1, 451):

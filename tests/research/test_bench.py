@@ -32,6 +32,7 @@ def test_few_null_studies_make_few_false_claims_and_other_rules_many() -> None:
     assert set(result["peers"]) == set(PEERS)
 
 
+@pytest.mark.slow
 def test_large_effects_are_found_and_trivial_ones_are_not_called_better() -> None:
     result = SUITES["effects"](seed=3, size=6)
     assert result["right"]["large"] == 1.0

@@ -503,6 +503,7 @@ def rewritten(kind: str, **changes: Any) -> Any:
     return _signed(change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "forge",
     [

@@ -256,6 +256,7 @@ def test_batches_are_proposed_whole_and_see_the_batches_before() -> None:
     assert seen == [0] * 5 + [5] * 5 + [10] * 5 + [15] * 5 + [20] * 4
 
 
+@pytest.mark.slow
 def test_a_sampler_that_learns_comes_closer_than_chance() -> None:
     pytest.importorskip("optuna")
 
@@ -297,6 +298,7 @@ def test_a_leader_that_is_killed_while_it_searches_leaves_the_same_report(
     assert not_called_for(ledger) == []
 
 
+@pytest.mark.slow
 def test_a_leader_that_ends_after_any_row_goes_on_as_if_it_had_not() -> None:
     its = searching(search__sampler=LEARNING, search__batch=8, search__candidates=10)
     calm = led(its).ledger.rows
@@ -401,6 +403,7 @@ def test_a_researcher_may_propose_a_search(tmp_path: Path) -> None:
     assert parse_study(proposed.toml, "study.toml") == proposed.study
 
 
+@pytest.mark.slow
 def test_few_searches_without_a_better_place_make_few_false_claims_and_a_hill_is_found() -> None:
     pytest.importorskip("optuna")
     result = SUITES["search"](seed=3, size=8)
@@ -488,6 +491,7 @@ FORGED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", FORGED)
 def test_a_forged_search_is_noticed_though_it_is_signed(
     finished: Path, tmp_path: Path, change: Callable[[list[Body], random.Random], None]
@@ -511,6 +515,7 @@ def test_every_proposal_is_a_point_of_the_space(seed: int, number: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_proposals_of_optuna_are_points_of_the_space_and_depend_on_what_is_told() -> None:
     pytest.importorskip("optuna")
     search = Search.model_validate({**SPACE, "sampler": "tpe"})

@@ -38,6 +38,7 @@ def test_a_forgery_is_caught(finished: Path, tmp_path: Path, name: str) -> None:
     assert verify_study(forged).problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["survivors", "seedless", "slice", "heavy", "unrepeatable"])
 def test_what_was_not_forged_verifies(tmp_path: Path, world: str) -> None:
     result = verify_study(finished_study(tmp_path, world=world))

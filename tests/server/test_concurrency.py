@@ -106,6 +106,7 @@ class World:
         self.concurrency.called(CallUse.of(agent.last, cached), len(self.tools) + 1, self.now)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_limit_is_near_the_best(seed: int) -> None:
     best = max(World(30_000, Concurrency(number)).run(300, seed) for number in (12, 16, 20, 24, 32))
@@ -116,6 +117,7 @@ def test_the_limit_is_near_the_best(seed: int) -> None:
     assert far_too_many < 0.8 * best
 
 
+@pytest.mark.slow
 def test_the_limit_falls_with_the_cache_and_rises_again() -> None:
     world = World(40_000, Concurrency("auto"), tool_seconds=0.2)
     world.run(400, 1)
@@ -132,6 +134,7 @@ def test_the_limit_falls_with_the_cache_and_rises_again() -> None:
     assert world.concurrency.limit > 1.2 * halved
 
 
+@pytest.mark.slow
 def test_slow_tools_are_worth_misses() -> None:
     world = World(30_000, Concurrency("auto"), tool_seconds=20.0)
     world.run(900, 1)
@@ -154,6 +157,7 @@ def test_more_are_advised_while_all_fit() -> None:
     assert (world.concurrency.advised or 0) >= 128
 
 
+@pytest.mark.slow
 def test_misses_that_pass_do_not_lower_the_limit_for_good() -> None:
     world = World(40_000, Concurrency("auto"), tool_seconds=0.2)
     world.run(300, 1)

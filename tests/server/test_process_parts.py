@@ -158,6 +158,7 @@ async def test_a_connection_arrives_with_what_was_read(size: int) -> None:
         one.close()
 
 
+@pytest.mark.slow
 @linux
 async def test_connections_wait_while_their_process_restarts() -> None:
     ends = make_mailboxes(2)

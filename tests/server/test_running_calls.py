@@ -152,6 +152,7 @@ async def test_calls_that_fail_or_are_cancelled_are_shown_no_longer(stream: bool
     assert _look(gate) == RunningSnapshot([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_look_has_a_limit(stream: bool) -> None:
     gate = gateway("x" * (MOST_TOKENS + 10), hold=asyncio.Event(), hold_at=MOST_TOKENS + 5)

@@ -355,6 +355,7 @@ def runs(draw: st.DrawFn) -> tuple[BatchBuilder, dict[str, float], st.DataObject
 
 
 # Its time is that of the machine, and an example has many steps.
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(30))
 @given(runs())
 def test_every_batch_has_the_ratios_whatever_the_clients_do(
@@ -417,6 +418,7 @@ def swarms(draw: st.DrawFn) -> tuple[BatchBuilder, list[str], st.DataObject]:
     return batch, tags, draw(st.data())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(swarms())
 def test_whatever_clients_do_there_is_a_way_to_the_next_batch(
@@ -566,6 +568,7 @@ def test_whatever_is_slow_no_batch_has_an_episode_that_is_older_than_the_bound(
             training = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_no_episode_is_older_than_the_bound_though_its_tag_has_few_places(seed: int) -> None:
     """Most episodes end soon, some very late; a tag's ratio decides where it has slots."""

@@ -34,6 +34,7 @@ def _correlated(rng: random.Random, n: int) -> list[float]:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 10, 100])
 @pytest.mark.parametrize(
     ("durations", "known", "least"),

@@ -54,6 +54,7 @@ async def test_claims_that_need_no_place_pass_those_that_do() -> None:
     assert line_of(ticket("b"), free).next(batch) is free
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full_by", ["tasks", "episodes", "differing_tasks"])
 @pytest.mark.parametrize("seed", range(20))
 async def test_the_next_is_the_first_that_the_builder_would_not_send_away(

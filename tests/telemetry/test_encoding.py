@@ -85,6 +85,7 @@ def expected(value: Attribute) -> Attribute:
     return tuple(map(written, value)) if isinstance(value, tuple) else value
 
 
+@pytest.mark.slow
 @given(spans_of_some_shapes())
 def test_a_request_has_what_the_spans_have(spans: list[SpanData]) -> None:
     encoder = Encoder((("service.name", "test"),))

@@ -202,6 +202,7 @@ def trees(draw: st.DrawFn, *, own_rewards: bool = False) -> Node:
     return node(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("discount", [1.0, 0.7, 0.0])
 @settings(deadline=None, max_examples=examples(50))
 @given(root=trees(), size=st.integers(2, 3))
@@ -219,6 +220,7 @@ def test_leave_one_out_has_no_bias_for_agents_with_rewards_of_their_own(
     assert got == pytest.approx(exact(root, 1.0), abs=1e-9)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(50))
 @given(root=trees(), size=st.integers(2, 3))
 def test_the_mean_of_the_group_only_scales_the_gradient(root: Node, size: int) -> None:
@@ -364,6 +366,7 @@ def calls_made(call_reward: float, limit: int, seed: int) -> float:
     return mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_an_agent_learns_to_stop_where_calls_cost_and_to_go_on_where_they_pay(seed: int) -> None:
     assert calls_made(-0.1, 4, seed) < 1.2

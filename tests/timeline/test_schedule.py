@@ -220,6 +220,7 @@ def test_many_children_do_not_gather_their_past_all_at_once():
     assert len(found.passes) > 2
 
 
+@pytest.mark.slow
 def test_a_deep_tree_is_no_problem():
     deep = tree(*[(i - 1, 2) for i in range(3000)])
     assert len(schedule([deep], 100_000).passes) == 3000

@@ -98,6 +98,7 @@ async def test_choices_of_a_rendered_and_of_an_extended_prompt_share_it():
     check(gate, store.calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_a_later_call_extends_the_one_whose_answer_it_brings(name):
     gate = FAMILIES[name].gate(*answers(12, name), fair=True)

@@ -279,6 +279,7 @@ def solving(rng: random.Random, count: int) -> list[dict[str, float]]:
     return history
 
 
+@pytest.mark.slow
 def test_solved_tasks_of_different_worth_are_no_reason_to_pause() -> None:
     silent = paused = 0
     for seed in range(100):

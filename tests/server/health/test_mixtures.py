@@ -65,6 +65,7 @@ HARD = {"easy": 1, "hard": 9}
 SUCCESS = {"easy": 0.9, "hard": 0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("after", [HARD, {"hard": 10}, {"hard": 5, "new": 5}])
 def test_a_change_of_the_mixture_is_no_fall_of_rewards(seed: int, after: dict[str, int]) -> None:

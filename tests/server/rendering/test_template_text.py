@@ -77,6 +77,7 @@ class Writer:
         return self.template.render(messages=part, add_generation_prompt=asking)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_ends_are_those_of_the_beginnings(name):
     dice = random.Random(name)
