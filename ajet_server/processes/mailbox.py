@@ -64,12 +64,14 @@ class Mailboxes:
 
     :param own: the receiving end of this process.
     :param ends: the sending ends, by place.
+    :ivar closed: whether `close` was called.
     """
 
     def __init__(self, own: socket.socket, ends: Sequence[socket.socket]) -> None:
         self._own = own
         self._ends = ends
         self._waiting: dict[int, deque[_Parcel]] = {}
+        self.closed = False
         for end in (own, *ends):
             end.setblocking(False)
 
@@ -79,6 +81,7 @@ class Mailboxes:
 
     def close(self) -> None:
         """Stop receiving; what arrives from now on waits for the next process with this place."""
+        self.closed = True
         asyncio.get_running_loop().remove_reader(self._own.fileno())
 
     def send(self, place: int, connection: int, data: bytes) -> None:

@@ -49,8 +49,15 @@ class PassingProtocol(GuardedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Extend the base class: begin with what another process has read."""
         super().connection_made(transport)
-        if self._first and not transport.is_closing():
-            received, self._first = self._first, b""
+        if transport.is_closing():
+            return
+        received, self._first = self._first, b""
+        if self.mailboxes.closed:
+            # It was accepted while this process began to end. Kept here, it would end unanswered,
+            # and hold up the end of this process until then.
+            self._ignoring = True
+            self._pass_on(self._next_place, received)
+        elif received:
             self.data_received(received)
 
     def data_received(self, data: bytes) -> None:
@@ -141,9 +148,7 @@ class PassingProtocol(GuardedProtocol):
             self.transport.close()
         elif self._is_sent:
             self._ignoring = True
-            # This process's successor has not started yet, and its mailbox is small.
-            next_place = 1 + self.place % self.gateways
-            self._pass_on(next_place, b"")
+            self._pass_on(self._next_place, b"")
         else:
             self.loop.call_later(_SENT_SECONDS, self._leave)
 
@@ -160,6 +165,14 @@ class PassingProtocol(GuardedProtocol):
     def _is_sent(self) -> bool:
         """Whether nothing waits to be sent: what waits would be lost."""
         return self.transport.get_write_buffer_size() == 0
+
+    @property
+    def _next_place(self) -> int:
+        """Where connections go when this process ends.
+
+        Its successor has not started yet, and its mailbox is small.
+        """
+        return 1 + self.place % self.gateways
 
     def _pass_on(self, place: int, data: bytes) -> None:
         # Closing this process's descriptor leaves the connection open, because the mailbox has

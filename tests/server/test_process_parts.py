@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from uvicorn.server import ServerState
 
 from ajet_core.interfaces import EpisodeRecord
 from ajet_core.timeline import Call, MessageText, PlacedMessage, SampledFrom
+from ajet_installation.settings import ServerSettings
+from ajet_server.http.connection import ConnectionLimits
 from ajet_server.processes.gateway_episodes import GatewayEpisodes, Unreported
 from ajet_server.processes.mailbox import Mailboxes, make_mailboxes
 from ajet_server.processes.methods import OPEN_EPISODE, Opened
+from ajet_server.processes.passing import PassingProtocol
 from ajet_server.processes.places import SERVER, place_of_episode, place_of_request
 from ajet_server.processes.wire import (
     TokensElsewhereError,
@@ -28,6 +32,7 @@ from ajet_server.processes.wire import (
 )
 from ajet_server.security.api_keys import episode_of, hash_secret, new_episode_key
 from ajet_server.security.tenants import TenantLimits
+from ajet_server.serve import http_config
 from ajet_server.workers import frames
 from ajet_server.workers.methods import Method
 from ajet_stores import codec
@@ -184,6 +189,46 @@ async def test_connections_wait_while_their_process_restarts() -> None:
     for one in (*(ours for ours, _ in pairs), *(c for c, _ in arrived)):
         one.close()
     for one in (end for pair in ends for end in pair):
+        one.close()
+
+
+@linux
+@pytest.mark.parametrize(
+    "read", [b"", b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 9\r\n\r\n"]
+)
+async def test_a_connection_that_arrives_while_its_process_ends_is_passed_on(read: bytes) -> None:
+    ends = make_mailboxes(3)
+    ending, following = (Mailboxes(ends[n][0], [end for _, end in ends]) for n in (1, 2))
+    attributes = {
+        "limits": ConnectionLimits(10, 60.0),
+        "place": 1,
+        "gateways": 2,
+        "mailboxes": ending,
+    }
+    protocol = type("EndingProtocol", (PassingProtocol,), attributes)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("it is answered by the process that ends")
+
+    config = http_config(app, ServerSettings(), protocol)
+    config.load()
+    state = ServerState()
+    ending.receive(lambda *_: None)
+    ending.close()
+    ours, theirs = socket.socketpair()
+    await asyncio.get_running_loop().connect_accepted_socket(
+        lambda: protocol(config, state, {}, received=read), theirs
+    )
+    arrived: asyncio.Future[tuple[socket.socket, bytes]] = asyncio.Future()
+    following.receive(lambda connection, data: arrived.set_result((connection, data)))
+    connection, data = await arrived
+    assert data == read
+    connection.sendall(b"answer")
+    assert ours.recv(10) == b"answer"
+    # Nothing holds up the end of the process.
+    assert not state.connections
+    following.close()
+    for one in (ours, connection, *(end for pair in ends for end in pair)):
         one.close()
 
 
