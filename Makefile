@@ -30,6 +30,8 @@ export PATH := $(PATH):$(subst $(empty) $(empty),:,$(patsubst %/python,%,$(PYENV
 
 # Tests are compiled once, not by each run.
 unexport PYTHONDONTWRITEBYTECODE
+# Of the unit tests; each runs in a process of its own.
+PARTS := $(shell getconf _NPROCESSORS_ONLN)
 # Unit tests keep their files in memory if there are 2 GB to spare: writing them to a disk can take
 # longer than the tests.
 MEMORY = $(shell test "$$(df -Pm /dev/shm 2>/dev/null | awk 'END {print $$4}')" -ge 2000 2>/dev/null && echo /dev/shm)
@@ -80,9 +82,14 @@ test: setup  ## Check style, types and the unit tests, in .venv: a minute or two
 	@# `lint` has run this file.
 	@$(MAKE) --no-print-directory unit ARGS="--ignore tests/test_words.py"
 
-unit: setup  ## Run the unit tests in .venv (options: ARGS="...")
+unit: setup  ## Run the unit tests in .venv, in a process for each core (options: ARGS="...")
+	@$(MAKE) --no-print-directory -O -j $(PARTS) $(foreach part,$(shell seq $(PARTS)),.unit-$(part))
+
+# A process that takes its own files collects no others, and has no reports to send.
+.unit-%:
 	@# Continuous integration generates all examples of property tests. Schemathesis is not theirs, and takes long to import.
-	$(if $(TMPDIR),,$(if $(MEMORY),TMPDIR=$(MEMORY) ))HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(BIN)/python -m pytest -n auto -m unit -p no:schemathesis -o tmp_path_retention_policy=failed --durations 10 --durations-min 1 $(ARGS) tests
+	@# Where ARGS select no test of a part, pytest ends with 5.
+	@$(if $(TMPDIR),,$(if $(MEMORY),TMPDIR=$(MEMORY) ))HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} TEST_PART=$*/$(PARTS) $(BIN)/python -m pytest -m unit -p no:xdist -p no:schemathesis -o cache_dir=.pytest_cache/unit-$* -o tmp_path_retention_policy=failed --durations 10 --durations-min 1 $(ARGS) tests || [ $$? -eq 5 ]
 
 test-all: setup  ## Run every check but those of agents and backends: lint, types, tests on each Python, packages
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_ENVS)

@@ -21,6 +21,7 @@ from tests.support.tiers import (
     Guard,
     check_seconds,
     examples,
+    in_part,
     tier_of,
     without_unit_tests,
 )
@@ -51,6 +52,22 @@ def selections(text: str) -> list[str]:
 def selected(expression: str, markers: list[str]) -> bool:
     """Whether ``-m`` with this expression takes a test: its operators are those of Python."""
     return bool(eval(expression, {}, defaultdict(bool, dict.fromkeys(markers, True))))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_each_file_is_in_one_part_and_parts_have_one_size(count: int) -> None:
+    parts = [
+        [path for path in TESTS if in_part(path, f"{number}/{count}")]
+        for number in range(1, count + 1)
+    ]
+    assert sorted(path for part in parts for path in part) == TESTS
+    sizes = [sum(path.stat().st_size for path in part) for part in parts]
+    assert max(sizes) <= 1.2 * min(sizes)
+
+
+def test_without_parts_all_files_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEST_PART", raising=False)
+    assert all(in_part(path) for path in TESTS)
 
 
 def test_property_tests_have_no_limit_of_time() -> None:
