@@ -116,6 +116,7 @@ def test_a_changed_record_is_found(run_dir: Path, tmp_path: Path) -> None:
     assert "weights_digest" in row["metrics"]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_changed_setting_is_compared_with_the_record(run_dir: Path) -> None:
     slower = "algorithm.learning_rate=1e-4"

@@ -246,6 +246,7 @@ def test_the_best_episodes_of_a_run_are_learnt(tmp_path: Path) -> None:
     assert f"the highest reward is {max(rewards):g}" in highest.output
 
 
+@pytest.mark.nightly
 def test_lora_is_trained_and_merged(model: Path, dataset: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     lora = ("--set", "model.lora={rank=4, alpha=8}", "--set", "algorithm.learning_rate=1e-2")

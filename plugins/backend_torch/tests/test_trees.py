@@ -196,7 +196,14 @@ def trainers(models, tmp_path_factory) -> Callable[[str], TorchTrainer]:
     return get
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        # Two of the families; the others are nightly.
+        kind if kind in {"llama", "gemma2"} else pytest.param(kind, marks=pytest.mark.nightly)
+        for kind in FAMILIES
+    ],
+)
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -326,7 +333,9 @@ def test_a_pass_that_is_computed_again_draws_the_same_dropout(model_dir, context
     assert len({tuple(key.flatten().tolist()) for key in keys}) == len(seen)
 
 
-@pytest.mark.parametrize("importance", ["ratio", "truncated"])
+@pytest.mark.parametrize(
+    "importance", [pytest.param("ratio", marks=pytest.mark.nightly), "truncated"]
+)
 def test_trees_are_resumed_to_the_bit(importance, model_dir, context, tmp_path):
     algorithm = AlgorithmConfig(
         importance=importance, learning_rate=1e-2, minibatches=2, epochs=2, token_budget=30
