@@ -509,6 +509,22 @@ def test_topics_can_be_registered_and_have_one_right_answer() -> None:
     assert load_arena("swarm").metrics.keys() == {"success", "train_success", "train_reward"}
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(1200)
+def test_a_trial_trains_a_real_model(tmp_path: Path) -> None:
+    its = SwarmArena()
+    flat = its.resolve({"world": "bandit", "train_steps": 3})
+    blueprint = TrialBlueprint(
+        arena="swarm", evaluator=its.evaluator(flat), settings=flat, seed=1, seconds=900.0
+    )
+    done = settled(LocalRunner(tmp_path / "trials", its), blueprint, 1)
+    assert done.evidence is not None, done.cause
+    assert 0.0 <= done.evidence.metrics["success"] <= 1.0
+    records = read_run(tmp_path / "trials" / blueprint.id / STORE)
+    assert {one.step for one in records.episodes} >= {1, 2, 3}
+
+
 @pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(7200)
