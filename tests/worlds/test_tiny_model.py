@@ -201,6 +201,17 @@ def test_the_seed_decides_everything(tmp_path: Path) -> None:
     assert changed == {"model.safetensors"}
 
 
+def test_the_number_of_threads_changes_no_weight(tokenizer: Any) -> None:
+    weights = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        model = tiny_model.build_model(tokenizer, 0)
+        tiny_model.warm_up(model, tokenizer, [GridWorld(ComponentSettings())], seed=0, steps=4)
+        weights.append([parameter.detach().clone() for parameter in model.parameters()])
+    torch.set_num_threads(1)
+    assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
+
+
 def test_the_directory_is_a_hugging_face_model(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
