@@ -75,7 +75,7 @@ def test_a_run_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with ScriptedSwarm(tmp_path / "swarm", REPLIES) as swarm:
         monkeypatch.setenv("AJET_URL", swarm.url)
         monkeypatch.setenv("AJET_TOKEN", swarm.token)
-        train(trainable(plain.play, reward=reward), ["easy", "some"], epochs=2, progress=False)
+        train(trainable(plain.play, reward=reward), ["easy", "some"], progress=False)
     (note,) = (tmp_path / "swarm").rglob("store.json")
     run, out = note.parent, tmp_path / "difficulty.svg"
     shown = ajet("difficulty", str(run), "--out", str(out))
