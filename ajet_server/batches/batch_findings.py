@@ -104,6 +104,7 @@ def _sampled_otherwise(calls: Sequence[Call]) -> str:
 
 
 def _no_signal(records: Sequence[EpisodeRecord], calls: Mapping[str, Sequence[Call]]) -> str:
+    """Describe why nothing can be learned and, after a colon, what to do."""
     groups: dict[str, list[EpisodeRecord]] = {}
     for record in records:
         groups.setdefault(record.group, []).append(record)
@@ -114,7 +115,7 @@ def _no_signal(records: Sequence[EpisodeRecord], calls: Mapping[str, Sequence[Ca
         return (
             f"within each task all answers are identical{reward}, so nothing can be learned: the "
             "policy has become deterministic, whether or not it has solved the tasks, or the "
-            "sampling is greedy; set a temperature above 0 (rollout.sampling, or sampling= of "
+            "sampling is greedy: set a temperature above 0 (rollout.sampling, or sampling= of "
             "trainable)"
         )
     if one_reward:
@@ -124,9 +125,8 @@ def _no_signal(records: Sequence[EpisodeRecord], calls: Mapping[str, Sequence[Ca
             "too easy nor all too hard"
         )
     return (
-        "rewards are equal within each task, so every advantage is 0 and nothing can be "
-        "learned: the answers differ, so check the reward function, or use tasks of another "
-        "difficulty"
+        "rewards are equal within each task, though answers differ, so every advantage is 0 and "
+        "nothing can be learned: check the reward function, or use tasks of another difficulty"
     )
 
 

@@ -398,12 +398,8 @@ def rewards_differ_in_groups(evidence: Evidence) -> PreflightCheck:
         )
     for fault in _NO_SIGNAL:
         if fault in faults:
-            return PreflightCheck(
-                name=name,
-                verdict="fail",
-                found=faults[fault],
-                way_out="check the reward function and the difficulty of the tasks",
-            )
+            cause, _, advice = faults[fault].rpartition(": ")
+            return PreflightCheck(name=name, verdict="fail", found=cause, way_out=advice)
     groups = {episode.group for episode in evidence.batch.episodes}
     if "flat" in faults:
         return PreflightCheck(
