@@ -19,10 +19,10 @@ The engine ``scripted`` (`ajet_testing.scripted_engine`) and the trainer ``scrip
 plugin: `ajet_testing.plugins.scripted_plugins` creates a plugin manager with them.
 
 The package also has parts shared by the tests of this repository's plugins: servers to send
-requests to (`ajet_testing.servers`), and a real trainer under one (`real_trainer`); the
-environments of backends (`backends`) and tiny models for their servers (`served_models`,
-`served_ports`); a program that is trained until it learns (`door_training`), and the tutorial of a
-README (`tutorial`).
+requests to (`ajet_testing.servers`), workers that are tasks (`worker_tasks`), and a real trainer
+under a server (`real_trainer`); the environments of backends (`backends`) and tiny models for their
+servers (`served_models`, `served_ports`); a program that is trained until it learns
+(`door_training`), and the tutorial of a README (`tutorial`).
 
 Nothing is imported here, because the scripted components are imported by worker processes, which
 have no pytest. PYTEST_DONT_REWRITE: this module has no assertions.

@@ -1,7 +1,9 @@
-"""Tiny random models that vLLM and SGLang can serve on a CPU."""
+"""Tiny random models that vLLM and SGLang can serve on a CPU, and one that is too large."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,16 @@ def write_model(path: Path, seed: int, context: int, **sizes: object) -> str:
     }
     AutoModelForCausalLM.from_config(Qwen2Config(**{**config, **sizes})).save_pretrained(path)
     write_ascii_tokenizer(path, VOCAB)
+    return str(path)
+
+
+def too_large(model: str | Path, path: Path) -> str:
+    """Copy a model directory, with layers of hundreds of gigabytes; return the copy."""
+    shutil.copytree(model, path)
+    config = json.loads((path / "config.json").read_text())
+    # The most that is accepted.
+    config["intermediate_size"] = 2**31 - 1
+    (path / "config.json").write_text(json.dumps(config))
     return str(path)
 
 

@@ -107,13 +107,14 @@ def test_every_test_has_one_tier_and_is_run_by_continuous_integration_or_nightly
     tox.read(ROOT / "tox.ini", encoding="utf-8")
     of_tox = [selections(tox[f"testenv:{name}"]["commands"]) for name in ENVIRONMENTS]
     assert all(of_tox)
+    assert "make --no-print-directory unit" in tox["testenv:torch"]["commands"]
     of_make = selections((ROOT / "Makefile").read_text(encoding="utf-8"))
     nightly = [
         "nightly and not pairs",
         *selections(tox["testenv:pairs-{torch,trl,verl}"]["commands"]),
     ]
     assert {"unit", nightly[0]} <= {*of_make}
-    run = [expression for found in of_tox for expression in found] + nightly
+    run = ["unit", *(expression for found in of_tox for expression in found), *nightly]
     left_out = {
         name
         for name, marks in collected.items()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ajet_testing.servers import Running, ServerFactory, write_scripted_model
-from tests.support.workers import work_in_process
+from ajet_testing.worker_tasks import work_in_process
 
 
 @pytest.fixture(scope="session")

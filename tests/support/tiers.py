@@ -151,9 +151,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if not collection_path.name.startswith("test_"):
         return None
+    if not in_part(collection_path):
+        return True
     if wanted != "unit" and on_every_python(collection_path):
         return None
-    return not in_part(collection_path) or without_unit_tests(collection_path) or None
+    return without_unit_tests(collection_path) or None
 
 
 def in_part(path: Path, part: str | None = None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from transformers.utils import logging as hf_logging
 
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol import ModelConfig
+from ajet_testing.worker_tasks import work_in_process
 
 torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
@@ -30,6 +31,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         return made[kind]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def worker_tasks() -> Iterator[None]:
+    """Workers are tasks of the test's process, for tests in which none dies: torch is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        work_in_process(patch)
+        yield
 
 
 @pytest.fixture

@@ -20,11 +20,13 @@ from ajet_cli.main import cli
 from ajet_testing.real_trainer import servers_with
 from ajet_testing.servers import CONTROL
 
+pytestmark = pytest.mark.usefixtures("worker_tasks")
+
 EPISODES = 2 * len(TASKS)
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(worker_tasks: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 3 steps, with checkpoints after steps 2 and 3."""
     directory = tmp_path_factory.mktemp("recorded")
 
@@ -116,7 +118,6 @@ def test_a_changed_record_is_found(run_dir: Path, tmp_path: Path) -> None:
     assert "weights_digest" in row["metrics"]
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_changed_setting_is_compared_with_the_record(run_dir: Path) -> None:
     slower = "algorithm.learning_rate=1e-4"
@@ -134,7 +135,6 @@ def test_a_changed_setting_is_compared_with_the_record(run_dir: Path) -> None:
         assert any(one["moves"][0] != one["moves"][1] for one in row["episodes"])
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_change_without_effect_changes_nothing(run_dir: Path) -> None:
     result = replay("retrain", run_dir, "--set", "algorithm.importance=ratio", "--json")
@@ -145,7 +145,6 @@ def test_a_change_without_effect_changes_nothing(run_dir: Path) -> None:
     assert all(before == after for before, after in row["metrics"].values())
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_pack_is_trained_again_without_its_run(run_dir: Path, tmp_path: Path) -> None:
     pack = tmp_path / "step.tar"

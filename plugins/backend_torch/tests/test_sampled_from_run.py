@@ -16,6 +16,8 @@ from ajet_core.timeline import Call
 from ajet_testing.real_trainer import servers_with
 from ajet_testing.servers import CLIENT, Running
 
+pytestmark = pytest.mark.usefixtures("worker_tasks")
+
 OTHERWISE: tuple[dict[str, Any], ...] = (
     {"top_p": 0.8},
     {"top_k": 5, "temperature": 0.7, "frequency_penalty": 0.5},

@@ -26,6 +26,8 @@ from ajet_server.gateway.rendering.factory import make_renderer
 from ajet_testing.real_trainer import servers_with
 from ajet_testing.servers import write_scripted_model
 
+pytestmark = pytest.mark.usefixtures("worker_tasks")
+
 COLOURS = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black"}
 TOOL = {
     "type": "function",
@@ -221,7 +223,6 @@ def test_two_at_once(model: Path, dataset: Path, tmp_path: Path) -> None:
     assert f"process {os.getpid()} is writing" in result.output
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_best_episodes_of_a_run_are_learnt(tmp_path: Path) -> None:
     rewards: list[float] = []
@@ -246,7 +247,6 @@ def test_the_best_episodes_of_a_run_are_learnt(tmp_path: Path) -> None:
     assert f"the highest reward is {max(rewards):g}" in highest.output
 
 
-@pytest.mark.nightly
 def test_lora_is_trained_and_merged(model: Path, dataset: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     lora = ("--set", "model.lora={rank=4, alpha=8}", "--set", "algorithm.learning_rate=1e-2")

@@ -18,6 +18,8 @@ from ajet_testing.servers import (
     new_token,
 )
 
+pytestmark = pytest.mark.usefixtures("worker_tasks")
+
 
 @pytest.fixture
 def servers(tmp_path: Path) -> ServerFactory:

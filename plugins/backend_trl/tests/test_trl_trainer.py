@@ -21,7 +21,7 @@ from trl import GRPOConfig
 
 from ajet_core.errors import ConfigError, StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.protocol import AlgorithmConfig, LoraConfig
-from ajet_testing.large_models import too_large
+from ajet_testing.served_models import too_large
 
 MANY_STEPS = AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2, token_budget=60)
 

@@ -23,7 +23,7 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, HFModelConfig
 from ajet_core.errors import ConfigError, StepRefusedError, TrainerError, WeightsLostError
 from ajet_core.interfaces import WorkerContext
 from ajet_core.protocol import AlgorithmConfig, LoraConfig
-from ajet_testing.large_models import too_large
+from ajet_testing.served_models import too_large
 from ajet_torch import memory
 
 # What workers are told to do here they could not import.

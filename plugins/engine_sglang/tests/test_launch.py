@@ -17,8 +17,7 @@ from ajet_core.errors import ConfigError, EngineError
 from ajet_core.interfaces import ModelServers
 from ajet_core.protocol import ModelConfig
 from ajet_engines.served.launching import check_arguments
-from ajet_testing.large_models import too_large
-from ajet_testing.served_models import write_model
+from ajet_testing.served_models import too_large, write_model
 
 
 def plan(*, cpu: bool, model: ModelConfig | None = None, **options: object) -> LaunchPlan:

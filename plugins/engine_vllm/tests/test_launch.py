@@ -19,8 +19,7 @@ from ajet_core.protocol import ModelConfig
 from ajet_engines.served.launching import check_arguments, explained, find_python
 from ajet_installation.environment import RECORD, UNFINISHED
 from ajet_testing.backends import environment
-from ajet_testing.large_models import too_large
-from ajet_testing.served_models import Models
+from ajet_testing.served_models import Models, too_large
 
 
 def plan(
