@@ -32,6 +32,12 @@ export PATH := $(PATH):$(subst $(empty) $(empty),:,$(patsubst %/python,%,$(PYENV
 unexport PYTHONDONTWRITEBYTECODE
 # Of the unit tests; each runs in a process of its own.
 PARTS := $(shell getconf _NPROCESSORS_ONLN)
+# The environment core-py313 of tox has its own.
+PYTHON := $(BIN)/python
+UNIT := -m unit
+# A quarter of the examples of property tests; with "", as in tox, all of them.
+HYPOTHESIS_PROFILE ?= quick
+TESTS := tests
 # Unit tests keep their files in memory if there are 2 GB to spare: writing them to a disk can take
 # longer than the tests.
 MEMORY = $(shell test "$$(df -Pm /dev/shm 2>/dev/null | awk 'END {print $$4}')" -ge 2000 2>/dev/null && echo /dev/shm)
@@ -82,14 +88,14 @@ test: setup  ## Check style, types and the unit tests, in .venv: a minute or two
 	@# `lint` has run this file.
 	@$(MAKE) --no-print-directory unit ARGS="--ignore tests/test_words.py"
 
-unit: setup  ## Run the unit tests in .venv, in a process for each core (options: ARGS="...")
+unit: setup  ## Run the unit tests, in a process for each core (options: ARGS="...", TESTS="...")
 	@$(MAKE) --no-print-directory -O -j $(PARTS) $(foreach part,$(shell seq $(PARTS)),.unit-$(part))
 
 # A process that takes its own files collects no others, and has no reports to send.
 .unit-%:
-	@# Continuous integration generates all examples of property tests. Schemathesis is not theirs, and takes long to import.
+	@# Schemathesis is not theirs, and takes long to import.
 	@# Where ARGS select no test of a part, pytest ends with 5.
-	@$(if $(TMPDIR),,$(if $(MEMORY),TMPDIR=$(MEMORY) ))HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} TEST_PART=$*/$(PARTS) $(BIN)/python -m pytest -m unit -p no:xdist -p no:schemathesis -o cache_dir=.pytest_cache/unit-$* -o tmp_path_retention_policy=failed --durations 10 --durations-min 1 $(ARGS) tests || [ $$? -eq 5 ]
+	@$(if $(TMPDIR),,$(if $(MEMORY),TMPDIR=$(MEMORY) ))HYPOTHESIS_PROFILE=$(HYPOTHESIS_PROFILE) TEST_PART=$*/$(PARTS) $(PYTHON) -m pytest $(UNIT) -p no:xdist -p no:schemathesis -o cache_dir=.pytest_cache/unit-$* -o tmp_path_retention_policy=failed --durations 10 --durations-min 1 $(ARGS) $(TESTS) || [ $$? -eq 5 ]
 
 test-all: setup  ## Run every check but those of agents and backends: lint, types, tests on each Python, packages
 	$(BIN)/tox $(TOX_RUN) $(DISCOVER) -e $(TOX_ENVS)

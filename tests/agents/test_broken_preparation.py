@@ -54,7 +54,13 @@ def failed(directory: Path, fault: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("fault", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(BROKEN["the first time"], id="the first time"),
+        pytest.param(BROKEN["the second time"], id="the second time", marks=pytest.mark.nightly),
+    ],
+)
 def test_an_adapter_that_cannot_prepare_its_framework_fails_every_test_at_once(
     tmp_path: Path, fault: str
 ) -> None:

@@ -64,6 +64,7 @@ async def rolled_out(url: str) -> list[list[str]]:
     return epochs
 
 
+@pytest.mark.nightly
 async def test_program_and_server_are_killed(model_dir: Path, tmp_path: Path) -> None:
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     whole.mkdir()

@@ -93,6 +93,7 @@ def test_no_door_goes_with_the_name_of_a_task(tmp_path: Path) -> None:
     assert all(len(seen) == len(DOORS) for seen in doors.values())
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_taught_model_is_certain_of_the_form_and_not_of_the_door(tmp_path: Path) -> None:

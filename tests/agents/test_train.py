@@ -148,7 +148,7 @@ def test_epochs_begin_where_none_of_their_tasks_has_been(
     ("kind", "ended_by"),
     [
         ("asynchronous", signal.SIGKILL),
-        ("threads", signal.SIGINT),
+        pytest.param("threads", signal.SIGINT, marks=pytest.mark.nightly),
         pytest.param("asynchronous", signal.SIGINT, marks=pytest.mark.nightly),
         pytest.param("threads", signal.SIGKILL, marks=pytest.mark.nightly),
     ],

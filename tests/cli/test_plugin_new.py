@@ -46,7 +46,7 @@ from tests.cli.plugin_projects import (
 ROOT = Path(__file__).resolve().parents[2]
 OLD = "0.0.1"
 # The suites of the others are nightly tests: that for agents takes half a minute.
-SAMPLED = {"advantage", "engine", "judge", "logger", "store", "trainer"}
+SAMPLED = {"advantage", "engine", "store"}
 
 
 @pytest.fixture(autouse=True)

@@ -52,6 +52,7 @@ FAULTS = {
 """By task, what its server does and what is reported of it."""
 
 
+@pytest.mark.nightly
 async def test_of_fifty_episodes_at_once_only_those_with_faults_are_lost(
     swarm: Any, tmp_path: Path
 ) -> None:

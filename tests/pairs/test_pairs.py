@@ -15,7 +15,7 @@ from ajet_testing.backends import ROOT, backend_python
 # With the engine of this repository a step takes seconds. With the others the curve is not waited
 # for, unless `--steps` says so: benchmarks/results has it.
 STEPS = {"torch": 10}
-FEW_STEPS = 5
+FEW_STEPS = 3
 # From so many steps on, success rises by much more than chance would make it: twice the deviation
 # of a mean of 64 walks.
 TELLING_STEPS, RAISED = 10, 0.12

@@ -106,7 +106,13 @@ def report(output: str) -> list[str]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "workers"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="one process"),
+        pytest.param(("-n", "2"), id="workers", marks=pytest.mark.nightly),
+    ],
+)
 def test_tests_that_were_skipped_overridden_removed_or_deselected_are_listed(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -673,6 +673,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.nightly
 @needs_bubblewrap
 @pytest.mark.slow
 @pytest.mark.processes

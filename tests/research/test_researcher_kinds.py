@@ -218,6 +218,7 @@ def test_a_program_is_refused_without_a_sandbox(tmp_path: Path) -> None:
         program(tmp_path, "", sandbox="none")
 
 
+@pytest.mark.nightly
 def test_a_study_that_is_too_large_is_refused_in_time() -> None:
     text = """
 schema = 1

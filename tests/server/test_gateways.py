@@ -114,6 +114,7 @@ async def connected(gateways: list[Any]) -> AsyncIterator[list[GatewayOfTests]]:
         yield [first, *rest]
 
 
+@pytest.mark.nightly
 async def test_a_balancer_may_choose_any_gateway(model_dir: Path, tmp_path: Path) -> None:
     async with swarm(tmp_path / "run", model_dir) as it:
         grants = [await it.claim() for _ in range(2)]
@@ -152,6 +153,7 @@ async def test_a_balancer_may_choose_any_gateway(model_dir: Path, tmp_path: Path
         assert (await it.agents.get("/v1/protocol")).status_code == 200
 
 
+@pytest.mark.nightly
 async def test_streams_and_keys_in_paths_are_forwarded(model_dir: Path, tmp_path: Path) -> None:
     async with swarm(tmp_path / "run", model_dir) as it:
         grant = await it.claim()
@@ -179,6 +181,7 @@ async def test_streams_and_keys_in_paths_are_forwarded(model_dir: Path, tmp_path
             assert unknown.status_code == 401
 
 
+@pytest.mark.nightly
 async def test_limits_of_a_claim_count_at_all_gateways(model_dir: Path, tmp_path: Path) -> None:
     async with swarm(tmp_path / "run", model_dir) as it:
         grant = await it.claim(max_calls=2)

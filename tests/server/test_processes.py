@@ -109,6 +109,7 @@ async def test_one_port_leads_to_all_processes(model_dir: Path, tmp_path: Path) 
         assert status["counters"]["gateway_processes"] == 2
 
 
+@pytest.mark.nightly
 async def test_parallel_calls_of_an_episode_keep_their_prompts(
     model_dir: Path, tmp_path: Path
 ) -> None:
@@ -285,6 +286,7 @@ async def test_no_process_outlives_the_first(model_dir: Path, tmp_path: Path) ->
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.nightly
 async def test_a_quota_of_calls_counts_in_all_processes(model_dir: Path, tmp_path: Path) -> None:
     async with divided(tmp_path / "run", model_dir) as (_, http):
         quotas = {"calls_at_once": 1}

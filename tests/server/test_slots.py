@@ -523,6 +523,7 @@ def asynchronous(draw: st.DrawFn) -> tuple[BatchBuilder, RolloutConfig, list[str
     return batch, rollout, tags, draw(st.data())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @settings(deadline=None)
 @given(asynchronous())

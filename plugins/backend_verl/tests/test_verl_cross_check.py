@@ -39,6 +39,7 @@ def stepped(
     return report, torch.cat([moved[key].flatten().double() for key in sorted(moved)])
 
 
+@pytest.mark.nightly
 def test_loss_gradient_and_update_are_the_same(models, tmp_path):
     """Tolerances: losses, gradient norms 1e-4 relative, logprobs 1e-4, cosine of updates 0.9999."""
     pythons = {"torch": sys.executable, "trl": backend_python("trl"), "verl": sys.executable}

@@ -17,6 +17,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFactory:
     return servers_with("verl", tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 async def test_a_trainer_that_is_killed_in_a_step_is_replaced_and_goes_on_at_its_checkpoint(
     servers: ServerFactory,
