@@ -223,21 +223,55 @@ def test_the_key_comes_from_the_environment(
     assert endpoint.keys == {"Bearer secret": 1}
 
 
-def test_no_more_requests_run_at_once_than_allowed(endpoint: JudgingEndpoint) -> None:
+class CountedPlaces(threading.BoundedSemaphore):
+    """Notes who gets a place at once.
+
+    :ivar got: for each who asked, in their order.
+    :ivar asked: is set when five have asked. So many threads run blocking calls on one core.
+    """
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.got: list[bool] = []
+        self.asked = threading.Event()
+        self._counting = threading.Lock()
+
+    def __enter__(self) -> bool:
+        with self._counting:
+            at_once = self.acquire(blocking=False)
+            self.got.append(at_once)
+            if len(self.got) == 5:
+                self.asked.set()
+        return at_once or self.acquire()
+
+
+def test_no_more_requests_run_at_once_than_allowed(
+    endpoint: JudgingEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     barrier = threading.Barrier(3, timeout=30)
+    created: list[CountedPlaces] = []
+
+    def counted(value: int) -> CountedPlaces:
+        created.append(CountedPlaces(value))
+        return created[-1]
 
     def together(material: dict[str, Any], body: dict[str, Any]) -> Any:
+        # The first are not answered before others have asked.
+        assert created[0].asked.wait(30)
         barrier.wait()
         return honest(material, body)
 
     endpoint.verdict = together
-    judge = rubric(endpoint, at_once=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "BoundedSemaphore", counted)
+        judge = rubric(endpoint, at_once=3)
 
     async def many() -> None:
         await asyncio.gather(*(judge({"answer": str(n)}, "x") for n in range(9)))
 
     asyncio.run(many())
     assert endpoint.most == 3
+    assert sum(created[0].got[:5]) == 3
 
 
 # --- rankings -------------------------------------------------------------------------------------

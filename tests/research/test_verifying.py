@@ -128,6 +128,12 @@ def metric_is_other(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
     next(iter(bodies[0]["metrics"].values()))["worst"] -= 1.0
 
 
+def trial_is_of_another_arm(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
+    arms = bodies[0]["arms"]
+    trial, arm = next(iter(arms.items()))
+    arms[trial] = next(other for other in arms.values() if other != arm)
+
+
 def trials_have_another_order(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
     bodies[0]["blueprints"].append(bodies[0]["blueprints"].pop(-2))
 
@@ -150,6 +156,7 @@ def report_is_other(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
 # Each is refused by a check of its own; other checks notice some of them as well.
 SAID = {
     metric_is_other: "The registered metrics are not those of the evaluator.",
+    trial_is_of_another_arm: "The registered trials do not belong to the arms of the study.",
     trials_have_another_order: "The registered trials are not those of the study with this version",
     outcome_is_a_failed_attempt: " has a result.",
     outcome_is_beyond_the_time: "it has an outcome, though its time was over",
