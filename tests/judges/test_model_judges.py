@@ -236,7 +236,7 @@ class CountedPlaces(threading.BoundedSemaphore):
         self.asked = threading.Event()
         self._counting = threading.Lock()
 
-    def __enter__(self) -> bool:
+    def __enter__(self, blocking: bool = True, timeout: float | None = None) -> bool:
         with self._counting:
             at_once = self.acquire(blocking=False)
             self.got.append(at_once)
