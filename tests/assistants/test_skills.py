@@ -130,7 +130,6 @@ def swarm(tmp_path: Path) -> Iterator[ScriptedSwarm]:
         yield swarm
 
 
-@pytest.mark.nightly
 @pytest.mark.processes
 def test_the_skill_for_debugging_is_true(swarm: ScriptedSwarm, tmp_path: Path) -> None:
     printed = "".join(
@@ -148,7 +147,6 @@ def test_the_skill_for_debugging_is_true(swarm: ScriptedSwarm, tmp_path: Path) -
     assert "a the tool crashed" in printed
 
 
-@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_the_skill_for_plugins_is_true(tmp_path: Path) -> None:
@@ -159,7 +157,6 @@ def test_the_skill_for_plugins_is_true(tmp_path: Path) -> None:
     assert (tmp_path / "ajet-halved" / "dist").is_dir()
 
 
-@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_the_skill_for_research_runs_a_study(tmp_path: Path) -> None:
