@@ -108,7 +108,7 @@ class Disk:
     """The disk of the working copies of one launcher.
 
     :param place: a directory on it.
-    :param budget: bytes that the copies may use together; None is no limit but the disk.
+    :param budget: bytes that the copies may use together; None means no limit but the disk.
     """
 
     def __init__(self, place: Path, budget: int | None = None) -> None:

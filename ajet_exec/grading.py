@@ -106,7 +106,7 @@ def reward_in(directory: Path) -> EpisodeOutcome | None:
 def _outcome(text: str, wrong: str, *, number: bool = False) -> EpisodeOutcome:
     """Return the outcome that a text states.
 
-    :param wrong: the error's message if the text is no JSON.
+    :param wrong: the error's message if the text is not JSON.
     :param number: whether it must be a number alone.
     """
     try:

@@ -28,7 +28,7 @@ class Workshop:
     :param files: a directory to copy for each episode.
     :param git: a repository and a commit to check out for each episode.
     :param base: where to make them; by default a directory of this user for temporary files.
-    :param disk_bytes: that all episodes may use together; None is no limit but the disk.
+    :param disk_bytes: that all episodes may use together; None means no limit but the disk.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ def tracker_id(run: LoggedRun) -> str:
 def flat_config(run: LoggedRun) -> dict[str, str]:
     """Return the settings of a run by dotted name, such as ``algorithm.learning_rate``.
 
-    Values that are no text are written as JSON.
+    Values that are not text are written as JSON.
     """
     return dict(_flat("", run.config.model_dump(mode="json")))
 

@@ -50,7 +50,7 @@ class Registered(LedgerEvent):
     :param versions: of agentjet, Python and numpy.
     :param directory: where the path of the user's code starts; "" without code.
     :param files: by path, the code of arms.
-    :param earlier: all studies beside it: whoever asks until an answer pleases leaves a trace.
+    :param earlier: all studies beside it: asking until an answer pleases leaves a trace.
     """
 
     kind: Literal["registered"] = "registered"

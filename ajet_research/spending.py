@@ -12,7 +12,7 @@ _NEAR = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ResearcherLimits:
-    """What researchers may spend in all; None is no limit.
+    """What researchers may spend in all; None means no limit.
 
     :param tokens: of prompts and answers.
     :param money: their price.

@@ -83,7 +83,7 @@ class EpisodeFile:
     def read(self) -> list[EvaluatedEpisode]:
         """Return the episodes. A last line that was cut off, as by a crash, is dropped.
 
-        :raises UnreadableFileError: another line is no episode.
+        :raises UnreadableFileError: another line is not an episode.
         """
         if self.path is None or not self.path.exists():
             return []

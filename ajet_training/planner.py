@@ -39,7 +39,7 @@ class PlanCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LayoutPlan:
     """The chosen plan, and the compared costs.
 
     :param chosen: name of the layout of all groups, or ``mixed``.
@@ -69,7 +69,7 @@ def choose_plan(
     trains: Sequence[bool] | None = None,
     *,
     divide: bool = True,
-) -> Plan:
+) -> LayoutPlan:
     """Choose the cheapest plan: one layout for all groups, or one for each group.
 
     Without costs, choose the plan that computes the fewest tokens; the simpler layout wins a tie.
@@ -103,8 +103,8 @@ def choose_plan(
         prices[MIXED] = price(trees)
         share = 1.0 if costs is None else WORTH_MIXING
         if _key(prices[MIXED]) < _key(prices[chosen]) * share:
-            return Plan(MIXED, mixture, trees, prices)
-    return Plan(chosen, layouts, _flat(candidates[chosen]), prices)
+            return LayoutPlan(MIXED, mixture, trees, prices)
+    return LayoutPlan(chosen, layouts, _flat(candidates[chosen]), prices)
 
 
 def _flat(groups: Sequence[Sequence[TrainTree]]) -> list[TrainTree]:

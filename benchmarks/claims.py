@@ -164,7 +164,7 @@ def write_record(name: str, record: Record, directory: Path = RECORDS) -> None:
 def measure(measurement: Measurement) -> Record:
     """Run a measurement.
 
-    :raises RuntimeError: it failed, or its last line is no JSON.
+    :raises RuntimeError: it failed, or its last line is not JSON.
     """
     commit = commit_of_tree()
     load = os.getloadavg()[0]

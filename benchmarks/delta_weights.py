@@ -80,7 +80,7 @@ def copy_seconds(directory: Path) -> float:
 
 
 class Stream:
-    """A completion that goes on while weights change, with the times between its chunks."""
+    """A completion that continues while weights change, with the times between its chunks."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self._engine = engine

@@ -114,7 +114,7 @@ def small_disk(place: Path) -> Iterator[Path | None]:
 
 
 def processes() -> int:
-    """The processes of programs that are left, whoever they belong to now."""
+    """The processes of programs that are left, whatever their parent is now."""
     marks = [mark for _, mark in owners._marked() if mark.startswith(owners.launcher())]
     sleeping = 0
     for entry in Path("/proc").glob("[0-9]*"):

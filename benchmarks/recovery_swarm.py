@@ -81,7 +81,7 @@ class Swarm:
     :ivar kills: number of processes killed with SIGKILL.
     :ivar runs_stopped: how often the run did not continue without help.
     :ivar hung: number of clients that made no progress for too long, or did not end.
-    :ivar gave_up: number of clients that ended before they were told to finish.
+    :ivar gave_up: number of clients that ended before they were asked to finish.
     """
 
     directory: Path

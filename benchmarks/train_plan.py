@@ -50,7 +50,7 @@ from ajet_core.timeline import (
     lay_out,
 )
 from ajet_server.embedded.trie import TokenTrie
-from ajet_training.planner import Plan, choose_plan
+from ajet_training.planner import LayoutPlan, choose_plan
 
 VOCABULARY = 448
 UNMERGED = "separate"
@@ -129,7 +129,7 @@ class Case:
         ones.
     """
 
-    plan: Plan
+    plan: LayoutPlan
     batches: dict[str, TrainBatch]
 
 

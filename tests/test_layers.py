@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import importlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -291,18 +292,22 @@ def test_a_server_is_put_together_by_constructors_alone() -> None:
     assert completed == [], "give it to the constructor"
 
 
-def test_only_their_table_spells_the_methods_of_a_worker() -> None:
-    names = {value.name for value in vars(methods).values() if isinstance(value, methods.Method)}
-    names.add(methods.GENERATE)
+@pytest.mark.parametrize(
+    ("package", "others"), [("workers", {methods.GENERATE}), ("processes", set())]
+)
+def test_only_their_table_spells_the_methods_of_processes(package: str, others: set[str]) -> None:
+    package = f"ajet_server.{package}."
+    table = importlib.import_module(f"{package}methods")
+    names = others | {its.name for its in vars(table).values() if isinstance(its, methods.Method)}
+    assert len(names) > 5
     spelled = {
         (module, node.value)
         for module, path in MODULES.items()
-        if module.startswith("ajet_server.workers.")
-        or any(name.startswith("ajet_server.workers.") for name in imported(path))
+        if module.startswith(package) or any(name.startswith(package) for name in imported(path))
         for node in nodes(path)
         if isinstance(node, ast.Constant) and node.value in names
     }
-    assert {module for module, _ in spelled} == {"ajet_server.workers.methods"}, spelled
+    assert {module for module, _ in spelled} == {f"{package}methods"}, spelled
 
 
 def test_tests_of_plugins_need_nothing_of_the_tests_of_this_repository() -> None:

@@ -33,7 +33,7 @@ SAME_IDEA = {
     "LaunchPlan": _ENGINES,
     "Minibatch": _TRAINERS,
     "Objective": _TRAINERS,
-    "Plan": ("ajet_training/planner.py", *_TRAINERS),
+    "Plan": _TRAINERS,
     "Tally": _TRAINERS,
     "_Runner": ("agentjet/client/_runner_async.py", "agentjet/client/_runner_sync.py"),
 }

@@ -33,7 +33,7 @@ def check_group_reward(
 
 @dataclass(frozen=True, slots=True)
 class CompleteGroup:
-    """A group whose episodes all have a result; whoever receives it must reward it.
+    """A group whose episodes all have a result; the client that receives it must reward it.
 
     :ivar results: of all episodes, in the order of their jobs.
     :ivar positions: of those whose episodes are still open, in `results`.

@@ -48,7 +48,7 @@ class EndpointLimits:
 
     :param timeout_seconds: longest wait for an answer.
     :param retries: further attempts after a lost connection or a temporary error.
-    :param waits: whether attempts go on for as long as the endpoint cannot be reached or reports
+    :param waits: whether attempts continue for as long as the endpoint cannot be reached or reports
         temporary errors.
     :param at_once: most requests at a time.
     :param budget_tokens: tokens after which no request is sent.

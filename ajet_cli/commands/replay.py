@@ -255,7 +255,7 @@ def retrain(
 @config_option
 @pass_state
 def rescore(cli: CliState, *, run: Path, steps: _StepRange, reward: str, as_json: bool) -> None:
-    """Compute rewards and advantages of steps anew, without inference or training."""
+    """Compute rewards and advantages of steps again, without inference or training."""
     function = load_reward(reward)
 
     async def work() -> None:

@@ -87,9 +87,9 @@ async def _write_store(
 
 @contextmanager
 def unpacked(run: Path) -> Iterator[Path | None]:
-    """Give the run directory of a pack within the context; None if `run` is no file of a pack.
+    """Give the run directory of a pack within the context; None if `run` is not a file of a pack.
 
-    :raises UnreadableFileError: the file is no pack, damaged, or contains what no pack does.
+    :raises UnreadableFileError: the file is not a pack, damaged, or contains what no pack does.
     :raises RequestError: the file does not exist.
     """
     if run.is_dir() or run.suffix != ".tar":

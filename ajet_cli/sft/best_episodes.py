@@ -36,7 +36,7 @@ class BestChoice:
     """Which episodes of a run are taken.
 
     :param share: of all ended training episodes, 0 < share <= 1.
-    :param top: of each task, so many at most; None is no limit.
+    :param top: of each task, so many at most; None means no limit.
     :param least: the lowest reward of an episode that is taken.
     :param note: keeps the ids of those that were chosen: an interrupted training continues with
         them, although the run may have better ones by then.
@@ -92,7 +92,7 @@ def best_of(
     :param records: those that come first are taken first among equal rewards.
     :param share: of all records, 0 < share <= 1; at least one.
     :param least: the lowest reward.
-    :param top: most episodes of a task; None is no limit.
+    :param top: most episodes of a task; None means no limit.
     """
     ranked = sorted(records, key=lambda record: -(record.reward or 0.0))
     best = ranked[: max(1, round(share * len(ranked)))]

@@ -16,7 +16,7 @@ Serve = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxLimits:
-    """Limits of a program and its children; None is no limit. `Sandbox.limits_of` says of what.
+    """Limits of a program and its children; None means no limit. `Sandbox.limits_of` says of what.
 
     :param output_bytes: what is kept of stdout, and of stderr: the first and the last half.
     """

@@ -32,7 +32,7 @@ class CappedFile:
     def write(self, data: bytes) -> None:
         """Append bytes, unless an earlier write has failed.
 
-        The program need not wait for what nobody can keep.
+        The program need not wait for what cannot be kept.
         """
         if self.error is None:
             try:

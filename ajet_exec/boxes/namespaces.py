@@ -1,7 +1,7 @@
 """Sockets that listen in the network namespace of a box, served from outside.
 
-Nothing runs inside for it: a socket stays in the namespace in which it was created, whoever
-accepts its connections.
+Nothing runs inside for it: a socket stays in the namespace in which it was created, whichever
+process accepts its connections.
 """
 
 from __future__ import annotations

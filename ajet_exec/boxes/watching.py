@@ -1,4 +1,4 @@
-"""The end of a program: by itself, by its time limit, or because nobody waits for it any more."""
+"""The end of a program: by itself, by its time limit, or because it is no longer waited for."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Researcher(ABC):
         """Answer once.
 
         :param account: takes calls that are not known before, such as those of an assistant. They
-            are no part of what the answer took.
+            are not part of what the answer took.
         :raises ResearcherFailedError: there is no answer.
         """
         return self.answer(request)

@@ -166,7 +166,7 @@ def _kind(part: Mapping[str, Any], kind: object) -> object:
 def _own_tools(tools: object) -> list[dict[str, Any]]:
     """Return the tools that the program runs itself.
 
-    :raises ValueError: they are no list.
+    :raises ValueError: they are not a list.
     """
     if not isinstance(tools, list):
         raise ValueError("'tools' is not a list")

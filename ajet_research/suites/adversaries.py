@@ -116,7 +116,7 @@ def _whatever(*answers: object) -> Callable[[Mapping[str, Any]], Sequence[object
 
 
 def _huge(asked: Mapping[str, Any]) -> Sequence[object]:
-    """Return studies that nobody could pay for, or check."""
+    """Return studies that are too large to pay for, or to check."""
     study: dict[str, Any] = asked.get("example") or {}
     budget = study.get("budget", {})
     many = {"looks": [{"seeds": 10**6, "alpha": 0.05}]}

@@ -1,6 +1,6 @@
 """Runs a trial: a tiny model learns a world on a server of its own, and is then evaluated.
 
-Whatever was killed before, the trial goes on inside its run: the server resumes it, episodes that
+Whatever was killed before, the trial continues inside its run: the server resumes it, episodes that
 have ended are not rolled out again, and neither are held-out tasks that have a score.
 """
 

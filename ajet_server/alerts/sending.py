@@ -27,7 +27,7 @@ _END_SECONDS = 1.0
 
 
 class AlertFailedError(Exception):
-    """An attempt to send an alert failed; the message names no secret."""
+    """An attempt to send an alert failed; the message does not contain a secret."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from ajet_server.batches.staleness import keep_fresh
 from ajet_server.observe.forks import ForkSummary, find_forks
 from ajet_server.store.call_metadata import DRIFT_TOKENS, ECHO_FIELDS
 from ajet_training.minibatches import deals_groups
-from ajet_training.planner import Plan, choose_plan
+from ajet_training.planner import LayoutPlan, choose_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class TrainingData:
     """
 
     batch: TrainBatch
-    plan: Plan
+    plan: LayoutPlan
     forks: ForkSummary
     calls_made: Counter[str]
     counts: dict[str, float] = field(default_factory=dict)
@@ -245,7 +245,7 @@ def _plan(
     calls: Sequence[TrainCall],
     config: RunConfig,
     trainer: TrainerInfo,
-) -> Plan:
+) -> LayoutPlan:
     """Lay out all trees in each way that the trainer supports, and choose the cheapest."""
     # With a KL or entropy term every token has a loss, otherwise only those with an advantage.
     algorithm = config.algorithm

@@ -145,7 +145,7 @@ def create_calls_app(
 ) -> Starlette:
     """Create the application of a gateway, which has only the routes of agents.
 
-    :param throttled: is told of requests that were refused with 429.
+    :param throttled: is called for requests that were refused with 429.
     :param inner: middleware behind the limits on bodies.
     :param routes: added to those of agents.
     """

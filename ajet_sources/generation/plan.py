@@ -136,7 +136,7 @@ class GenerationLimits:
     """How much is generated, and how fast.
 
     :param requests: for tasks, in all.
-    :param count: of rows that are enough; None is no limit.
+    :param count: of rows that are enough; None means no limit.
     :param budget_calls: answers after which no request is sent.
     :param budget_tokens: the same for their tokens, as the endpoint counts them. Requests under
         way are finished.

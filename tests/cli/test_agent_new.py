@@ -68,6 +68,7 @@ def test_its_tests_pass_as_it_is() -> None:
     assert "7 passed" in printed
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_its_tests_notice_a_reward_that_is_wrong() -> None:

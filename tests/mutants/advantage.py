@@ -19,7 +19,6 @@ FILE = "tests/server/test_advantages.py"
 std = Mutants("advantage", f"{FILE}::TestGroupStd")
 mean = Mutants("advantage", f"{FILE}::TestGroupMean")
 ALL = (std, mean)
-QUICK = ("groups_are_slices_of_the_batch",)
 
 
 def estimates(by: Any) -> None:

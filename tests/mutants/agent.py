@@ -15,7 +15,6 @@ from tests.mutants.planting import Mutants, around, put
 
 smallest = Mutants("agent", "tests/agents/test_suite.py::TestPlainAdapter")
 ALL = (smallest,)
-QUICK = ("the_name_of_the_agent_is_never_reset",)
 
 
 @smallest

@@ -15,7 +15,6 @@ from tests.mutants.planting import Mutants, around
 
 command = Mutants("command", "tests/inspect/test_command_suite.py::TestExport")
 ALL = (command,)
-QUICK = ("an_option_has_no_help",)
 
 
 def loaded(change: Callable[[click.Command], None]) -> None:

@@ -17,7 +17,6 @@ torch = Mutants(
     "engine", "plugins/backend_torch/tests/test_engine_suite.py::TestTorchEngine", torch=True
 )
 ALL = (scripted, torch)
-QUICK = ("tokens_have_the_version_of_the_request",)
 
 
 def chunks(engine: Any, change: Any) -> None:

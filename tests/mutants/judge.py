@@ -34,7 +34,6 @@ asking = Mutants("judge", "tests/judges/test_model_judges.py")
 scoring = Mutants("judge", "tests/judges/test_scorers.py")
 apart = Mutants("judge", "tests/judges/test_own_endpoint.py")
 ALL = (exact, number, share, asking, scoring, apart)
-QUICK = ("the_task_is_kept_in_the_judge",)
 
 
 def judged(judge: Any, by: Any) -> None:

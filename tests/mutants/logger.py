@@ -20,7 +20,6 @@ Metrics = Mapping[str, float]
 
 lines = Mutants("logger", "tests/embedded/test_jsonl_logger.py::TestJsonl")
 ALL = (lines,)
-QUICK = ("a_run_begins_a_new_file",)
 
 
 def logs(change: Any) -> None:

@@ -17,7 +17,6 @@ FILE = "tests/embedded/test_trie_merger.py"
 exact = Mutants("merger", f"{FILE}::TestTrieMerger")
 text = Mutants("merger", f"{FILE}::TestTrieMergerByText")
 ALL = (exact, text)
-QUICK = ("the_last_call_is_lost",)
 
 
 def merges(change: Any) -> None:

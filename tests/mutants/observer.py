@@ -17,7 +17,6 @@ from tests.plugin import watching
 
 small = Mutants("observer", "tests/plugin/test_observer_suite.py::TestWatching")
 ALL = (small,)
-QUICK = ("it_needs_a_metric_of_one_algorithm",)
 
 seen: list[Any] = []
 

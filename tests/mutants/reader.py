@@ -19,7 +19,6 @@ FILE = "tests/agents/test_registered.py"
 jsonl = Mutants("reader", f"{FILE}::TestJsonl")
 csv = Mutants("reader", f"{FILE}::TestCsv")
 ALL = (jsonl, csv)
-QUICK = ("the_first_row_is_taken_for_a_header",)
 
 
 def changed(reader: Any, change: Any) -> None:

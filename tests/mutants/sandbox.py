@@ -16,7 +16,6 @@ from tests.mutants.planting import Mutants, around, put
 
 box = Mutants("sandbox", "tests/exec/test_sandboxes.py::TestFewBubblewrap")
 ALL = (box,)
-QUICK = ("the_status_is_lost",)
 
 
 def runs(change: Any) -> None:

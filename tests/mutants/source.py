@@ -14,7 +14,6 @@ from tests.mutants.planting import Mutants, around
 
 rows = Mutants("source", "tests/sources/test_suite.py::TestRows")
 ALL = (rows,)
-QUICK = ("the_key_is_in_the_environment",)
 
 _numbers = itertools.count()
 

@@ -30,7 +30,6 @@ from tests.mutants.planting import Mutants, around, put
 sqlite = Mutants("store", "tests/embedded/test_sqlite_store_suite.py::TestSqliteStore")
 jsonl = Mutants("store", "tests/embedded/test_jsonl_store_suite.py::TestJsonlStore")
 ALL = (sqlite, jsonl)
-QUICK = ("a_rewind_deletes_batches",)
 
 
 @sqlite

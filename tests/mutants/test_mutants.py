@@ -1,7 +1,7 @@
 """Faults of plugins are caught by the suite of their kind, and by nothing else.
 
-Each mutation changes one thing of a component that passes its suite. For each change, one of every
-kind is run (`QUICK`); all others are nightly tests.
+Each mutation changes one thing of a component that passes its suite. All but `QUICK` are nightly
+tests.
 """
 
 from __future__ import annotations
@@ -52,7 +52,13 @@ KINDS = (
     agent,
 )
 ALL = [mutants for kind in KINDS for mutants in kind.ALL]
-QUICK = frozenset(name for kind in KINDS for name in kind.QUICK)
+QUICK = {
+    "a_refused_step_counts",
+    "a_rewind_deletes_batches",
+    "groups_are_slices_of_the_batch",
+    "the_last_call_is_lost",
+    "tokens_have_the_version_of_the_request",
+}
 
 
 def run(mutants: Mutants, mutation: str, directory: Path) -> tuple[int, str]:
@@ -129,4 +135,7 @@ def test_every_kind_has_ten_mutations(kind: ModuleType) -> None:
     mutants: Sequence[Mutants] = kind.ALL
     names = [name for each in mutants for name in each.planted]
     assert len(set(names)) == len(names) >= 10
-    assert set(kind.QUICK) <= set(names)
+
+
+def test_the_quick_ones_exist() -> None:
+    assert {name for each in ALL for name in each.planted} >= QUICK

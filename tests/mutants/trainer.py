@@ -19,7 +19,6 @@ scripted = Mutants("trainer", "tests/embedded/test_scripted_trainer_suite.py::Te
 torch = Mutants("trainer", f"{TORCH}/test_trainer_suite.py::TestTorchTrainer", torch=True)
 loss = Mutants("trainer", f"{TORCH}/test_loss_suite.py::TestTorchLoss", torch=True)
 ALL = (scripted, torch, loss)
-QUICK = ("a_refused_step_counts",)
 
 
 def reports(trainer: Any, change: Any) -> None:

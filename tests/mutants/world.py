@@ -22,7 +22,6 @@ bandits = Mutants("world", f"{FILE}::TestBandit")
 mines = Mutants("world", f"{FILE}::TestMine")
 pairs = Mutants("world", f"{FILE}::TestPair")
 ALL = (grid, bandits, mines, pairs)
-QUICK = ("tasks_depend_on_the_process",)
 
 
 def outcomes(world: Any, change: Any) -> None:

@@ -279,6 +279,7 @@ def test_a_sampler_that_learns_comes_closer_than_chance() -> None:
     assert reached("tpe") > reached("random") + 0.5
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @given(st.sets(st.integers(0, 90), max_size=12), st.integers(1, 5))
 @settings(deadline=None, max_examples=12)

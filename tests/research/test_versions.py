@@ -368,6 +368,7 @@ def test_a_slow_import_has_regressed(tmp_path: Path, cache: Path) -> None:
     assert "regressed" in page.read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(600)

@@ -27,8 +27,15 @@ async def until_rolling(server: Running) -> None:
     assert service.coordinator.error is None
 
 
-@pytest.mark.parametrize("method", ["start", "publish"])
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("mode", "method"),
+    [
+        ("sync", "start"),
+        ("async", "publish"),
+        pytest.param("sync", "publish", marks=pytest.mark.nightly),
+        pytest.param("async", "start", marks=pytest.mark.nightly),
+    ],
+)
 async def test_a_first_start_survives_a_worker_that_is_killed(
     server: Running, method: str, mode: str
 ) -> None:

@@ -46,28 +46,28 @@ class Continuation(StrEnum):
     """Continues: two renderings prove how to extend the call's tokens."""
 
     FIRST_CALL = "first_call"
-    """Starts anew: the episode has no call yet from which a prompt could continue."""
+    """Starts over: the episode has no call yet from which a prompt could continue."""
 
     NEW_CONVERSATION = "new_conversation"
-    """Starts anew: the messages contain no answer of the model."""
+    """Starts over: the messages contain no answer of the model."""
 
     NO_NEW_MESSAGE = "no_new_message"
-    """Starts anew: the last message is an answer, so there is nothing to render after it."""
+    """Starts over: the last message is an answer, so there is nothing to render after it."""
 
     TOOLS_CHANGED = "tools_changed"
-    """Starts anew: the messages begin with those of the previous request, which had other tools."""
+    """Starts over: the messages begin with those of the previous request, which had other tools."""
 
     HISTORY_CHANGED = "history_changed"
-    """Starts anew: no call of the episode on disk has these messages up to the last answer."""
+    """Starts over: no call of the episode on disk has these messages up to the last answer."""
 
     REASONING_DROPPED = "reasoning_dropped"
-    """Starts anew: the template drops reasoning from the history when these messages follow."""
+    """Starts over: the template drops reasoning from the history when these messages follow."""
 
     TEMPLATE_DIFFERS = "template_differs"
-    """Starts anew: it cannot be proven that the template would keep the call's tokens."""
+    """Starts over: it cannot be proven that the template would keep the call's tokens."""
 
     NO_MESSAGES = "no_messages"
-    """Starts anew: the request has a text or token ids instead of messages."""
+    """Starts over: the request has a text or token ids instead of messages."""
 
 
 @dataclass(frozen=True, slots=True)

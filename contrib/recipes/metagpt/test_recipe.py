@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentjet.client import SwarmClient
+from agentjet import SwarmClient
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 

@@ -70,7 +70,7 @@ def part_text(part: dict[str, Any], path: str) -> str:
     """Return the text of a part, "" if it has nothing.
 
     :raises UnsupportedError: the part has something else than text.
-    :raises RequestError: the text is no string.
+    :raises RequestError: the text is not a string.
     """
     for name in _UNREAD:
         if part.get(name) is not None:

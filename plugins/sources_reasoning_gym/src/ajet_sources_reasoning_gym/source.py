@@ -71,7 +71,7 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
         """Ask the verifier, in a thread.
 
         :raises EnvironmentFailedError: the verifier raises on the answer of its own entry, or
-            its score is no number.
+            its score is not a number.
         """
         try:
             return await self._ask_verifier(task, answer)

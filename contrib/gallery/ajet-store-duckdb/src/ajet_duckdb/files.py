@@ -45,7 +45,7 @@ class WriterLock:
 
 @contextlib.contextmanager
 def checkpointing(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock of checkpoints: nobody copies the database meanwhile.
+    """Hold the lock of checkpoints: the database is not copied meanwhile.
 
     :param wait: wait for those who are copying it.
     :return: whether the lock is held; always true with `wait`.
