@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import os
 import signal
+import sys
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -744,6 +746,9 @@ def _write_and_die(
             os.close(reading)
             asyncio.run(_write_forever(make_store, writing))
         finally:
+            # Only an exception ends it before it is killed.
+            traceback.print_exc()
+            sys.stderr.flush()
             os._exit(1)
     os.close(writing)
     with os.fdopen(reading, encoding="ascii") as pipe:
@@ -751,6 +756,7 @@ def _write_and_die(
         os.kill(pid, signal.SIGKILL)
         rest = pipe.read()
     os.waitpid(pid, 0)
+    assert all(lines), "the process that writes ended by itself; its error is printed above"
     # The last line may be cut off.
     return [*map(str.strip, lines), *rest[: rest.rfind("\n") + 1].splitlines()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,13 @@ SCRIPTED = {"preload": {"engine": "scripted", "trainer": "scripted"}}
 
 def spawned() -> set[int]:
     """The worker processes of servers in this process."""
-    return {p.pid for p in psutil.Process().children() if "ajet_server.workers" in p.cmdline()}
+    pids = set()
+    for process in psutil.Process().children():
+        # One that has ended, and whose status is not yet read, has no command line.
+        with contextlib.suppress(psutil.ZombieProcess):
+            if "ajet_server.workers" in process.cmdline():
+                pids.add(process.pid)
+    return pids
 
 
 def serving(server: Running) -> set[int]:
