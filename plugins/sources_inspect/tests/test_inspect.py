@@ -277,7 +277,7 @@ async def test_when_inspect_dies_its_episodes_fail_and_nothing_is_left(tmp_path:
         os.killpg(group, 0)
 
 
-@pytest.mark.nightly
+@pytest.mark.learns
 @pytest.mark.timeout(1800)
 def test_evaluations_continue_after_ctrl_c_and_kills(tmp_path: Path) -> None:
     """With the real commands: nothing is lost or done twice, and no process is left."""
