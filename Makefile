@@ -9,7 +9,7 @@ STAMP := $(VENV)/.ready
 # The CPU build is taken where pip is configured to find one.
 TORCH := torch==2.13.0
 # Longest first. Integration tests run on one Python, in torch; of those of other versions, what depends on them.
-TOX_ENVS := torch,core-py313,lint,type,wheels
+TOX_ENVS := torch,core-py313,plugins,lint,type,wheels
 BACKENDS := sglang vllm verl trl
 TOX_AGENTS := $(subst $(space),$(comma),$(patsubst plugins/%,%,$(wildcard plugins/agents_* plugins/sources_* plugins/loggers_*)) recipe_metagpt)
 TOX_BACKENDS := sglang,verl,trl,vllm,pairs
