@@ -13,7 +13,7 @@ from ajet_core.interfaces import Trainer
 from ajet_core.protocol import AlgorithmConfig
 from ajet_testing.suites.loss_suite import LOSSES, LossSuite
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 class TestVerlLoss(LossSuite):

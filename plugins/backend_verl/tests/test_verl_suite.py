@@ -14,7 +14,7 @@ from ajet_core.interfaces import Trainer
 from ajet_core.protocol import AlgorithmConfig
 from ajet_testing.suites.trainer_suite import TrainerSuite
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 class TestVerlTrainer(TrainerSuite):

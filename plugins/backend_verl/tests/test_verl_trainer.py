@@ -29,7 +29,7 @@ from ajet_torch import memory
 # What workers are told to do here they could not import.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 MANY_STEPS = AlgorithmConfig(learning_rate=1e-2, minibatches=2, epochs=2, token_budget=60)
 
 
