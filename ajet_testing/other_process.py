@@ -1,4 +1,4 @@
-"""Call a method of a test's class in another process, where texts have other hashes."""
+"""Call a method of a test's class in another process: texts have other hashes, or it is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["in_another_process", "load_class"]
+__all__ = ["in_a_killed_process", "in_another_process", "load_class"]
 
 _CODE = """
 import pickle, sys
@@ -34,15 +34,10 @@ def in_another_process(case: object, method: str, *arguments: object) -> Any:
 
     :raises AssertionError: the method raised; the message has what the process printed.
     """
-    kind = type(case)
-    if "<locals>" in kind.__qualname__:
-        pytest.skip(f"another process cannot import {kind.__qualname__}, which a function defines")
-    place = (kind.__module__, inspect.getfile(kind), kind.__qualname__)
-    state = pickle.dumps((place, vars(case), method, arguments))
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     done = subprocess.run(  # noqa: S603 - nothing in it is the user's
         [sys.executable, "-c", _CODE],
-        input=pickle.dumps((sys.path, state)),
+        input=_pickled(case, method, arguments),
         env=os.environ | {"PYTHONHASHSEED": seed},
         capture_output=True,
         check=False,
@@ -51,6 +46,42 @@ def in_another_process(case: object, method: str, *arguments: object) -> Any:
     # The last line: components may print.
     last = done.stdout.decode().splitlines()[-1]
     return pickle.loads(bytes.fromhex(last))  # noqa: S301 - it is what `_answer` has written
+
+
+def in_a_killed_process(case: object, method: str, lines: int, *arguments: object) -> list[str]:
+    """Run a method of `case` in another process, which is killed after it has written some lines.
+
+    A fork would not do: it inherits locks that threads of the test's process hold.
+
+    :param method: it gets `arguments` and the descriptor of a pipe to write lines to.
+    :param lines: how many are awaited.
+    :return: all lines, without one that was cut off.
+    :raises AssertionError: the process ended by itself. Its error is on the standard error.
+    """
+    reading, writing = os.pipe()
+    with subprocess.Popen(  # noqa: S603 - nothing in it is the user's
+        [sys.executable, "-c", _CODE], stdin=subprocess.PIPE, pass_fds=(writing,)
+    ) as process:
+        os.close(writing)
+        assert process.stdin is not None
+        process.stdin.write(_pickled(case, method, (*arguments, writing)))
+        process.stdin.close()
+        with os.fdopen(reading, encoding="utf-8") as pipe:
+            try:
+                awaited = [pipe.readline() for _ in range(lines)]
+            finally:
+                process.kill()
+            rest = pipe.read()
+    assert all(awaited), "the process ended by itself; its error is printed above"
+    return [*map(str.strip, awaited), *rest[: rest.rfind("\n") + 1].splitlines()]
+
+
+def _pickled(case: object, method: str, arguments: tuple[object, ...]) -> bytes:
+    kind = type(case)
+    if "<locals>" in kind.__qualname__:
+        pytest.skip(f"another process cannot import {kind.__qualname__}, which a function defines")
+    place = (kind.__module__, inspect.getfile(kind), kind.__qualname__)
+    return pickle.dumps((sys.path, pickle.dumps((place, vars(case), method, arguments))))
 
 
 def _answer(state: bytes) -> bytes:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import signal
-import sys
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from ajet_core.interfaces import (
 from ajet_core.timeline import MessageText, PlacedMessage
 from ajet_server.store.patient_store import PatientStore
 from ajet_testing.conformance import ConformanceSuite
+from ajet_testing.other_process import in_a_killed_process
 from ajet_testing.suites.samples import conversation, make_call, make_episode, make_joint
 
 _TEXTS = [
@@ -52,7 +51,7 @@ _TEXTS = [
 __all__ = ["SampleStoreSuite", "aborted", "ended", "owners", "stored_episodes"]
 
 
-_KilledWriter = Callable[[Callable[[], Awaitable[SampleStore]], int], list[str]]
+_KilledWriter = Callable[[int, Path], list[str]]
 
 
 class SampleStoreSuite(ConformanceSuite):
@@ -81,8 +80,12 @@ class SampleStoreSuite(ConformanceSuite):
 
     @pytest.fixture
     def killed_writer(self) -> _KilledWriter:
-        """Lets a process write to a store, and kills it."""
-        return _write_and_die
+        """Lets a process write to a store in a directory until it has acknowledged some writes."""
+        return partial(in_a_killed_process, self, "write_forever")
+
+    def write_forever(self, run_dir: Path, pipe: int) -> None:
+        """Write episodes until the process is killed, as `killed_writer` does."""
+        asyncio.run(_write_forever(self.make_store(run_dir), pipe))
 
     async def test_a_new_store_is_empty(self, store: SampleStore) -> None:
         assert await store.get_run() is None
@@ -640,7 +643,7 @@ class SampleStoreSuite(ConformanceSuite):
         await other.close()
         assert [e.episode_id for e in await stored_episodes(store)] == ["here"]
 
-    @pytest.mark.skipif(not hasattr(os, "fork"), reason="a process can only be forked on POSIX")
+    @pytest.mark.skipif(os.name != "posix", reason="a process inherits pipes on POSIX alone")
     @pytest.mark.parametrize("acknowledged", [1, 25, 90])
     async def test_what_was_acknowledged_survives_kill_9(
         self, killed_writer: _KilledWriter, tmp_path: Path, acknowledged: int
@@ -648,7 +651,7 @@ class SampleStoreSuite(ConformanceSuite):
         """A process writes episodes until it is killed, in the middle of whatever it does."""
         run_dir = tmp_path / "run"
         run_dir.mkdir()
-        lines = killed_writer(lambda: self.make_store(run_dir), acknowledged)
+        lines = killed_writer(acknowledged, run_dir)
         # A server that is started again waits until the lock of the killed one is gone.
         store = PatientStore(await self.make_store(run_dir), "the store")
         await store.open()
@@ -731,38 +734,9 @@ class SampleStoreSuite(ConformanceSuite):
 _TURNS = 6
 
 
-def _write_and_die(
-    make_store: Callable[[], Awaitable[SampleStore]], acknowledged: int
-) -> list[str]:
-    """Let a process write until it has acknowledged so many writes, and kill it.
-
-    :return: for each acknowledged write, the episode and the number of its calls or "ended".
-    """
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        # Nothing of the tests may run in the child, so it ends here.
-        try:
-            os.close(reading)
-            asyncio.run(_write_forever(make_store, writing))
-        finally:
-            # Only an exception ends it before it is killed.
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-    os.close(writing)
-    with os.fdopen(reading, encoding="ascii") as pipe:
-        lines = [pipe.readline() for _ in range(acknowledged)]
-        os.kill(pid, signal.SIGKILL)
-        rest = pipe.read()
-    os.waitpid(pid, 0)
-    assert all(lines), "the process that writes ended by itself; its error is printed above"
-    # The last line may be cut off.
-    return [*map(str.strip, lines), *rest[: rest.rfind("\n") + 1].splitlines()]
-
-
-async def _write_forever(make_store: Callable[[], Awaitable[SampleStore]], pipe: int) -> None:
-    store = await make_store()
+async def _write_forever(opening: Awaitable[SampleStore], pipe: int) -> None:
+    """Write, and acknowledge each write by a line: the episode and its calls so far, or "ended"."""
+    store = await opening
     await store.open()
 
     async def play(name: str) -> None:
