@@ -204,6 +204,15 @@ def test_identical_answers_are_told_apart_from_equal_rewards(rewards: tuple[floa
     assert "identical" not in different
 
 
+def test_findings_of_batches_without_a_signal_have_one_cause_and_one_advice() -> None:
+    equal = [ended("a", 0.5), ended("b", 0.5)]
+    groups = [ended(f"{g}{n}", r, g) for g, r in (("x", 0.0), ("y", 1.0)) for n in range(2)]
+    for text in (*findings(equal), *findings(groups), *findings(groups, alike=True)):
+        cause, _, advice = text.rpartition(": ")
+        assert "nothing can be learned" in cause
+        assert advice.startswith(("check ", "set "))
+
+
 def test_tasks_that_train_nothing_are_named_if_they_are_many() -> None:
     flat = [ended(f"x{n}", 1.0, "x") for n in range(2)]
     (found,) = findings([*flat, ended("y0", 0.0, "y"), ended("y1", 1.0, "y")])
