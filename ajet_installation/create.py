@@ -233,14 +233,15 @@ def _install_agentjet(making: _Making) -> list[str]:
     """Install agentjet and the plugin, and return the distributions of plugins."""
     order = making.order
     source, name = order.source, order.recipe.plugin
+    fresh = making.installer.refresh("agentjet", *source.distributions)
     if source.core:
         making.progress.step("agentjet")
-        making.install("agentjet", *source.core)
+        making.install("agentjet", *fresh, *source.core)
     if not source.plugin:
         return []
     making.progress.step(f"the plugin {name}")
     # The plugin's requirements may contain distributions that have other names here.
-    making.install(name, "--no-deps", *source.plugin)
+    making.install(name, "--no-deps", *fresh, *source.plugin)
     if missing := _unmet(making):
         making.install(f"the requirements of {name}", *missing)
     target = ["--upgrade", "--target", str(order.directory.absolute() / PLUGINS)]

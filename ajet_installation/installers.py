@@ -92,6 +92,16 @@ class Installer:
             return [str(python), *self.command]
         return [*self.command, self.target, str(python)]
 
+    def refresh(self, *distributions: str) -> list[str]:
+        """Return options that ignore cached wheels of distributions.
+
+        uv takes a wheel from its cache if one of the same name was in that directory before, also
+        when the file was built again; pip reads the file.
+        """
+        if self.name == "pip":
+            return []
+        return [f"--refresh-package={name}" for name in distributions]
+
 
 PIP = Installer(
     "pip",

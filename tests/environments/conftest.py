@@ -44,6 +44,9 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    # uv takes a wheel of a directory for the one that it saw at this path before, also when the
+    # file is another: temporary directories of earlier runs had the same names.
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
     return directory
 
 

@@ -292,21 +292,25 @@ def with_plugin(either: Order, wheels: Path) -> Order:
     site = sysconfig.get_path("purelib")
     wheel(wheels, "core-link", "1.0", {"core.pth": f"{ROOT}\n{site}\n"})
     wheel(wheels, "light", "1.0", {"light.py": ""})
+    plugin_wheel(wheels, ENGINE)
+    wheel(wheels, "heavy-cpu", "1.0", {})
+    recipe = tiny_recipe(order.recipe.directory, package='tiny", "heavy-cpu')
+    return replace(
+        order, recipe=recipe, source=Source(("core-link",), ("tiny-plugin",), ("tiny-plugin",))
+    )
+
+
+def plugin_wheel(wheels: Path, engine: str) -> None:
     wheel(
         wheels,
         "tiny-plugin",
         "1.0",
         {
             "tiny_hooks.py": HOOKS.format(name="tiny", target="tiny_engine:Engine"),
-            "tiny_engine.py": ENGINE,
+            "tiny_engine.py": engine,
         },
         requires=["heavy>=1", "light", "agentjet>=0.1"],
         entry_points=plugin_entry_points("tiny", "tiny_hooks"),
-    )
-    wheel(wheels, "heavy-cpu", "1.0", {})
-    recipe = tiny_recipe(order.recipe.directory, package='tiny", "heavy-cpu')
-    return replace(
-        order, recipe=recipe, source=Source(("core-link",), ("tiny-plugin",), ("tiny-plugin",))
     )
 
 
@@ -345,6 +349,18 @@ def test_a_plugin_that_comes_later_is_added(with_plugin: Order) -> None:
     assert made.record.plugins == ["tiny-plugin"]
     assert not made.record.note
     assert not any("step" in step for step in steps)
+
+
+def test_a_plugin_built_again_is_not_taken_from_a_cache(with_plugin: Order, wheels: Path) -> None:
+    def engines() -> list[str]:
+        return [path.read_text() for path in with_plugin.directory.rglob("tiny_engine.py")]
+
+    create_environment(with_plugin, SILENT)
+    assert engines() == [ENGINE] * 2
+    again = f"{ENGINE}# built again\n"
+    plugin_wheel(wheels, again)
+    create_environment(replace(with_plugin, force=True), SILENT)
+    assert engines() == [again] * 2
 
 
 def test_the_lock_outlives_a_killed_process_as_long_as_its_pip_runs(
