@@ -39,7 +39,6 @@ TARGET_OVERHEAD = 1 / 3
 SAMPLE_SECONDS = 0.1
 # Beginnings of the demo's lines, in the order in which they appear.
 PHASES = {
-    "creating a tiny model": "model",
     "starting server and engine": "boot",
     "training": "training",
     "exporting the trained model": "export",

@@ -27,9 +27,9 @@ def example() -> str:
 @pytest.mark.nightly
 @pytest.mark.torch
 def test_the_example_trains_and_evaluates(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ajet_demo.tiny_model import create_tiny_model
+    from ajet_demo.tiny_model import copy_tiny_model
 
-    create_tiny_model(served / "model", seed=0, warmup_steps=1)
+    copy_tiny_model(served / "model")
     scope: dict[str, Any] = {"__name__": "example"}
     exec(compile(example(), "evaluation.md", "exec"), scope)
     asyncio.run(scope["main"](model=str(served / "model"), steps=1))

@@ -97,15 +97,15 @@ def test_the_demo_leaves_the_directories_that_are_named() -> None:
 
 @pytest.fixture
 def quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory after step 3 of the page, whose tiny model the test makes by itself."""
+    """A directory after step 3 of the page, without the training of the demo."""
     pytest.importorskip("ajet_backend_torch")
-    from ajet_demo.tiny_model import create_tiny_model
+    from ajet_demo.tiny_model import copy_tiny_model
 
     for name in [name for name in os.environ if name.upper().startswith("AJET_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    create_tiny_model(tmp_path / DEMO / MODEL_DIR, seed=0, warmup_steps=1)
+    copy_tiny_model(tmp_path / DEMO / MODEL_DIR)
     line = next(line for line in LINES if line.startswith("ajet serve "))
     command = [sys.executable, "-m", "ajet_cli.main", *shlex.split(line)[1:], "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

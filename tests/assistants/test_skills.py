@@ -210,10 +210,10 @@ def test_the_skill_for_training_is_true_but_for_its_model(tmp_path: Path) -> Non
 @pytest.mark.timeout(600)
 def test_the_skill_for_training_trains_a_model(tmp_path: Path) -> None:
     pytest.importorskip("ajet_backend_torch")
-    from ajet_demo.tiny_model import create_tiny_model
+    from ajet_demo.tiny_model import copy_tiny_model
 
     model = tmp_path / "models" / "tiny"
-    create_tiny_model(model, seed=0, warmup_steps=1)
+    copy_tiny_model(model)
     port = str(unused_port())
     environ = {
         "MODELS": str(model.parent),

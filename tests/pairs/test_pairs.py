@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ajet_demo.tiny_model import MODEL
 from ajet_testing.backends import ROOT, backend_python
 
 # With the engine of this repository a step takes seconds. With the others the curve is not waited
@@ -23,24 +23,14 @@ TELLING_STEPS, RAISED = 10, 0.12
 pytestmark = [pytest.mark.pairs, pytest.mark.torch, pytest.mark.timeout(1500)]
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's, which is warmed up and not trained."""
-    from ajet_demo.tiny_model import create_tiny_model
-
-    path = tmp_path_factory.mktemp("pairs") / "model"
-    create_tiny_model(path, seed=0)
-    return path
-
-
 # Any trainer has every channel; those that write no files are tested with one.
 BROADCAST = {("torch", "vllm"), ("torch", "sglang")}
 DIFFERENCES = {("trl", "vllm"), ("verl", "sglang"), ("verl", "torch")}
 
 
-def cycle(trainer: str, engine: str, model: Path, steps: int) -> dict[str, Any]:
+def cycle(trainer: str, engine: str, steps: int) -> dict[str, Any]:
     """What `benchmarks/cycle.py` says."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "cycle.py"), "--model", str(model)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "cycle.py"), "--model", str(MODEL)]
     command += ["--trainer", trainer, "--engine", engine, "--steps", str(steps)]
     if (trainer, engine) in BROADCAST:
         command += ["--channel", "collective"]
@@ -53,12 +43,12 @@ def cycle(trainer: str, engine: str, model: Path, steps: int) -> dict[str, Any]:
 
 
 def test_a_pair_learns_and_is_exact(
-    trainer: str, engine: str, model: Path, request: pytest.FixtureRequest
+    trainer: str, engine: str, request: pytest.FixtureRequest
 ) -> None:
     for name in {trainer, engine} - {"torch"}:
         backend_python(name)
     steps = request.config.getoption("--steps") or STEPS.get(engine, FEW_STEPS)
-    found = cycle(trainer, engine, model, steps)
+    found = cycle(trainer, engine, steps)
     if steps >= TELLING_STEPS:
         assert found["success_after"] >= found["success_before"] + RAISED
     # Weights that stay in memory are written down at the end alone; all others are those that were

@@ -45,7 +45,6 @@ def summary(**changes: Any) -> Summary:
         "tokens_raw": 500_000,
         "tokens_trained": 20_000,
         "seconds": 60.0,
-        "warmup_seconds": 12.0,
         "boot_seconds": 5.0,
         "training_seconds": 40.0,
         "rollout_seconds": 20.0,

@@ -27,7 +27,11 @@ def _interpreters(
 
 @click.command()
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of model and tasks."
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of the run.",
 )
 @click.option(
     "--run-dir",
@@ -92,9 +96,9 @@ def demo(
 ) -> None:
     """Train a tiny model on this machine, from end to end.
 
-    Creates a model of 0.14 million parameters, starts a swarm server and a client, and trains the
-    model to walk to a goal on a small grid. This takes about a minute on one CPU core. Press Ctrl-C
-    to stop. Run the same command again to resume.
+    Starts a swarm server and a client, and trains a model of 0.14 million parameters, which comes
+    with the demo, to walk to a goal on a small grid. This takes about a minute on one CPU core.
+    Press Ctrl-C to stop. Run the same command again to resume.
 
     The server uses [store], [loggers], [plugins], [workers] and [servers] of ajet.toml; everything
     else is the demo's own.

@@ -116,8 +116,8 @@ class Display:
             (
                 "seconds",
                 (
-                    f"{summary.seconds:.1f} in all: warm-up {summary.warmup_seconds:.1f}, "
-                    f"boot {summary.boot_seconds:.1f}, training {summary.training_seconds:.1f}"
+                    f"{summary.seconds:.1f} in all: boot {summary.boot_seconds:.1f}, "
+                    f"training {summary.training_seconds:.1f}"
                 ),
             ),
             (

@@ -20,6 +20,7 @@ from ajet_demo.display import Display
 from ajet_demo.recipe import run_config
 from ajet_demo.report import History, Summary, draw, write_json
 from ajet_demo.run_state import SUMMARY_FILE, RunState, open_run, read_summary
+from ajet_demo.tiny_model import copy_tiny_model
 from ajet_demo.training import Training, start_client
 from ajet_installation.local_workers import check_components, worker_settings
 from ajet_installation.settings import WorkerSettings
@@ -145,12 +146,11 @@ def _train(
     history = History(run_dir / METRICS_FILE)
     for record in sorted([*history.steps(), *history.evals()], key=lambda r: r.step):
         display.record(record)
+    display.phase("starting server and engine")
+    waited = clock()
+    if not (run_dir / MODEL_DIR).exists():
+        copy_tiny_model(run_dir / MODEL_DIR)
     with LocalServer(run_dir, workers=workers, clock=clock) as server:
-        # The server boots while the model is being created, and its worker imports the components;
-        # count only the wait after that.
-        _make_model(options, run_dir, state, display, clock)
-        display.phase("starting server and engine")
-        waited = clock()
         config = run_config(
             run_dir / MODEL_DIR, options.seed, engine=options.engine, trainer=options.trainer
         )
@@ -174,27 +174,6 @@ def _train(
         episodes=int(counters.get("episodes", 0)),
         calls=int(counters.get("calls", 0)),
     )
-
-
-def _make_model(
-    options: DemoOptions,
-    run_dir: Path,
-    state: RunState,
-    display: Display,
-    clock: Callable[[], float],
-) -> None:
-    if (run_dir / MODEL_DIR).exists():
-        return
-    from ajet_demo.tiny_model import create_tiny_model
-
-    began = clock()
-    display.phase("creating a tiny model")
-    create_tiny_model(
-        run_dir / MODEL_DIR,
-        seed=options.seed,
-        progress=lambda p: display.warming_up(p.step, p.steps, p.loss),
-    )
-    state.warmup_seconds += clock() - began
 
 
 def adopt(export: Path, target: Path) -> None:
@@ -221,7 +200,6 @@ def _summary(options: DemoOptions, run_dir: Path, state: RunState, result: _Resu
         tokens_raw=int(history.total("tokens_raw")),
         tokens_trained=int(history.total("tokens_trained")),
         seconds=round(state.seconds, 3),
-        warmup_seconds=round(state.warmup_seconds, 3),
         boot_seconds=round(state.boot_seconds, 3),
         training_seconds=round(state.training_seconds, 3),
         rollout_seconds=round(state.rollout_seconds, 3),

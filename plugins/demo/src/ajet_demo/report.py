@@ -23,7 +23,6 @@ class Summary(BaseModel):
     :param episodes: episodes of all kinds, those for evaluation included.
     :param calls: model calls of all episodes.
     :param seconds: wall time of the whole command, from its first line to its last.
-    :param warmup_seconds: making the model, its supervised warm-up included.
     :param boot_seconds: from starting the server to the moment in which it takes episodes.
     :param training_seconds: from the moment in which the server takes episodes to the client's end,
         evaluations included.
@@ -50,7 +49,6 @@ class Summary(BaseModel):
     tokens_raw: int
     tokens_trained: int
     seconds: float
-    warmup_seconds: float
     boot_seconds: float
     training_seconds: float
     rollout_seconds: float

@@ -23,7 +23,6 @@ class RunState(BaseModel):
     finished: bool = False
     success_before: float | None = None
     seconds: float = 0.0
-    warmup_seconds: float = 0.0
     boot_seconds: float = 0.0
     training_seconds: float = 0.0
     rollout_seconds: float = 0.0
