@@ -30,7 +30,7 @@ from compat_cases.run import Arguments
 from options import at_least
 from reporting import report
 
-from ajet_demo.tiny_model import create_tiny_model
+from ajet_demo.tiny_model import copy_tiny_model
 from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from ajet_testing.suites.agent_suite import LAST_IS_TOOL, tool_call
@@ -102,7 +102,7 @@ def structured_script() -> list[ScriptedReply]:
 def real_model(directory: Path) -> Path:
     """Make a tiny model with a longer context than the demo's."""
     model = directory / "models" / "tiny"
-    create_tiny_model(model, seed=0, warmup_steps=1)
+    copy_tiny_model(model)
     for name, key in (
         ("config.json", "max_position_embeddings"),
         ("tokenizer_config.json", "model_max_length"),
