@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pydantic import ValidationError
 
+from agentjet.mcp.sampling import Sampler
 from agentjet.mcp.servers import HttpServer, McpServerError, McpTimeoutError, Server, leaves
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ class ServerConnection:
     :ivar counted: its failure is counted, which is one failure for all calls that it costs.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, sampler: Sampler | None = None) -> None:
         self.server = server
+        self._sampler = sampler
         self.tools: list[Tool] = []
         self.broken = False
         self.counted = False
@@ -149,7 +151,11 @@ class ServerConnection:
         async with contextlib.AsyncExitStack() as stack:
             transport = await self._transport(stack)
             yield await stack.enter_async_context(
-                Client(transport, message_handler=self._receive_message)
+                Client(
+                    transport,
+                    message_handler=self._receive_message,
+                    sampling_callback=self._sampler,
+                )
             )
 
     async def _transport(self, stack: contextlib.AsyncExitStack) -> Transport:

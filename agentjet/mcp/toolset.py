@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic_core import from_json
 
 from agentjet.mcp.connection import ServerConnection, finish
+from agentjet.mcp.content import text_of_result
+from agentjet.mcp.sampling import Sample, Sampler
 from agentjet.mcp.servers import HttpServer, McpServerError, Server
 from ajet_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mcp_types import CallToolResult, ContentBlock, Tool
+    from mcp_types import Tool
 
 _NAME_LENGTH = 64
 """The length that OpenAI-compatible endpoints allow for names of tools."""
@@ -34,11 +36,16 @@ class McpTools:
     :ivar definitions: the tools as the parameter ``tools`` of chat completions takes them. Other
         characters than letters, digits, underscores and hyphens become underscores. If several
         tools had the same name, their names begin with the server's name and an underscore.
-    :ivar failure: the first failure of a server in this episode, which ends the episode.
     """
 
-    def __init__(self, servers: McpServers, connections: Sequence[ServerConnection]) -> None:
+    def __init__(
+        self,
+        servers: McpServers,
+        connections: Sequence[ServerConnection],
+        sampler: Sampler | None = None,
+    ) -> None:
         self._servers = servers
+        self._sampler = sampler
         self._tools = _named([(c, tool) for c in connections for tool in c.tools])
         self.definitions: list[dict[str, Any]] = [
             {
@@ -51,7 +58,7 @@ class McpTools:
             }
             for name, (_, tool) in self._tools.items()
         ]
-        self.failure: McpServerError | None = None
+        self._failure: McpServerError | None = None
 
     async def call(self, name: str, arguments: str | Mapping[str, Any] | None = None) -> str:
         """Call a tool and return its result as text.
@@ -65,9 +72,9 @@ class McpTools:
         :param arguments: an object, or its JSON text.
         :raises McpServerError: a server failed, now or earlier in this episode, or is refused
             because it failed too often.
+        :raises Exception: what a model call raised that a server asked for.
         """
-        if self.failure is not None:
-            raise self.failure.again()
+        self.check()
         if name not in self._tools:
             return f"Error: there is no tool {name!r}. The tools are: {', '.join(self._tools)}"
         try:
@@ -80,10 +87,31 @@ class McpTools:
             return f"Error: the arguments of {name!r} are not a JSON object"
         connection, tool = self._tools[name]
         try:
-            return await self._servers._call(connection, tool.name, values)
+            text = await self._servers._call(connection, tool.name, values)
         except McpServerError as error:
-            self.failure = self.failure or error
-            raise
+            self._failure = self._failure or error
+            if self.failure is error:
+                raise
+        self.check()
+        return text
+
+    @property
+    def failure(self) -> Exception | None:
+        """The first failure in this episode, which ends it.
+
+        It is that of a server (`McpServerError`), or what a model call raised that one asked for.
+        """
+        if self._sampler is not None and self._sampler.error is not None:
+            return self._sampler.error
+        return self._failure
+
+    def check(self) -> None:
+        """:raises Exception: the failure of this episode, if there is one."""
+        failure = self.failure
+        if isinstance(failure, McpServerError):
+            raise failure.again()
+        if failure is not None:
+            raise failure
 
 
 class McpServers:
@@ -126,13 +154,20 @@ class McpServers:
 
     @contextlib.asynccontextmanager
     async def tools(
-        self, env: Mapping[str, Mapping[str, str]] | None = None
+        self,
+        env: Mapping[str, Mapping[str, str]] | None = None,
+        *,
+        sample: Sample | None = None,
     ) -> AsyncIterator[McpTools]:
         """Start the servers, or connect to those that are shared, for the length of the block.
 
         :param env: by name of a server, variables that it receives in this episode besides those
             of `StdioServer.env`. Name the episode's key here if a server needs it; no server
             receives it otherwise.
+        :param sample: calls the model when a server asks for it, with messages of chat completions
+            and a limit of tokens, and returns the answer. It runs in the context of this block, so
+            its calls belong to the episode. If it raises, the block raises the same exception.
+            Without it, and for shared servers, such requests fail.
         :raises McpServerError: a server did not start, is refused, or failed within the block.
         :raises ConfigError: `env` names a server that has no process for each episode.
         """
@@ -140,25 +175,28 @@ class McpServers:
         if unknown := sorted(set(env or {}) - set(self._bans)):
             raise ConfigError(f"there is no MCP server {unknown[0]!r}")
         own: list[ServerConnection] = []
+        sampler = None if sample is None else Sampler(sample)
         try:
             results = await asyncio.gather(
-                *(self._open(server, own) for server in servers), return_exceptions=True
+                *(self._open(server, own, sampler) for server in servers), return_exceptions=True
             )
             connections = []
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
                 connections.append(result)
-            tools = McpTools(self, connections)
+            tools = McpTools(self, connections, sampler)
             try:
                 yield tools
             except Exception as error:
                 # Frameworks wrap errors of tools in ones that do not name the server.
                 if tools.failure is None or error is tools.failure:
                     raise
-                raise tools.failure.again() from error
-            if tools.failure is not None:
-                raise tools.failure.again()
+                try:
+                    tools.check()
+                except Exception as failure:
+                    raise failure from error
+            tools.check()
             for ban in self._bans.values():
                 ban.note_success()
         finally:
@@ -191,11 +229,13 @@ class McpServers:
             )
         return replace(server, env={**server.env, **env})
 
-    async def _open(self, server: Server, own: list[ServerConnection]) -> ServerConnection:
+    async def _open(
+        self, server: Server, own: list[ServerConnection], sampler: Sampler | None
+    ) -> ServerConnection:
         self._bans[server.name].check(server.name, None)
         if server.shared:
             return await self._open_shared(server)
-        connection = ServerConnection(server)
+        connection = ServerConnection(server, sampler)
         await self._start(connection)
         own.append(connection)
         return connection
@@ -295,40 +335,6 @@ class _Ban:
 
     def note_success(self) -> None:
         self.failures, self.until = 0, None
-
-
-def text_of_result(result: CallToolResult) -> str:
-    """Return the result of a tool as text, with placeholders for what is not text."""
-    parts = [_text_of_block(block) for block in result.content]
-    structured = result.structured_content
-    if structured is not None and not any(block.type == "text" for block in result.content):
-        parts.append(json.dumps(structured, ensure_ascii=False))
-    return "\n".join(parts)
-
-
-def _text_of_block(block: ContentBlock) -> str:
-    from mcp_types import (
-        AudioContent,
-        ImageContent,
-        ResourceLink,
-        TextContent,
-        TextResourceContents,
-    )
-
-    match block:
-        case TextContent():
-            return block.text
-        case ImageContent() | AudioContent():
-            return f"[{block.type}: {block.mime_type}, {_bytes_in(block.data)} bytes]"
-        case ResourceLink():
-            return f"[resource: {block.name}, {block.uri}]"
-    if isinstance(block.resource, TextResourceContents):
-        return block.resource.text
-    return f"[resource: {block.resource.uri}, {_bytes_in(block.resource.blob)} bytes]"
-
-
-def _bytes_in(base64: str) -> int:
-    return len(base64.rstrip("=")) * 3 // 4
 
 
 def _named(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
 # Before the imports that take long.
 match sys.argv[1:]:
@@ -27,7 +28,15 @@ match sys.argv[1:]:
 import uvicorn
 from mcp import MCPError
 from mcp.server import MCPServer
-from mcp_types import INTERNAL_ERROR, CallToolResult, ImageContent, TextContent
+from mcp.server.mcpserver import Resolve, Sample
+from mcp_types import (
+    INTERNAL_ERROR,
+    CallToolResult,
+    CreateMessageResult,
+    ImageContent,
+    SamplingMessage,
+    TextContent,
+)
 
 server = MCPServer("faulty")
 STDOUT = os.dup(1)
@@ -110,6 +119,17 @@ def picture() -> CallToolResult:
 @server.tool()
 def figures() -> CallToolResult:
     return CallToolResult(content=[], structured_content={"mean": 0.5})
+
+
+def question_of(question: str) -> Sample:
+    message = SamplingMessage(role="user", content=TextContent(type="text", text=question))
+    return Sample([message], max_tokens=16, system_prompt="Be brief.")
+
+
+@server.tool()
+def asks(question: str, answer: Annotated[CreateMessageResult, Resolve(question_of)]) -> str:
+    """Let the model of the client answer."""
+    return f"The model says: {getattr(answer.content, 'text', '')}"
 
 
 @server.tool(name="odd.name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import pickle
 import signal
@@ -375,8 +376,55 @@ async def test_calls_that_a_shared_server_loses_at_once_are_one_failure(tmp_path
             errors = await asyncio.gather(*hung, return_exceptions=True)
             assert [type(error) for error in errors] == [McpServerError] * 3
             for tools in every:
-                tools.failure = None
+                tools._failure = None
         assert await call(servers, "add", {"a": 1, "b": 2}) == "3"
+
+
+EPISODE = contextvars.ContextVar("EPISODE", default="")
+
+
+async def test_a_server_is_answered_in_the_context_of_its_episode(server: Any) -> None:
+    asked = []
+
+    async def sample(messages: list[dict[str, str]], max_tokens: int) -> str:
+        asked.append((messages, max_tokens))
+        return f"{EPISODE.get()} says {messages[-1]['content']}"
+
+    async def episode(name: str) -> str:
+        EPISODE.set(name)
+        async with McpServers(server()).tools(sample=sample) as tools:
+            return await tools.call("asks", {"question": f"hello to {name}"})
+
+    assert await asyncio.gather(*map(episode, "ab")) == [
+        "The model says: a says hello to a",
+        "The model says: b says hello to b",
+    ]
+    system = {"role": "system", "content": "Be brief."}
+    assert ([system, {"role": "user", "content": "hello to a"}], 16) in asked
+
+
+async def test_a_model_call_that_fails_ends_the_episode_that_a_server_asked_in() -> None:
+    busy = RuntimeError("the model is busy")
+
+    async def sample(messages: list[dict[str, str]], max_tokens: int) -> str:
+        raise busy
+
+    async def episode() -> None:
+        async with McpServers(stdio()).tools(sample=sample) as tools:
+            with pytest.raises(RuntimeError, match="is busy"):
+                await tools.call("asks", {"question": "hello"})
+            # A program that catches the error can make no further call.
+            with pytest.raises(RuntimeError, match="is busy"):
+                await tools.call("add", {"a": 1, "b": 2})
+
+    with pytest.raises(RuntimeError) as caught:
+        await episode()
+    assert caught.value is busy
+
+
+async def test_a_server_that_asks_a_program_without_a_model_is_refused() -> None:
+    with pytest.raises(McpServerError, match="did not declare the sampling capability"):
+        await call(McpServers(stdio()), "asks", {"question": "hello"})
 
 
 async def test_servers_receive_only_variables_that_are_named(
