@@ -811,7 +811,7 @@ class AsyncSwarmClient:
         ``costs.models``. Judges report their tokens themselves. Once this returns, the report
         survives a crash of the server.
 
-        :param source: what it was paid for, as the status shows it.
+        :param source: the name under which the status shows the cost.
         :param episode: the episode that it was paid for.
         :param report_id: 16 to 128 letters, digits, ``_`` and ``-``. The same report with the same
             id is counted once, also if another process sends it with the same token. Random by
