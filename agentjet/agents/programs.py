@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, cast
 
 from agentjet.agents.adapters import installed_adapters
+from agentjet.agents.options import TrainableOptions, only_outcome, score
 from agentjet.agents.route import STRANGE, Route, routed
 from agentjet.agents.sending import instrument
 from agentjet.agents.tasks import item_of
-from agentjet.agents.terms import Terms, only_outcome, score
 from agentjet.client import (
     AsyncSwarm,
     AsyncSwarmClient,
@@ -53,11 +53,11 @@ class Trainable(ABC, Generic[R]):
     :ivar plain: the unchanged program.
     """
 
-    def __init__(self, plain: Callable[..., Any], terms: Terms) -> None:
+    def __init__(self, plain: Callable[..., Any], options: TrainableOptions) -> None:
         # Attributes of the program are not copied: their names may be those of attributes here.
         functools.update_wrapper(cast("Callable[..., Any]", self), plain, updated=())
         self.plain = plain
-        self.terms = terms
+        self.options = options
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         """Bind a method, so that the task is the argument after `self`."""
@@ -92,12 +92,12 @@ class Trainable(ABC, Generic[R]):
 
     def group_outcomes(self, task: Task, results: Sequence[R]) -> Any:
         """Reward all episodes of a task, as `group_reward` of a runner; may return an awaitable."""
-        assert self.terms.group_reward is not None
-        return self.terms.group_reward(item_of(task), results)
+        assert self.options.group_reward is not None
+        return self.options.group_reward(item_of(task), results)
 
     def _refuse_group_reward(self) -> None:
         """:raises TypeError: episodes cannot be rewarded one by one."""
-        if self.terms.group_reward is not None:
+        if self.options.group_reward is not None:
             name = getattr(self.plain, "__qualname__", self.plain)
             raise TypeError(
                 f"{name!s} has a group reward: use `train`, or give a runner `{name!s}.rollout` "
@@ -114,7 +114,7 @@ class Trainable(ABC, Generic[R]):
 
     def _begin(self, episode: Episode | SwarmEpisode) -> Route:
         self.prepare()
-        return self.terms.route(episode)
+        return self.options.route(episode)
 
     def _why_no_calls(self, route: Route) -> RoutingError:
         """Return the error for an episode without a model call."""
@@ -139,9 +139,9 @@ class SyncTrainable(Trainable[R]):
     """A trainable function; hundreds of calls may run at once, in threads."""
 
     def __init__(
-        self, plain: Callable[..., R], terms: Terms, client: SyncClient | None = None
+        self, plain: Callable[..., R], options: TrainableOptions, client: SyncClient | None = None
     ) -> None:
-        super().__init__(plain, terms)
+        super().__init__(plain, options)
         self.client = client
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> R:
@@ -160,14 +160,14 @@ class SyncTrainable(Trainable[R]):
             raise TypeError("there is no client to claim an episode with: pass one")
         task, args, kwargs = self._task_of(args, kwargs)
         self.prepare()
-        its, terms = self.terms.task(task), self.terms
+        its, options = self.options.task(task), self.options
         with self.client.episode(
             its.id,
             group=its.group,
             tag=its.tag,
-            lease_seconds=terms.lease_seconds,
-            timeout=terms.timeout,
-            rules=terms.rules,
+            lease_seconds=options.lease_seconds,
+            timeout=options.timeout,
+            rules=options.rules,
         ) as scoped:
             result, outcome = self._play(its, scoped, args, kwargs)
             score(scoped, outcome)
@@ -187,10 +187,10 @@ class SyncTrainable(Trainable[R]):
 
     def through(self, client: SyncClient) -> Self:
         """Return a copy that claims its episodes with another client."""
-        return type(self)(self.plain, self.terms, client)
+        return type(self)(self.plain, self.options, client)
 
     def _of(self, plain: Callable[..., Any]) -> Self:
-        return type(self)(plain, self.terms, self.client)
+        return type(self)(plain, self.options, self.client)
 
     def _check(self, route: Route, episode: Episode | SwarmEpisode) -> None:
         """:raises RoutingError: the server has recorded no call of the episode."""
@@ -216,8 +216,8 @@ class SyncTrainable(Trainable[R]):
         kwargs: Mapping[str, Any],
     ) -> tuple[R, Any]:
         result = self._result_of_plain(task, episode, args, kwargs)
-        reward = self.terms.reward
-        if self.terms.group_reward is not None:
+        reward = self.options.reward
+        if self.options.group_reward is not None:
             return result, only_outcome(self.group_outcomes(task, [result]))
         return result, (result if reward is None else reward(item_of(task), result))
 
@@ -253,10 +253,10 @@ class AsyncTrainable(Trainable[R]):
     def __init__(
         self,
         plain: Callable[..., Awaitable[R]],
-        terms: Terms,
+        options: TrainableOptions,
         client: AsyncClient | None = None,
     ) -> None:
-        super().__init__(plain, terms)
+        super().__init__(plain, options)
         self.client = client
 
     async def __call__(self, /, *args: Any, **kwargs: Any) -> R:
@@ -275,14 +275,14 @@ class AsyncTrainable(Trainable[R]):
             raise TypeError("there is no client to claim an episode with: pass one")
         task, args, kwargs = self._task_of(args, kwargs)
         self.prepare()
-        its, terms = self.terms.task(task), self.terms
+        its, options = self.options.task(task), self.options
         async with self.client.episode(
             its.id,
             group=its.group,
             tag=its.tag,
-            lease_seconds=terms.lease_seconds,
-            timeout=terms.timeout,
-            rules=terms.rules,
+            lease_seconds=options.lease_seconds,
+            timeout=options.timeout,
+            rules=options.rules,
         ) as scoped:
             result, outcome = await self._play(its, scoped, args, kwargs)
             score(scoped, outcome)
@@ -302,10 +302,10 @@ class AsyncTrainable(Trainable[R]):
 
     def through(self, client: AsyncClient) -> Self:
         """Return a copy that claims its episodes with another client."""
-        return type(self)(self.plain, self.terms, client)
+        return type(self)(self.plain, self.options, client)
 
     def _of(self, plain: Callable[..., Any]) -> Self:
-        return type(self)(plain, self.terms, self.client)
+        return type(self)(plain, self.options, self.client)
 
     async def _check(self, route: Route, episode: Episode | SwarmEpisode) -> None:
         """:raises RoutingError: the server has recorded no call of the episode."""
@@ -331,8 +331,8 @@ class AsyncTrainable(Trainable[R]):
         kwargs: Mapping[str, Any],
     ) -> tuple[R, Any]:
         result = await self._result_of_plain(task, episode, args, kwargs)
-        reward = self.terms.reward
-        if self.terms.group_reward is not None:
+        reward = self.options.reward
+        if self.options.group_reward is not None:
             outcomes = self.group_outcomes(task, [result])
             outcomes = await outcomes if inspect.isawaitable(outcomes) else outcomes
             return result, only_outcome(outcomes)

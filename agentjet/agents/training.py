@@ -130,7 +130,7 @@ def train(
     with _closing(server) as connected:
         status = _start(connected, config)
         through = its.through(connected)
-        group_reward = its.group_outcomes if its.terms.group_reward is not None else None
+        group_reward = its.group_outcomes if its.options.group_reward is not None else None
         agent = through.agent if group_reward is None else through.rollout
         reports: list[Report] = []
         measured = Measured()
@@ -160,7 +160,7 @@ def train(
                         concurrency=concurrency,
                         retries=retries,
                         episode_timeout=episode_timeout,
-                        rules=its.terms.rules,
+                        rules=its.options.rules,
                         group_reward=group_reward,
                         resume=resume,
                         on_result=shown.note,
@@ -207,7 +207,7 @@ async def train_async(
     try:
         status = await _start_async(connected, config)
         through = its.through(connected)
-        group_reward = its.group_outcomes if its.terms.group_reward is not None else None
+        group_reward = its.group_outcomes if its.options.group_reward is not None else None
         agent = through.agent if group_reward is None else through.rollout
         reports: list[Report] = []
         measured = Measured()
@@ -239,7 +239,7 @@ async def train_async(
                         concurrency=concurrency,
                         retries=retries,
                         episode_timeout=episode_timeout,
-                        rules=its.terms.rules,
+                        rules=its.options.rules,
                         group_reward=group_reward,
                         resume=resume,
                         on_result=shown.note,
