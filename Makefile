@@ -129,7 +129,7 @@ lint: setup  ## Check style, format and words, and that generated files are up t
 	$(BIN)/python scripts/unasync.py --check
 	$(BIN)/python -m pytest -q tests/test_words.py
 
-generate: setup  ## Generate the synchronous client, docs/openapi.json, settings.md, catalogue.md, evidence.md and versions.html, and llms.txt
+generate: setup  ## Generate the synchronous modules, docs/openapi.json, settings.md, catalogue.md, evidence.md and versions.html, and llms.txt
 	$(BIN)/python scripts/unasync.py
 	$(BIN)/python scripts/write_openapi.py
 	$(BIN)/python scripts/write_settings.py

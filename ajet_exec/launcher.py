@@ -19,8 +19,8 @@ from uuid import uuid4
 
 from agentjet import AsyncSwarmClient, EpisodeOutcome, Task
 from agentjet.agents import AsyncTrainable
+from agentjet.agents.options import TrainableOptions
 from agentjet.agents.tasks import item_of
-from agentjet.agents.terms import Terms
 from agentjet.client import Episode
 from ajet_core.interfaces import BoxExit, BoxProgram, Sandbox
 from ajet_exec.disk import missing_room, used_bytes
@@ -85,7 +85,7 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
         async def run(task: Any) -> EpisodeOutcome:
             raise TypeError(f"task {task!r}: a program in a sandbox needs an episode to run in")
 
-        super().__init__(run, Terms(rules=program.call_rules), client)
+        super().__init__(run, TrainableOptions(rules=program.call_rules), client)
         self._server = client
         self._program = program
         self._sandbox = sandbox

@@ -15,7 +15,7 @@ _WORDS = {
 
 
 def limits_in_force(limits: BoxLimits, sandbox: Sandbox) -> str:
-    """Return each limit of a program, and of what it is: of each process, or of the sandbox."""
+    """Return each limit of a program, and whether it is one of each process or of the sandbox."""
     return "; ".join(_words(field, getattr(limits, field), sandbox) for field in _WORDS)
 
 

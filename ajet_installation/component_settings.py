@@ -31,8 +31,8 @@ def component_settings(
 ) -> ComponentSettings:
     """Return the checked settings of a component, from ``ajet.toml`` (such as ``[worlds.NAME]``).
 
-    A table of a component that is not installed is reported once, in the log. It is no error,
-    because environments with different plugins may share the file.
+    A table of a component that is not installed is reported once, in the log. This is not
+    an error, because environments with different plugins may share the file.
 
     :param given: override values of the table.
     :raises ConfigError: a value is invalid or a key unknown.

@@ -48,7 +48,7 @@ _SHOWN = 5
 class Diagnosis:
     """The result of one check.
 
-    :param state: ``ok``; ``absent``: not installed, which is no problem; ``wrong``: installed but
+    :param state: ``ok``; ``absent``: not installed, which is not an error; ``wrong``: installed but
         not working.
     :param remedy: the command that fixes it, or installs what is absent; "" if there is none.
     """

@@ -240,7 +240,7 @@ class Steering(LedgerEvent):
 
     :param request: its id: a request counts once, however often it is read.
     :param by: who; "" if a registered default applied.
-    :param at: when the person asked for it, by the clock of the person's machine.
+    :param at: when the person requested it, by the clock of the person's machine.
     :param why: in the person's words.
     :param looks: that had been taken: with none, no outcome was open yet.
     """
@@ -302,11 +302,11 @@ REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
 
 
 class ResearcherAsked(LedgerEvent):
-    """The worst case of a request to a researcher is set aside, before it is sent.
+    """The budget of a request to a researcher in the worst case, reserved before it is sent.
 
     :param number: of the request, from 1.
     :param purpose: what the researcher is to write.
-    :param request: SHA-256 of what it is asked.
+    :param request: SHA-256 of its text.
     :param tokens: of prompt and answer, at most.
     :param money: their price, at most.
     """

@@ -171,7 +171,7 @@ class StudyLeader:
         room.written_down()
 
     def _take_requests(self) -> None:
-        """Make rows of what people asked for: first the row, then the file is removed."""
+        """Record people's requests; remove the file of each once its row is written."""
         for path, event in requests_of(self.directory) if self.directory else ():
             if (row := to_append(self.state, event)) is not None:
                 self._append(row)

@@ -94,7 +94,7 @@ class StudyLedger:
         seq, previous = len(self.rows) + 1, self.head
         body = canonical(event.model_dump(mode="json", by_alias=True))
         values = (seq, time, elapsed, event.kind, body, previous)
-        # As whoever reads it has it, also in the order of its parts: a report is the same bytes.
+        # As read from the file, with the same order of fields: reports must have the same bytes.
         read = EVENTS.validate_json(body, strict=True)
         row = LedgerRow(seq, time, elapsed, read, _hash(values))
         try:

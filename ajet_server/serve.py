@@ -304,7 +304,7 @@ async def _serve_gateway(settings: Settings, reach: OtherMachine, listener: sock
     server, url = settings.server, settings.gateway.url
     assert url is not None
     _allow_connections(server.max_connections)
-    # A server that starts later is no error, one that refuses this gateway is.
+    # The server may start later; if it refuses this gateway, that is an error.
     with contextlib.suppress(OSError):
         _, writer = await reach.server()
         writer.close()

@@ -25,7 +25,7 @@ _READERS = {
 _TABS = ".tsv"
 _PACKED = ".gz"
 _SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
-# Files of a saved dataset, and of a repository's tools, which are no rows.
+# Files of a saved dataset, and of a repository's tools, which have no rows.
 _OTHER = {"state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json"}
 _SPLITS = {
     "train": "train",

@@ -43,7 +43,7 @@ class RowsSource(QuestionSource[RowsSettings]):
             self._judge = _function(its.judge, "judge")
         else:
             judge = load_judge(its.judge, its.judge_settings)
-            # Another field than ours is in the row, and the judge says so if it is not.
+            # A judge that reads another field of the row reports itself if it is missing.
             compares = getattr(judge.settings, "answer", "") == "answer"
             needs_answer = its.judge in _COMPARING and compares
             self._judge = judge

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentjet import AsyncSwarmClient, Curriculum, Episode
 from agentjet.agents import AsyncTrainable, train_async
-from agentjet.agents.terms import Terms
+from agentjet.agents.options import TrainableOptions
 from agentjet.client import EpisodeFailure, EpisodeResult, RunnerReport
 from ajet_core.errors import AjetError, ConfigError, EnvironmentFailedError
 from ajet_core.interfaces import EpisodeOutcome, ModelEndpoint, Task, TaskSource
@@ -126,7 +126,7 @@ class SourceProgram(AsyncTrainable[EpisodeOutcome]):
             raise TypeError(f"task {task!r}: a source needs an episode to roll it out in")
 
         group_reward = source.score_group if source.in_groups else None
-        super().__init__(run, Terms(rules=rules, group_reward=group_reward), client)
+        super().__init__(run, TrainableOptions(rules=rules, group_reward=group_reward), client)
         self._source = source
         self._sampling = sampling
 

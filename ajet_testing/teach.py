@@ -60,7 +60,7 @@ def teach(lesson: Path, tokenizer_directory: Path, directory: Path, seed: int = 
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0
     )
-    rng = random.Random(seed)  # noqa: S311 - a lesson is no secret
+    rng = random.Random(seed)  # noqa: S311 - not for security
     values: list[float] = []
     end = MOST_STEPS
     while len(values) < end:

@@ -1,9 +1,9 @@
 """Compare a swarm with a centralised loop in one process: `centralised.py --seeds 5`.
 
 The centralised loop has the same agent, model, engine, rendering, merging, losses and tasks, but no
-server, network, store or second process: it plays the episodes of a batch, trains on them, and goes
-on. The swarm is a real server with real sockets and one client. Each seed runs both, one after the
-other, from the same weights.
+server, network, store or second process: it plays the episodes of a batch, trains on them, and
+begins the next. The swarm is a real server with real sockets and one client. Each seed runs both,
+one after the other, from the same weights.
 
 Lists are in the order of the seeds. `after_*` is the success on held-out tasks with the last
 weights, `curve_*` the mean success of all training episodes, and `reward_std_*` the mean standard

@@ -7,7 +7,7 @@ each seed. `write` makes docs/evidence.md from claims and records; it needs no m
 FILE` makes a record of a file in `results` that is older than the records.
 
 Names are those of measurements; `all` runs all, and `missing` those without a record. Where other
-programs on the machine change the figures, the list says so.
+programs on the machine change the figures, the list notes it.
 """
 
 from __future__ import annotations

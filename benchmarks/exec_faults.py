@@ -3,7 +3,7 @@
 The faults are a program that is missing, a sandbox that fails, rewards that are nonsense, NaN or
 late, and a disk that becomes full (a budget of its own, and as root a small file system). Their
 episodes must be aborted with their cause. A program that hangs, or fails after a call, leaves a
-daemon, or prints 200 MB, is no fault of the reward: its episode is rewarded. At the end no process
+daemon, or prints 200 MB, does not affect the reward: its episode is rewarded. At the end no process
 and no directory may be left.
 
     python benchmarks/exec_faults.py [EPISODES] [CONCURRENCY]

@@ -1,4 +1,4 @@
-"""Benchmark learning by `ajet exec`: a program that knows nothing of agentjet walks to a goal.
+"""Benchmark learning by `ajet exec`: a program without code of agentjet walks to a goal.
 
 `exec_walk/walk.py` is an agent of 57 lines of the standard library. Each episode runs it in a
 sandbox of its own with the tiny model of the world ``grid``, and a second sandbox runs

@@ -133,7 +133,7 @@ SOURCES: dict[str, Callable[[Walks], str]] = {
 }
 
 
-# Of the prompts, where a library changes what it is given.
+# The tools in the prompts, where a library changes them.
 TOOLS = {"inspect": STRICT_TOOLS}
 
 

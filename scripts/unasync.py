@@ -1,4 +1,4 @@
-"""Generate the synchronous client from the asynchronous one.
+"""Generate synchronous modules from asynchronous ones.
 
 `unasync.py` writes it, `unasync.py --check` compares.
 
@@ -15,11 +15,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-CLIENT = Path(__file__).resolve().parents[1] / "agentjet" / "client"
+PACKAGE = Path(__file__).resolve().parents[1] / "agentjet"
 GENERATED = {
-    "_connection_async.py": "_connection_sync.py",
-    "_async.py": "_sync.py",
-    "_swarm_async.py": "_swarm_sync.py",
+    "client/_connection_async.py": "client/_connection_sync.py",
+    "client/_async.py": "client/_sync.py",
+    "client/_swarm_async.py": "client/_swarm_sync.py",
+    "agents/programs_async.py": "agents/programs_sync.py",
+    "agents/training_async.py": "agents/training_sync.py",
 }
 REPLACEMENTS = [
     # Wording.
@@ -40,6 +42,10 @@ REPLACEMENTS = [
         r"an async function of the task and its episode; returns",
         "called with the task and its episode; returns",
     ),
+    (r"\bAsync programs", "Sync programs"),
+    (r"A trainable async function", "A trainable function that is not async"),
+    (r"in asyncio tasks\.", "in threads."),
+    (r"with an asynchronous client", "with a synchronous client"),
     (r"called after each episode that", "called in the calling thread after each episode that"),
     # Names of other packages.
     (r"import asyncio\n", ""),
@@ -48,15 +54,17 @@ REPLACEMENTS = [
     (r"httpx2\.AsyncBaseTransport", "httpx2.BaseTransport"),
     (r"AsyncIterator, Awaitable, Callable", "Callable, Iterator"),
     (r"\bAsyncIterator\b", "Iterator"),
+    (r"import Awaitable, Callable, Mapping\n", "import Callable, Mapping\n"),
     (r"Awaitable\[(\w+)\]", r"\1"),
     (r"\baiter_bytes\b", "iter_bytes"),
     (r"\baread\b", "read"),
+    (r"\baclose\b", "close"),
     (r"__aenter__", "__enter__"),
     (r"__aexit__", "__exit__"),
     # Names of this package.
-    (r"\bAsyncAgent\b", "SyncAgent"),
+    (r"\bAsync(Agent|Client|Trainable|Training)\b", r"Sync\1"),
     (r"\bAsync(\w+)", r"\1"),
-    (r"\b_(connection|runner|swarm)_async\b", r"_\1_sync"),
+    (r"\b(_?(?:connection|runner|swarm|programs|training|run|rewarded))_async\b", r"\1_sync"),
     (r"\b_async\b", "_sync"),
     # Syntax.
     (r"\basync (def|with|for)\b", r"\1"),
@@ -81,7 +89,7 @@ def synchronous(source: Path, used: set[str]) -> str:
 def _formatted(text: str) -> str:
     for command in (["check", "--select", "I", "--fix", "--quiet"], ["format", "--quiet"]):
         text = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, "--stdin-filename", CLIENT / "_sync.py", "-"],
+            [sys.executable, "-m", "ruff", *command, "--stdin-filename", PACKAGE / "_sync.py", "-"],
             input=text,
             capture_output=True,
             text=True,
@@ -100,8 +108,8 @@ def main() -> None:
     used: set[str] = set()
     differences: list[str] = []
     for name, target in GENERATED.items():
-        path = CLIENT / target
-        text = synchronous(CLIENT / name, used)
+        path = PACKAGE / target
+        text = synchronous(PACKAGE / name, used)
         if not check:
             path.write_text(text, encoding="utf-8")
             continue

@@ -31,7 +31,7 @@ def entry(path: Path) -> str:
 
 
 def project() -> tuple[str, str]:
-    """Return the name of the project, and what it is."""
+    """Return the name of the project, and its description."""
     title, text, *_ = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")
     return title.removeprefix("# "), " ".join(text.split())
 

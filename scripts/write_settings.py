@@ -102,7 +102,7 @@ def kind_of_value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
             ("exclusiveMaximum", "<"),
             ("maximum", "≤"),
         )
-        # What fits into an integer of 32 bits is no limit that anyone meets.
+        # The largest integer of 32 bits is not a limit in practice.
         if key in schema and schema[key] != 2**31 - 1
     ]
     kind = schema.get("type")

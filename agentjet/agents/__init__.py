@@ -19,7 +19,9 @@ from agentjet.agents.adapters import Adapters, current_agent, installed_adapters
 from agentjet.agents.curriculum import Curriculum
 from agentjet.agents.decorator import trainable
 from agentjet.agents.overriding import derived_classes, override_method
-from agentjet.agents.programs import AsyncTrainable, EpisodeRun, SyncTrainable, Trainable
+from agentjet.agents.programs import EpisodeRun, Trainable
+from agentjet.agents.programs_async import AsyncTrainable
+from agentjet.agents.programs_sync import SyncTrainable
 from agentjet.agents.registered import load_judge, read_tasks
 from agentjet.agents.route import (
     Route,

@@ -19,16 +19,16 @@ _HALF_LIFE = 4.0
 
 @dataclass(frozen=True)
 class Curriculum:
-    """A choice of tasks by their measured success rates, made anew for each epoch.
+    """Chooses the tasks of each epoch by their measured success rates.
 
     A task whose episodes all fail, or all succeed, teaches nothing: its advantages are 0. A task
-    teaches most at a success rate of one half. So each task draws a success rate from what is known
-    of its own (Thompson sampling from a Beta posterior), and the tasks nearest to one half are
-    taken. A task that is hardly known is thereby drawn more often than one that surely teaches
+    teaches most at a success rate of one half. So a success rate is drawn for each task from its
+    rewards (Thompson sampling from a Beta posterior), and the tasks nearest to one half are chosen.
+    A task with few rewards is thus chosen more often than one that almost certainly teaches
     nothing.
 
-    - What is known are the rewards of its episodes. As the model changes, they count half after
-      the curriculum has rolled out four times as many tasks as there are.
+    - Because the model changes, the rewards of episodes count half after the curriculum has rolled
+      out four times as many tasks as there are.
     - Tasks with the same tag and `difficulty` (to one decimal) share a prior, worth two episodes:
       the success rate of all of them, which before their first rewards is 1 - `difficulty`, or one
       half without it.

@@ -8,17 +8,12 @@ from functools import partial
 from typing import Any
 
 from agentjet.agents.adapters import installed_adapters
-from agentjet.agents.programs import (
-    AsyncClient,
-    AsyncTrainable,
-    Client,
-    SyncClient,
-    SyncTrainable,
-    Trainable,
-)
+from agentjet.agents.options import GroupScore, Reward, TrainableOptions
+from agentjet.agents.programs import AsyncClient, Client, SyncClient, Trainable
+from agentjet.agents.programs_async import AsyncTrainable
+from agentjet.agents.programs_sync import SyncTrainable
 from agentjet.agents.registered import load_judge
 from agentjet.agents.tasks import TaskId
-from agentjet.agents.terms import GroupScore, Reward, Terms
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient
 from ajet_core.protocol import CallRules, CallSampling
 
@@ -121,7 +116,7 @@ def trainable(
         raise TypeError("reward= and group_reward= were given: pass one")
     if models is not None and client is not None:
         raise TypeError("models= already names the servers: do not pass a client as well")
-    terms = Terms(
+    options = TrainableOptions(
         reward=reward,
         group_reward=group_reward,
         roles=dict(roles or {}),
@@ -151,10 +146,10 @@ def trainable(
     _refuse_generators(target)
     if is_program(target):
         if is_async(target):
-            return AsyncTrainable(target, terms, _async_client(client, models))
+            return AsyncTrainable(target, options, _async_client(client, models))
         _refuse_async_reward(reward or group_reward)
-        return SyncTrainable(target, terms, _sync_client(client, models))
-    return _of_agent(target, client, models, terms)
+        return SyncTrainable(target, options, _sync_client(client, models))
+    return _of_agent(target, client, models, options)
 
 
 def is_program(target: object) -> bool:
@@ -191,21 +186,21 @@ def _refuse_async_reward(reward: Callable[..., Any] | None) -> None:
 
 
 def _of_agent(
-    agent: object, client: Client | None, models: Models | None, terms: Terms
+    agent: object, client: Client | None, models: Models | None, options: TrainableOptions
 ) -> AsyncTrainable[Any] | SyncTrainable[Any]:
     adapter = installed_adapters().of(agent)
     if isinstance(client, SyncClient):
-        _refuse_async_reward(terms.reward or terms.group_reward)
+        _refuse_async_reward(options.reward or options.group_reward)
 
         def run_sync(task: Any) -> Any:
             return adapter.run_sync(adapter.fresh(agent), task)
 
-        return SyncTrainable(run_sync, terms, client)
+        return SyncTrainable(run_sync, options, client)
 
     async def run(task: Any) -> Any:
         return await adapter.run(adapter.fresh(agent), task)
 
-    return AsyncTrainable(run, terms, _async_client(client, models))
+    return AsyncTrainable(run, options, _async_client(client, models))
 
 
 def _async_client(client: Client | None, models: Models | None) -> AsyncClient | None:

@@ -65,7 +65,7 @@ def plan(
             raise RequestError(f"{name} is {value}; it must be at least 1", param=name)
     tasks = _tasks(program, items)
     its_size = _size(status, size)
-    if program.terms.group_reward is not None and status.config.batch.full_by == "episodes":
+    if program.options.group_reward is not None and status.config.batch.full_by == "episodes":
         raise RequestError(
             "a group reward needs all episodes of a task in one batch: set batch.full_by to "
             '"tasks" or "differing_tasks"',
@@ -122,7 +122,7 @@ def _unused(tasks: Sequence[Task], epochs: int) -> Generator[list[Task], Resumpt
 
 
 def _tasks(program: Trainable[Any], items: Sequence[Any]) -> list[Task]:
-    tasks = [program.terms.task(item) for item in items]
+    tasks = [program.options.task(item) for item in items]
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:

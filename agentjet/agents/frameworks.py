@@ -135,7 +135,7 @@ def _known_for(info: PluginInfo, packages: Collection[str]) -> bool:
 
 def _is_made_for(plugin: str, packages: Collection[str]) -> bool:
     """Return whether a plugin's distribution requires one that contains one of the packages."""
-    # What agentjet itself requires is no agent framework.
+    # Requirements of agentjet itself are not agent frameworks.
     wanted = set(_requirements(plugin)) - set(_requirements(CORE_DISTRIBUTION))
     wanted.discard(canonicalize_name(CORE_DISTRIBUTION))
     return any(_contains(name, packages) for name in wanted)

@@ -115,7 +115,7 @@ def _objects(source: str) -> Iterator[DatasetRow]:
 
 
 def _is_array(source: str, first: bytes) -> bool:
-    # In a file of lines, a list is one wrong line. An array of objects goes on with "{".
+    # In a file of lines, a list is one wrong line. An array of objects continues with "{".
     rest = first.lstrip()[1:].lstrip()
     return not rest or rest.startswith(b"{") or ".json" in Path(source).suffixes
 

@@ -49,10 +49,10 @@ def load_reader(
 ) -> tuple[DatasetReader[Any], str]:
     """Create the dataset reader registered as `name`.
 
-    :return: the reader, and what it is called in messages.
+    :return: the reader, and its name in messages.
     :raises AjetError: as for `read_tasks`.
     """
-    # Imported here because programs that name no component need no settings.
+    # Imported here because programs without named components do not need settings.
     from ajet_installation.component_settings import component_settings
     from ajet_installation.interpreters import local_manager
 

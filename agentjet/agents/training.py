@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
-from agentjet.agents.curriculum import Curriculum, Measured
+from agentjet.agents.curriculum import Curriculum
 from agentjet.agents.decorator import trainable
-from agentjet.agents.epochs import Asking, EpochPlan, plan
-from agentjet.agents.programs import AsyncClient, AsyncTrainable, Client, SyncTrainable, Trainable
-from agentjet.agents.progress import ProgressDisplay
+from agentjet.agents.programs import AsyncClient, Client, Trainable
+from agentjet.agents.programs_async import AsyncTrainable
+from agentjet.agents.programs_sync import SyncTrainable
 from agentjet.agents.threads import Threads
-from agentjet.client import (
-    AsyncSwarm,
-    AsyncSwarmClient,
-    EpisodeFailure,
-    EpisodeResult,
-    Resumption,
-    RunnerReport,
-    Swarm,
-    SwarmClient,
-)
+from agentjet.agents.training_async import AsyncTraining
+from agentjet.agents.training_loop import OnResult, Report
+from agentjet.agents.training_sync import SyncTraining
+from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient
 from agentjet.client._runner import Concurrency, check_concurrency
-from ajet_core.errors import AjetError, ConfigError
-from ajet_core.protocol import RunConfig, RunStatus, ServerState, ServerStatus
+from ajet_core.protocol import RunConfig
 
-OnResult = Callable[[EpisodeResult[Any, Any] | EpisodeFailure], object]
-Report = RunnerReport[Any, Any]
-
-_log = logging.getLogger("ajet.agents")
-_UNKNOWN_STEP = "the last step may not have been trained"
 _NEEDS_ASYNC = "an async program requires AsyncSwarmClient or AsyncSwarm"
 
 
@@ -127,51 +113,26 @@ def train(
     if isinstance(server, AsyncSwarmClient | AsyncSwarm):
         raise TypeError("a function that is not async requires SwarmClient or Swarm")
     its.prepare()
-    with _closing(server) as connected:
-        status = _start(connected, config)
-        through = its.through(connected)
-        group_reward = its.group_outcomes if its.terms.group_reward is not None else None
-        agent = through.agent if group_reward is None else through.rollout
-        reports: list[Report] = []
-        measured = Measured()
-        for count in _parts(epochs, curriculum):
-            asking = plan(
-                its,
-                tasks,
-                status,
-                epochs=count,
-                first=first_epoch,
-                resume=resume,
-                size=episodes_per_task,
-                shuffle=shuffle,
-                curriculum=curriculum,
-                measured=measured,
-            )
-            todo = _planned(connected, asking)
-            first_epoch = todo.last + 1
-            left = connected.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
-            total = _total(todo, left)
-            with ProgressDisplay(total, todo.last, show=progress, also=on_result) as shown:
-                reports.append(
-                    connected.run_episodes_until_all_complete(
-                        todo.tasks,
-                        agent,
-                        episodes_per_task=todo.size,
-                        concurrency=concurrency,
-                        retries=retries,
-                        episode_timeout=episode_timeout,
-                        rules=its.terms.rules,
-                        group_reward=group_reward,
-                        resume=resume,
-                        on_result=shown.note,
-                    )
-                )
-        for one in connected.clients.values() if isinstance(connected, Swarm) else [connected]:
-            try:
-                _tell_what_is_left(one.wait_for_training())
-            except AjetError as error:
-                _log.warning("%s: %s", _UNKNOWN_STEP, error.message)
-        return _joined(reports)
+    training = SyncTraining(
+        program=its,
+        tasks=tasks,
+        config=config,
+        epochs=epochs,
+        episodes_per_task=episodes_per_task,
+        concurrency=concurrency,
+        retries=retries,
+        episode_timeout=episode_timeout,
+        resume=resume,
+        first_epoch=first_epoch,
+        shuffle=shuffle,
+        curriculum=curriculum,
+        progress=progress,
+        on_result=on_result,
+    )
+    if server is not None:
+        return training.run(server)
+    with SwarmClient() as own:
+        return training.run(own)
 
 
 async def train_async(
@@ -202,72 +163,26 @@ async def train_async(
     if isinstance(server, SwarmClient | Swarm):
         raise TypeError(_NEEDS_ASYNC)
     its.prepare()
-    own = server is None
-    connected = AsyncSwarmClient() if server is None else server
-    try:
-        status = await _start_async(connected, config)
-        through = its.through(connected)
-        group_reward = its.group_outcomes if its.terms.group_reward is not None else None
-        agent = through.agent if group_reward is None else through.rollout
-        reports: list[Report] = []
-        measured = Measured()
-        for count in _parts(epochs, curriculum):
-            asking = plan(
-                its,
-                tasks,
-                status,
-                epochs=count,
-                first=first_epoch,
-                resume=resume,
-                size=episodes_per_task,
-                shuffle=shuffle,
-                curriculum=curriculum,
-                measured=measured,
-            )
-            todo = await _planned_async(connected, asking)
-            first_epoch = todo.last + 1
-            left = (
-                await connected.resume(todo.tasks, episodes_per_task=todo.size) if resume else None
-            )
-            total = _total(todo, left)
-            with ProgressDisplay(total, todo.last, show=progress, also=on_result) as shown:
-                reports.append(
-                    await connected.run_episodes_until_all_complete(
-                        todo.tasks,
-                        agent,
-                        episodes_per_task=todo.size,
-                        concurrency=concurrency,
-                        retries=retries,
-                        episode_timeout=episode_timeout,
-                        rules=its.terms.rules,
-                        group_reward=group_reward,
-                        resume=resume,
-                        on_result=shown.note,
-                    )
-                )
-        each = connected.clients.values() if isinstance(connected, AsyncSwarm) else [connected]
-        for one in each:
-            try:
-                _tell_what_is_left(await one.wait_for_training())
-            except AjetError as error:
-                _log.warning("%s: %s", _UNKNOWN_STEP, error.message)
-        return _joined(reports)
-    finally:
-        if own:
-            await connected.close()
-
-
-def _parts(epochs: int, curriculum: Curriculum | None) -> list[int]:
-    """Return the numbers of epochs that are planned at once: with a curriculum one at a time."""
-    return [epochs] if curriculum is None or epochs < 1 else [1] * epochs
-
-
-def _joined(reports: Sequence[Report]) -> Report:
-    return RunnerReport(
-        outcomes=[one for report in reports for one in report.outcomes],
-        failures=[one for report in reports for one in report.failures],
-        elapsed=sum(report.elapsed for report in reports),
+    training = AsyncTraining(
+        program=its,
+        tasks=tasks,
+        config=config,
+        epochs=epochs,
+        episodes_per_task=episodes_per_task,
+        concurrency=concurrency,
+        retries=retries,
+        episode_timeout=episode_timeout,
+        resume=resume,
+        first_epoch=first_epoch,
+        shuffle=shuffle,
+        curriculum=curriculum,
+        progress=progress,
+        on_result=on_result,
     )
+    if server is not None:
+        return await training.run(server)
+    async with AsyncSwarmClient() as own:
+        return await training.run(own)
 
 
 def _run(start: Callable[[], Coroutine[Any, Any, Report]]) -> Report:
@@ -318,88 +233,3 @@ def _trainable(program: Any) -> SyncTrainable[Any] | AsyncTrainable[Any]:
     wrapped = program if isinstance(program, Trainable) else trainable(program)
     assert isinstance(wrapped, SyncTrainable | AsyncTrainable)
     return wrapped
-
-
-@contextmanager
-def _closing(server: SwarmClient | Swarm | None) -> Iterator[SwarmClient | Swarm]:
-    if server is not None:
-        yield server
-        return
-    with SwarmClient() as own:
-        yield own
-
-
-def _start(
-    server: SwarmClient | Swarm, config: RunConfig | Mapping[str, object] | None
-) -> RunStatus:
-    if isinstance(server, Swarm):
-        _refuse(config)
-        return server[server.arbiter].run_status()
-    if config is not None:
-        server.sync_train_config(config)
-        server.start_engine()
-    return server.run_status()
-
-
-async def _start_async(
-    server: AsyncClient, config: RunConfig | Mapping[str, object] | None
-) -> RunStatus:
-    if isinstance(server, AsyncSwarm):
-        _refuse(config)
-        return await server[server.arbiter].run_status()
-    if config is not None:
-        await server.sync_train_config(config)
-        await server.start_engine()
-    return await server.run_status()
-
-
-def _planned(server: SwarmClient | Swarm, asking: Asking) -> EpochPlan:
-    try:
-        wanted = next(asking)
-        while True:
-            wanted = asking.send(server.resume(wanted))
-    except StopIteration as done:
-        planned: EpochPlan = done.value
-        return planned
-
-
-async def _planned_async(server: AsyncClient, asking: Asking) -> EpochPlan:
-    try:
-        wanted = next(asking)
-        while True:
-            wanted = asking.send(await server.resume(wanted))
-    except StopIteration as done:
-        planned: EpochPlan = done.value
-        return planned
-
-
-def _total(todo: EpochPlan, left: Resumption | None) -> int:
-    """Return the number of episodes to roll out."""
-    if left is None:
-        return len(todo.tasks) * todo.size
-    return sum(lacking for _, lacking in left.remaining)
-
-
-def _tell_what_is_left(status: ServerStatus) -> None:
-    """Log that the last episodes are not trained yet if the run is paused or they fill no batch."""
-    batch = status.batch
-    if status.state is ServerState.PAUSED:
-        _log.warning("the run is paused: full batches are trained once it is resumed")
-    if batch is None or batch.open_episodes or not 0 < batch.ready < batch.needed:
-        return
-    unit = "episodes" if batch.full_by == "episodes" else "tasks"
-    _log.warning(
-        "the open batch has %d of %d %s: it is trained once %d more are rolled out",
-        batch.ready,
-        batch.needed,
-        unit,
-        batch.needed - batch.ready,
-    )
-
-
-def _refuse(config: RunConfig | Mapping[str, object] | None) -> None:
-    if config is not None:
-        raise ConfigError(
-            "config= cannot be used with several models; pass one configuration per role to "
-            "Swarm.sync_train_config, then call Swarm.start_engine"
-        )

@@ -17,7 +17,7 @@ from agentjet.client._episode import (
     MAX_REASON,
     NO_REWARD,
     NO_RULES,
-    ClaimTerms,
+    ClaimOptions,
     Episode,
     EpisodeFailure,
     EpisodeResult,
@@ -235,19 +235,19 @@ class AsyncSwarmClient:
         :raises NotRollingError: no run is active.
         :raises EpisodeError: the task is quarantined because all its episodes fail.
         """
-        terms = ClaimTerms(
+        options = ClaimOptions(
             kind=kind,
             lease_seconds=lease_seconds,
             heartbeat_seconds=heartbeat_seconds,
             timeout=timeout,
             rules=rules,
         )
-        return await self._claim(Task(task_id, group=group, tag=tag), terms)
+        return await self._claim(Task(task_id, group=group, tag=tag), options)
 
     async def _claim(
         self,
         task: Task,
-        terms: ClaimTerms,
+        options: ClaimOptions,
         *,
         joint: JointPart | None = None,
         poll_seconds: float = LONG_POLL,
@@ -267,7 +267,7 @@ class AsyncSwarmClient:
         await connection.connect()
         claim_id = secrets.token_urlsafe(24)
         began = connection.clock()
-        deadline = None if terms.timeout is None else began + terms.timeout
+        deadline = None if options.timeout is None else began + options.timeout
         what = f"begin_episode({task.id!r})"
         while True:
             left = LONG_POLL if deadline is None else max(0.0, deadline - connection.clock())
@@ -277,15 +277,15 @@ class AsyncSwarmClient:
                 what,
                 task_id=task.id,
                 group=task.group,
-                kind=terms.kind,
+                kind=options.kind,
                 tag=task.tag,
-                lease_seconds=terms.lease_seconds,
-                heartbeat_seconds=terms.heartbeat_seconds,
+                lease_seconds=options.lease_seconds,
+                heartbeat_seconds=options.heartbeat_seconds,
                 wait_seconds=wait,
                 claim_id=claim_id,
                 joint=joint,
                 # Only what is set: earlier servers know none of them.
-                **terms.rules.model_dump(exclude_defaults=True),
+                **options.rules.model_dump(exclude_defaults=True),
             )
             request = ApiRequest(
                 "POST",
@@ -313,7 +313,7 @@ class AsyncSwarmClient:
                 pause = connection.backoff.honour(error.retry_after, failures=1)
                 if deadline is not None and connection.clock() + pause >= deadline:
                     raise DeadlineError(
-                        f"{what}: no episode within {terms.timeout:g} s: {error.message}"
+                        f"{what}: no episode within {options.timeout:g} s: {error.message}"
                     ) from error
                 connection.log_wait(what, began, why)
                 await connection.sleep(pause)
@@ -479,8 +479,8 @@ class AsyncSwarmClient:
         the reward is refused (it is not finite or too large), the episode is aborted with the
         exception as its reason; without a reward, it is aborted too.
         """
-        terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout, rules=rules)
-        claimed = await self._claim(Task(task_id, group=group, tag=tag), terms)
+        options = ClaimOptions(kind=kind, lease_seconds=lease_seconds, timeout=timeout, rules=rules)
+        claimed = await self._claim(Task(task_id, group=group, tag=tag), options)
         scoped = AsyncScopedEpisode(**vars(claimed), client=self)
         try:
             yield scoped
@@ -566,7 +566,7 @@ class AsyncSwarmClient:
                 claim=self._claim,
                 outcome_of=EpisodeOutcome.of,
                 end=self._end,
-                terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
+                options=ClaimOptions(kind=kind, lease_seconds=lease_seconds, rules=rules),
                 group_reward=group_reward,
                 concurrency=concurrency,
                 retries=retries,
@@ -811,7 +811,7 @@ class AsyncSwarmClient:
         ``costs.models``. Judges report their tokens themselves. Once this returns, the report
         survives a crash of the server.
 
-        :param source: what it was paid for, as the status shows it.
+        :param source: the name under which the status shows the cost.
         :param episode: the episode that it was paid for.
         :param report_id: 16 to 128 letters, digits, ``_`` and ``-``. The same report with the same
             id is counted once, also if another process sends it with the same token. Random by

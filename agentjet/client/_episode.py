@@ -86,8 +86,8 @@ class PendingEpisode(Episode):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimTerms:
-    """Terms of a claim; see the parameters of `SwarmClient.begin_episode`."""
+class ClaimOptions:
+    """Options of a claim; see the parameters of `SwarmClient.begin_episode`."""
 
     kind: Kind
     lease_seconds: float

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from agentjet.client._episode import (
-    ClaimTerms,
+    ClaimOptions,
     Episode,
     EpisodeResult,
     EpisodeT,
@@ -72,10 +72,10 @@ async def run_episodes(
     jobs: Sequence[Job],
     agent: Callable[[Task, EpisodeT], Awaitable[object]],
     *,
-    claim: Callable[[Task, ClaimTerms], Awaitable[EpisodeT]],
+    claim: Callable[[Task, ClaimOptions], Awaitable[EpisodeT]],
     outcome_of: Callable[[object], OutcomeT],
     end: Callable[[EpisodeT, OutcomeT], Awaitable[object]],
-    terms: ClaimTerms,
+    options: ClaimOptions,
     group_reward: GroupReward | None,
     concurrency: Concurrency,
     retries: int,
@@ -89,7 +89,7 @@ async def run_episodes(
     :param outcome_of: converts an agent's return value to an outcome.
     :param end: reports an outcome to the server.
     :param group_reward: None if agents return outcomes.
-    :param terms: terms of all claims, without `heartbeat_seconds`, which the runner sets.
+    :param options: those of all claims, without `heartbeat_seconds`, which the runner sets.
     """
     began = clock()
     ledger = Ledger(retries, on_result)
@@ -99,7 +99,7 @@ async def run_episodes(
         claim=claim,
         outcome_of=outcome_of,
         end=end,
-        terms=terms,
+        options=options,
         episode_timeout=episode_timeout,
         ledger=ledger,
         jobs=deque(jobs),
@@ -132,10 +132,10 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         client: AsyncServer[EpisodeT],
         agent: Callable[[Task, EpisodeT], Awaitable[object]],
         *,
-        claim: Callable[[Task, ClaimTerms], Awaitable[EpisodeT]],
+        claim: Callable[[Task, ClaimOptions], Awaitable[EpisodeT]],
         outcome_of: Callable[[object], OutcomeT],
         end: Callable[[EpisodeT, OutcomeT], Awaitable[object]],
-        terms: ClaimTerms,
+        options: ClaimOptions,
         episode_timeout: float | None,
         ledger: Ledger[EpisodeT, OutcomeT],
         jobs: deque[Job],
@@ -144,8 +144,8 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
     ) -> None:
         self._client = client
         self._agent = agent
-        self._beat_seconds = heartbeat_seconds(terms.lease_seconds)
-        self._terms = replace(terms, heartbeat_seconds=self._beat_seconds)
+        self._beat_seconds = heartbeat_seconds(options.lease_seconds)
+        self._options = replace(options, heartbeat_seconds=self._beat_seconds)
         self._episode_timeout = episode_timeout
         self._ledger = ledger
         self._claim = claim
@@ -154,7 +154,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._jobs = jobs
         self._group_reward = group_reward
         self._groups = Groups(jobs)
-        self._turns = Turns(in_order=terms.kind == "train")
+        self._turns = Turns(in_order=options.kind == "train")
         self._turn = asyncio.Condition()
         self._open: dict[str, EpisodeT] = {}
         self._concurrency = concurrency
@@ -199,7 +199,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             async with self._turn:
                 await self._turn.wait_for(lambda: self._turns.may_claim(job))
         try:
-            episode = await self._claim(job.task, self._terms)
+            episode = await self._claim(job.task, self._options)
         except AjetError as error:
             await self._next(job)
             if not concerns_one_episode(error):
@@ -220,7 +220,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     async def keep_pace(self) -> None:
         """Ask the server how to run episodes, and have as many workers as it wants."""
-        if self._terms.kind == "train":
+        if self._options.kind == "train":
             # The next time may succeed if this one does not.
             with contextlib.suppress(AjetError):
                 self._pace = await self._client.pace()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol
 
 from agentjet.client._episode import (
-    ClaimTerms,
+    ClaimOptions,
     Episode,
     EpisodeResult,
     EpisodeT,
@@ -110,10 +110,10 @@ def run_episodes(
     jobs: Sequence[Job],
     agent: Callable[[Task, EpisodeT], object],
     *,
-    claim: Callable[[Task, ClaimTerms], EpisodeT],
+    claim: Callable[[Task, ClaimOptions], EpisodeT],
     outcome_of: Callable[[object], OutcomeT],
     end: Callable[[EpisodeT, OutcomeT], object],
-    terms: ClaimTerms,
+    options: ClaimOptions,
     group_reward: GroupReward | None,
     concurrency: Concurrency,
     retries: int,
@@ -127,7 +127,7 @@ def run_episodes(
     :param outcome_of: converts an agent's return value to an outcome.
     :param end: reports an outcome to the server.
     :param group_reward: None if agents return outcomes.
-    :param terms: terms of all claims, without `heartbeat_seconds`, which the runner sets.
+    :param options: those of all claims, without `heartbeat_seconds`, which the runner sets.
     """
     began = clock()
     ledger = Ledger(retries, on_result)
@@ -138,7 +138,7 @@ def run_episodes(
         claim=claim,
         outcome_of=outcome_of,
         end=end,
-        terms=terms,
+        options=options,
         episode_timeout=episode_timeout,
         clock=clock,
         groups=Groups(jobs),
@@ -183,10 +183,10 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         agent: Callable[[Task, EpisodeT], object],
         ledger: Ledger[EpisodeT, OutcomeT],
         *,
-        claim: Callable[[Task, ClaimTerms], EpisodeT],
+        claim: Callable[[Task, ClaimOptions], EpisodeT],
         outcome_of: Callable[[object], OutcomeT],
         end: Callable[[EpisodeT, OutcomeT], object],
-        terms: ClaimTerms,
+        options: ClaimOptions,
         episode_timeout: float | None,
         clock: Callable[[], float],
         groups: Groups,
@@ -201,12 +201,12 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
         self._claim = claim
         self._outcome_of = outcome_of
         self._end = end
-        self._beat_seconds = heartbeat_seconds(terms.lease_seconds)
-        self._terms = replace(terms, heartbeat_seconds=self._beat_seconds)
+        self._beat_seconds = heartbeat_seconds(options.lease_seconds)
+        self._options = replace(options, heartbeat_seconds=self._beat_seconds)
         self._episode_timeout = episode_timeout
         self._clock = clock
         self._open: dict[str, _Rolling[EpisodeT]] = {}
-        self._turns = Turns(in_order=terms.kind == "train")
+        self._turns = Turns(in_order=options.kind == "train")
         self._changed = threading.Condition()
         self._groups = groups
         self._group_reward = group_reward
@@ -312,7 +312,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
             if self._stopping:
                 return _Attempt(job, error=RunnerStoppedError("the runner was stopped"))
         try:
-            episode = self._claim(job.task, self._terms)
+            episode = self._claim(job.task, self._options)
         except Exception as error:  # noqa: BLE001 - it is raised again in the calling thread
             self._next(job)
             return _Attempt(job, error=error, fatal=not concerns_one_episode(error))
@@ -331,7 +331,7 @@ class _Runner(Generic[EpisodeT, OutcomeT]):
 
     def _keep_pace(self) -> None:
         """Ask the server how to run episodes, and have as many threads as it wants."""
-        if self._terms.kind == "train":
+        if self._options.kind == "train":
             # The next time may succeed if this one does not.
             with contextlib.suppress(AjetError):
                 pace = self._client.pace()

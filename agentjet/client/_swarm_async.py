@@ -23,7 +23,7 @@ from agentjet.client._async import IDS_AT_ONCE, LONG_POLL, AsyncSwarmClient
 from agentjet.client._episode import (
     NO_REWARD,
     NO_RULES,
-    ClaimTerms,
+    ClaimOptions,
     EpisodeFailure,
     EpisodeResult,
     Kind,
@@ -204,28 +204,28 @@ class AsyncSwarm:
         :raises ConfigError: the servers cannot be joined: their group sizes differ, or one is
             listed twice.
         """
-        terms = ClaimTerms(
+        options = ClaimOptions(
             kind=kind,
             lease_seconds=lease_seconds,
             heartbeat_seconds=heartbeat_seconds,
             timeout=timeout,
             rules=rules,
         )
-        return await self._claim(Task(task_id, group=group, tag=tag), terms)
+        return await self._claim(Task(task_id, group=group, tag=tag), options)
 
-    async def _claim(self, task: Task, terms: ClaimTerms) -> SwarmEpisode:
+    async def _claim(self, task: Task, options: ClaimOptions) -> SwarmEpisode:
         """Claim all parts; if that fails, abort those already claimed."""
         episode = SwarmEpisode(task_id=task.id, joint_id=secrets.token_urlsafe(24))
         try:
-            await self._claim_parts(episode, task, terms)
+            await self._claim_parts(episode, task, options)
         except BaseException as error:
             await self._abort_after(episode, error, "cancelled")
             raise
         return episode
 
-    async def _claim_parts(self, episode: SwarmEpisode, task: Task, terms: ClaimTerms) -> None:
+    async def _claim_parts(self, episode: SwarmEpisode, task: Task, options: ClaimOptions) -> None:
         await self._join()
-        deadline = None if terms.timeout is None else self._clock() + terms.timeout
+        deadline = None if options.timeout is None else self._clock() + options.timeout
         self._in_transition[episode.joint_id] = episode
         try:
             for role, client in self.clients.items():
@@ -238,9 +238,9 @@ class AsyncSwarm:
                 )
                 episode.parts[role] = await client._claim(
                     task,
-                    replace(terms, timeout=left),
+                    replace(options, timeout=left),
                     joint=joint,
-                    poll_seconds=min(LONG_POLL, terms.lease_seconds / _POLLS_PER_LEASE),
+                    poll_seconds=min(LONG_POLL, options.lease_seconds / _POLLS_PER_LEASE),
                     meanwhile=lambda: self._keep(episode),
                 )
         finally:
@@ -432,8 +432,8 @@ class AsyncSwarm:
         rewards are refused, the episode is aborted with the exception as its reason; without
         rewards, it is aborted too.
         """
-        terms = ClaimTerms(kind=kind, lease_seconds=lease_seconds, timeout=timeout, rules=rules)
-        claimed = await self._claim(Task(task_id, group=group, tag=tag), terms)
+        options = ClaimOptions(kind=kind, lease_seconds=lease_seconds, timeout=timeout, rules=rules)
+        claimed = await self._claim(Task(task_id, group=group, tag=tag), options)
         scoped = AsyncScopedSwarmEpisode(**vars(claimed), swarm=self)
         try:
             yield scoped
@@ -485,7 +485,7 @@ class AsyncSwarm:
                 claim=self._claim,
                 outcome_of=self._outcome,
                 end=self._end,
-                terms=ClaimTerms(kind=kind, lease_seconds=lease_seconds, rules=rules),
+                options=ClaimOptions(kind=kind, lease_seconds=lease_seconds, rules=rules),
                 group_reward=group_reward,
                 concurrency=concurrency,
                 retries=retries,

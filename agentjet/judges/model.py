@@ -1,4 +1,4 @@
-"""A model that is asked for verdicts, at any endpoint of the chat completions API."""
+"""Verdicts of a model, at any endpoint of the chat completions API."""
 
 from __future__ import annotations
 

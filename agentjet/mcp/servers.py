@@ -82,7 +82,7 @@ Server = StdioServer | HttpServer
 
 
 class McpServerError(RuntimeError):
-    """An MCP server failed. This is no result of the agent, so its episode must be aborted.
+    """An MCP server failed. The agent is not the cause, so its episode must be aborted.
 
     :ivar server: the server's name.
     :ivar tool: the tool that was called, by the server's own name for it; None if the server did

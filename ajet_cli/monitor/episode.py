@@ -101,7 +101,7 @@ class EpisodeView(WatchedView):
         return self._row.state in {"open", "prepared"}
 
     def load(self) -> None:
-        """Read the messages, and the tokens once they were asked for."""
+        """Read the messages, and the tokens once they have been requested."""
         self.reading(self._read())
 
     def on_mount(self) -> None:

@@ -25,7 +25,7 @@ class FilterField(Input):
     def ask(self, what: str, value: str) -> None:
         """Show the field.
 
-        :param what: what is asked for, shown while the field is empty.
+        :param what: the placeholder, shown while the field is empty.
         """
         self.what = what
         self._before = value

@@ -51,7 +51,7 @@ def text_of(lines: Sequence[Line], glyphs: Glyphs) -> Text:
 
 
 class LinesView(ScrollView):
-    """Lines that can be scrolled, built anew for each width."""
+    """Scrollable lines, rebuilt for each width."""
 
     DEFAULT_CSS = """
     LinesView { scrollbar-size: 0 0; overflow-x: hidden; height: 1fr; }

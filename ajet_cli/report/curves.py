@@ -13,7 +13,7 @@ Values = Sequence[float | None]
 
 _WIDTH, _HEIGHT = 420.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 10.0, 8.0, 24.0
-# Lines are told apart by colour, dashes and marks.
+# Lines differ in colour, dashes and marks.
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2")
 _MARKS = ("circle", "square", "triangle", "diamond", "down", "cross")
 MOST_LINES = len(_MARKS)

@@ -84,7 +84,7 @@ def drive_opencode(project: Path, seconds: float) -> list[str]:
             }
             _end_well([PROGRAM, "run", "-m", "ajet/default", _PROMPT], project, environ, seconds)
             texts = [model.text(call) for call in model.calls(episode.episode_id)]
-    # Titles are asked for beside the conversation, whose last prompt has all answers.
+    # Titles are requested outside the conversation, whose last prompt has all answers.
     return judged(_ANSWER.findall(max(texts, key=len, default="")))
 
 

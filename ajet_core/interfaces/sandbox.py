@@ -67,7 +67,7 @@ class BoxExit:
 
 
 class Sandbox(Generic[SettingsT_co], ABC):
-    """Runs programs apart from the host and from each other, as many at once as are asked for.
+    """Runs any number of programs at once, apart from the host and from each other.
 
     :cvar isolated: whether programs see only what they were given. If not, they use the host's
         paths and network: `read_only`, `endpoints` and ``/work`` do not exist.

@@ -43,7 +43,7 @@ class TokenQuotas(Message):
 class TokenRequest(Message):
     """Body of ``POST /v1/tokens``.
 
-    :param name: who or what it is for; no other valid token has it.
+    :param name: the user or program that it is for; unique among valid tokens.
     :param scope: ``client`` claims episodes and sees those alone; ``view`` sees everything and
         changes nothing; ``control`` may do everything.
     :param expires_in: seconds until it expires; None never does.

@@ -204,7 +204,7 @@ class WeightReceiver:
     async def _answer_if_there(self) -> Answer:
         """Return the sender's answer before any server was involved.
 
-        :raises WeightsGoneError: the sender does not answer any more.
+        :raises WeightsGoneError: the sender no longer answers.
         """
         try:
             return await self._answer("asking for weights")

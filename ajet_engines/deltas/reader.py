@@ -161,7 +161,7 @@ class ChainReader:
             if has and path.base is None:
                 continue
             if not has:
-                # Make room: no spare directory leads to this version.
+                # Free disk space: no spare directory leads to this version.
                 for one in self._others(directory):
                     if one.name.endswith(_SPARE):
                         shutil.rmtree(one, ignore_errors=True)

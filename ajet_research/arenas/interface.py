@@ -20,7 +20,7 @@ class MetricSpec:
 
     :param direction: ``max`` if more is better.
     :param worst: the worst value that it can have; None if there is none.
-    :param summary: what it is, with its unit.
+    :param summary: a description, with the unit.
     """
 
     direction: Literal["max", "min"]

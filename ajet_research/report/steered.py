@@ -13,7 +13,7 @@ from ajet_research.state import StudyState, shown_time
 class Intervention:
     """One act.
 
-    :param time: when the person asked for it, in UTC.
+    :param time: when the person requested it, in UTC.
     :param by: who; "the registered default" if no person answered in time.
     :param what: such as ``budget.compute_hours: 1 -> 12``.
     :param outcomes: whether outcomes were open at that moment.

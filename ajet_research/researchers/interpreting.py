@@ -81,11 +81,11 @@ def interpret_study(
 ) -> Interpretation:
     """Let a researcher write about a study that has its report, and compile the report again.
 
-    Without accepted prose, the report says so, and the ledger why.
+    If no prose is accepted, the report states this and the ledger records the reason.
 
     :param tries: answers that may be refused.
     :param limits: of all requests about this study; those of its budget are applied as well.
-    :param wait_seconds: how long an endpoint that is away is waited for.
+    :param wait_seconds: how long to wait for an endpoint that cannot be reached.
     :raises ConfigError: there is no study with a report.
     :raises BusyError: a leader has the directory.
     """

@@ -366,7 +366,7 @@ def _holds_other(path: Path, text: str) -> bool:
 
 
 def _fixed_files(value: object, files: CodeFiles) -> Mapping[str, str]:
-    """Return the code that the topic itself names: a researcher may name no other file.
+    """Return the code that the topic itself names: a researcher cannot choose another file.
 
     :raises ConfigError: it cannot be read.
     """

@@ -80,7 +80,7 @@ def _random(search: Search, number: int) -> dict[str, Scalar]:
 def _asked(
     search: Search, number: int, tried: Sequence[TriedCandidate]
 ) -> tuple[dict[str, Scalar], str]:
-    """Ask a sampler of Optuna, whose study is built anew in memory."""
+    """Ask a sampler of Optuna, whose study is rebuilt in memory."""
     sampler, version = _sampler(search, number)
     import optuna
     from optuna.trial import TrialState, create_trial

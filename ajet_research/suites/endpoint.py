@@ -1,4 +1,4 @@
-"""A scripted endpoint of the chat completions API, which counts from outside what it is asked."""
+"""A scripted endpoint of the chat completions API that keeps its own count of requests."""
 
 from __future__ import annotations
 

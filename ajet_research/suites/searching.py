@@ -1,6 +1,6 @@
 """Searches in planted worlds: where the best candidate is luck, and where a hill is to be climbed.
 
-A claim is false if a candidate that is no better on the hidden split is called better, or worse.
+The verdicts "better" and "worse" are false in worlds without a better place.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _evidence(its: SwarmSettings, seed: int, records: RunRecords, failed: str) -
         for one in records.episodes
         if one.kind == "train" and one.step is not None and one.step <= its.train_steps
     ]
-    # What a program says is no metric: the world's own reward counts beside it.
+    # Rewards that a program computes are not metrics: the world's own rewards are.
     last = [
         one.components[WORLD_REWARD] if its.rewarded_by_code else one.reward
         for one in trained

@@ -275,7 +275,7 @@ class RecordedChat(Chat):
     async def ask(self, prompt: WorldPrompt) -> WorldAnswer:
         """Ask, and keep the turn."""
         answer = await self._chat.ask(prompt)
-        # A world may go on with the same list.
+        # A world may change the list afterwards.
         self.turns.append((replace(prompt, messages=list(prompt.messages)), answer))
         return answer
 

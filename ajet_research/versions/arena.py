@@ -101,7 +101,7 @@ class VersionsArena(Arena):
         value = statistics.median(samples)
         return TrialEvidence(
             metrics={"value": value, "log_value": math.log(max(value, _LEAST))},
-            # Each trial measures anew. Equal numbers, such as sizes, do not show otherwise.
+            # With the seed, because trials may measure equal numbers, such as sizes.
             fingerprint=digest([samples, blueprint.seed]),
         )
 

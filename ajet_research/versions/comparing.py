@@ -232,9 +232,9 @@ def _values(state: StudyState, arm: str, finding: LookFinding | None) -> list[fl
 
 
 def _about(directory: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the machine of the trials, and by version what it calls itself.
+    """Return the machine of the trials, and the version of agentjet that each version reports.
 
-    With several machines, the fingerprint says so.
+    If there are several machines, the fingerprint is "several machines".
     """
     stores = (directory / TRIALS).glob(f"*/{STORE}/{RAW}")
     raws = [read_json(path) for path in stores]

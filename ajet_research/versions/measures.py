@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class VersionMeasure:
     """A number that a version has.
 
-    :param summary: what it is.
+    :param summary: a description.
     :param margin: how much worse a version may be: relative to the baseline, or absolute.
     :param seconds: in which one trial must end.
     :param relative: compare ratios; else differences.

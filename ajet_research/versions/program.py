@@ -29,7 +29,7 @@ _CONTROL, _CLIENT = "control-token-of-a-measurement", "client-token-of-a-measure
 _IMPORT = (
     "import time; began = time.process_time(); import agentjet; print(time.process_time() - began)"
 )
-# Beside much other work, a server boots ten times more slowly: that is no fault of its version.
+# On a busy machine, a server of any version boots ten times more slowly.
 _BOOT_SECONDS, _TURN = 300.0, 0.01
 _PROCESSES = 5
 """New processes of which each gives a sample."""

@@ -110,7 +110,7 @@ class TagKeeper:
         builder, slots = self._builder, self._builder.slots
         rolling = slots.mixture is not None and self._board.state is ServerState.ROLLING
         # Do not divide the slots of a full batch again: rounding might require a task that is not
-        # ready, when no episode can start any more.
+        # ready, when episodes can no longer start.
         if not rolling or builder.is_full():
             self._watch.rest(self._clock())
             return

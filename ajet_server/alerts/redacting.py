@@ -14,7 +14,7 @@ from ajet_installation.settings import AJET_KEY, SECRET_KEY, Settings
 # Shorter values would be replaced in ordinary words.
 _SHORTEST = 8
 _HIDDEN = "***"
-# What looks like a key, a token or a password, whoever it belongs to; and what stays before it.
+# What looks like a key, a token or a password of any service; and what stays before it.
 _LOOKS = re.compile(
     AJET_KEY.pattern + r"|\b(?:sk|pk|rk|hf|gh[opsu]|xox[abpr]|glpat)[-_][\w-]{8,}"
     r"|\beyJ[\w-]{8,}\.[\w.-]+"

@@ -178,8 +178,8 @@ class EpisodeRegistry:
     async def authenticate(self, key: str) -> OpenEpisode:
         """Return the open episode that `key` belongs to.
 
-        :raises AuthError: the key is unknown, or the token that claimed its episode is not valid
-            any more.
+        :raises AuthError: the key is unknown, or the token that claimed its episode is no longer
+            valid.
         :raises EpisodeClosedError: the episode is over.
         """
         if not (episode_id := episode_of(key)):

@@ -106,7 +106,7 @@ class SystemMeter:
         self._counted_at, self._counts = now, counts
         if seconds <= 0:
             return {}
-        # A counter can start anew, when a device is replaced.
+        # A counter restarts when a device is replaced.
         return {
             name: (count - before[name]) / seconds
             for name, count in counts.items()

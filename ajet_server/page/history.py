@@ -1,4 +1,4 @@
-"""The metrics of all steps of a run, kept in memory once a page has asked for them."""
+"""The metrics of all steps of a run, kept in memory once a page has requested them."""
 
 from __future__ import annotations
 

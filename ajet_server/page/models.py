@@ -249,7 +249,7 @@ class RunningText(Message):
     :param tokens: number of tokens sampled so far.
     :param version: policy version of the last one; None before the first one.
     :param first: position of the token with which `text` begins. Tokens between those of the last
-        event and this one are left out, and 0 begins the answer anew.
+        event and this one are left out, and 0 restarts the answer.
     :param text: what is new, with special tokens; a character may come only with a later token.
     :param messages: in the first event that has the call, those of its prompt that do not repeat
         the call that it continues; at most the last 50 and about 50,000 characters.
@@ -301,7 +301,7 @@ class Overview(Message):
     :param sentence: the state of the server and its run in words.
     :param config: the run's configuration without secrets; None before a run is configured.
     :param changed: the settings of `config` that are not the defaults.
-    :param seconds_per_step: mean over the last 20 steps, once a page has asked for curves.
+    :param seconds_per_step: mean over the last 20 steps, once a page has requested curves.
     :param time: of the server, in Unix seconds.
     :param again_seconds: after which a page asks again: longer if many pages are open, so that they
         cost rollouts little.

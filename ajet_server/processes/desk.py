@@ -191,7 +191,7 @@ class GatewayDesk:
         await self.serve(*streams)
 
     async def close(self) -> None:
-        """Serve no gateway process any more."""
+        """Stop serving gateway processes."""
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)

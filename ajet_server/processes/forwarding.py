@@ -22,7 +22,7 @@ FORWARDED = "x-ajet-forwarded"
 """A header of requests that another gateway has sent on."""
 
 MISDIRECTED = 421
-# The episode may move while its place is asked for, but hardly twice.
+# The episode may move while its place is looked up, but hardly twice.
 _TRIES = 3
 _RETRY_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0

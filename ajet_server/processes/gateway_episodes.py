@@ -51,7 +51,7 @@ class ServerLink:
         self._reach = reach
         self._link: Link | None = None
         self._given_up: NotRollingError | None = None
-        # Set while there is a link, or none is awaited any more.
+        # Set while there is a link, or once none is awaited.
         self._changed = asyncio.Event()
 
     @property

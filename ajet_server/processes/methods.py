@@ -113,7 +113,7 @@ class SharedState:
 
 
 HELLO = Method("server.hello", Hello, list[str])
-"""Returns those of the episodes that are not open any more."""
+"""Returns those of the episodes that are no longer open."""
 OPEN_EPISODE: Method[str, Opened | str] = Method("server.open_episode", str, Opened | str)
 """Takes an episode's key; returns the URL of the gateway that has the episode, if another one has.
 

@@ -42,7 +42,7 @@ class PassingProtocol(GuardedProtocol):
         # What follows the present body in the data that is being read.
         self._behind = b""
         self._going: int | None = None
-        # Whether what still arrives is not read any more.
+        # Whether further data is ignored.
         self._ignoring = False
         self._leaving = False
 
@@ -97,7 +97,7 @@ class PassingProtocol(GuardedProtocol):
             place = self.place
         if place == self.place:
             announced = (value for name, value in self.headers if name == b"content-length")
-            # The parser has refused a length that is no number.
+            # The parser refuses a length that is not a number.
             self._length = next(map(int, announced), None)
             super().on_headers_complete()
             return

@@ -49,7 +49,7 @@ def _digest(directory: Path) -> str:
 
     Large weights would take long to read whole, so parts at equal distances are read.
 
-    :return: "" for what is no directory with weights.
+    :return: "" if it is not a directory with weights.
     """
     files = sorted(
         file for pattern in _WEIGHTS for file in directory.glob(pattern) if file.is_file()

@@ -22,7 +22,7 @@ _COVERED: Mapping[BatchFault, HealthKind] = {"no_signal": "zero_signal", "flat":
 _NO_CHECKPOINT = "There is no good checkpoint, only the model that the run started with"
 
 
-class BatchHeld(Exception):  # noqa: N818 - no error: it is what was asked for
+class BatchHeld(Exception):  # noqa: N818 - a configured stop, not an error
     """A batch must not be trained until an operator resumes the run.
 
     :ivar reason: cause and way out.

@@ -217,7 +217,7 @@ class RunLoop:
                     # A new worker would export older weights as if they were the last ones.
                     if self._finishing and not await self.supervisor.died(error):
                         raise
-                    # Training a step again that was trained before is no progress.
+                    # Training a step again is not progress.
                     self._deaths = self._deaths + 1 if self.step <= furthest else 1
                     furthest = max(furthest, self.step)
                     await self.supervisor.handle_death(error)

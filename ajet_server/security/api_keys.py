@@ -32,7 +32,7 @@ def new_episode_key(episode_id: str, claim_id: str | None) -> str:
 
 
 def episode_of(key: str) -> str:
-    """Return the id of the episode that a key is for; "" if it is no episode's key."""
+    """Return the id of the episode that a key is for; "" if it is not the key of one."""
     episode_id, dot, _ = key.removeprefix(EPISODE_KEY_PREFIX).partition(".")
     return episode_id if dot and key.startswith(EPISODE_KEY_PREFIX) else ""
 

@@ -36,7 +36,7 @@ class TokenSource(Protocol):
 
 
 class _NoTokens:
-    """Knows no tokens, so that only the server's limits apply."""
+    """A source without tokens, so that only the server's limits apply."""
 
     def get(self, _: str, /) -> Token | None:
         return None

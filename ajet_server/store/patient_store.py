@@ -82,7 +82,7 @@ class PatientStore(SampleStore):
         self._clock = clock
         self._sleep = sleep
         self._closing = False
-        # By operation: when it began, and what it is.
+        # By operation: when it began, and its name.
         self._pending: dict[int, tuple[float, str]] = {}
         self._numbers = itertools.count()
         # Whether writes or reads fail (the keys): since when, and the time and text of the last.

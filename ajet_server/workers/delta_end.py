@@ -71,7 +71,7 @@ class DeltaEnd:
             await engine.update_weights(update)
             return
         if self._preparing is not None:
-            # Not awaited directly: if this is cancelled, it must go on.
+            # Not awaited directly: if this is cancelled, it must continue.
             await asyncio.wait([self._preparing])
         if self._reader is None:
             setting = "weights.read_url" if self._read_url != self._url else "weights.url"

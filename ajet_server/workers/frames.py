@@ -4,7 +4,7 @@
 |---|---|---|
 | ``[CALL, id, method, params]`` | to the worker | call a method; one RESULT or ERROR answers |
 | ``[CANCEL, id]`` | to the worker | stop the call `id` early; it is still answered |
-| ``[END]`` | to the worker | no server needs the worker any more |
+| ``[END]`` | to the worker | the worker is no longer needed |
 | ``[RESULT, id, value]`` | to the server | |
 | ``[ERROR, id, payload]`` | to the server | payload as `AjetError.to_payload` |
 | ``[CHUNKS, [[id, chunk], ...]]`` | to the server | output of running ``generate`` calls |

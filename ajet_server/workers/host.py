@@ -193,7 +193,7 @@ class WorkerHost:
     async def cancel_calls(self) -> bool:
         """Cancel the calls of a server that is gone; return False if some do not end.
 
-        Other callers are disconnected: they connect again when the next server says so. A training
+        Other callers are disconnected: they reconnect when the next server requests it. A training
         step continues: it cannot be interrupted.
         """
         for callee in self._called_by:

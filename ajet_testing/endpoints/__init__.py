@@ -1,1 +1,1 @@
-"""Endpoints of models that are no swarm server."""
+"""Model endpoints other than swarm servers."""

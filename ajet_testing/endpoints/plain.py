@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint that is no swarm server: it answers chat completions only."""
+"""An OpenAI-compatible endpoint other than a swarm server; it answers chat completions only."""
 
 from __future__ import annotations
 

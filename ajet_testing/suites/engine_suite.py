@@ -265,7 +265,7 @@ class EngineSuite(ShapingSuite):
         assert len(stream.chunks) > 2
 
     async def test_closing_the_generator_cancels(self, engine: Engine) -> None:
-        """In the engine too, where it does not count as running any more."""
+        """The engine cancels the call too, and no longer counts it as running."""
         await self.serve(engine, 0)
         long = make_request([1, 2], max_tokens=self.max_context, stream=True)
         running = engine.generate(long)

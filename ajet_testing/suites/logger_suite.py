@@ -198,7 +198,7 @@ class LoggerSuite(ConformanceSuite):
         assert set(recorded) - {("", 2)} == {(EVALUATION.tag, 2)}
 
     def test_a_closed_logger_leaves_no_thread_behind(self, tmp_path: Path) -> None:
-        """The server could not end before a thread that is no daemon."""
+        """The server cannot exit while a thread that is not a daemon runs."""
         before = set(threading.enumerate())
         self._use(_context(tmp_path), lambda logger: _whole_run(logger, 0, STEPS))
         assert [t for t in threading.enumerate() if t not in before and not t.daemon] == []
@@ -215,7 +215,7 @@ class LoggerSuite(ConformanceSuite):
         context = _context(tmp_path)
         with _written() as written:
             self._use(context, lambda logger: _whole_run(logger, 0, STEPS))
-        # Code that is no Python can write without being seen, but then most often here.
+        # Native code can write unnoticed, but most often writes here.
         written |= {path.resolve() for path in elsewhere.rglob("*")}
         outside = [
             str(path)

@@ -421,7 +421,7 @@ async def test_a_worker_that_outlives_its_episode_is_told_so(
 async def test_attributes_of_an_object_are_its_own(client: AsyncSwarmClient) -> None:
     class Solver:
         def __init__(self) -> None:
-            self.agent = self.terms = self.plain = "mine"
+            self.agent = self.options = self.plain = "mine"
 
         async def __call__(self, task: str) -> float:
             return 1.0
@@ -429,7 +429,7 @@ async def test_attributes_of_an_object_are_its_own(client: AsyncSwarmClient) -> 
     solver = Solver()
     program = trainable(solver, client, tag="math")
     assert program.plain is solver
-    assert program.terms.tag == "math"
+    assert program.options.tag == "math"
     assert callable(program.agent)
     with pytest.raises(TypeError, match="already trainable"):
         trainable(program, reward=lambda task, result: 1.0)

@@ -45,7 +45,7 @@ class SharedAnswer:
     async def wait(self) -> bytes:
         """Return the answer.
 
-        When no request waits for it any more, it is cancelled unless it is already being recorded.
+        Once no request waits for it, it is cancelled unless it is already being recorded.
 
         :raises asyncio.CancelledError: this call or the answer was cancelled.
         """

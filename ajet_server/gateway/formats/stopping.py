@@ -61,7 +61,7 @@ class StopScanner:
         return self._ids_up_to(len(self._text) if self.cut is None else self.cut)
 
     def certain(self) -> list[int]:
-        """Return the token ids of the text in which no stop string can begin any more."""
+        """Return the token ids of the text in which a stop string can no longer begin."""
         return self._ids_up_to(len(self._text) - self._held())
 
     def _take(self, window_text: str) -> bool:

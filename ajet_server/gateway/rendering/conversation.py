@@ -174,8 +174,8 @@ class ConversationIndex:
         if 0 < position < len(messages):
             parent = self._by_key.get(digests[position - 1].hex())
         if parent is None:
-            anew = self._anew(first, messages, position, before)
-            return PromptPlan(messages, tools, offered, digest, anew, self._state)
+            restart = self._restart(first, messages, position, before)
+            return PromptPlan(messages, tools, offered, digest, restart, self._state)
         parent_ids = self._whole.get(parent.call_id)
         if parent_ids is None:
             parent_ids = array("I", parent.prompt_ids)
@@ -192,7 +192,7 @@ class ConversationIndex:
             self._written.get(parent.call_id),
         )
 
-    def _anew(
+    def _restart(
         self,
         tools: bytes,
         messages: Sequence[ChatMessage],

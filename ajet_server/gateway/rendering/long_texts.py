@@ -2,7 +2,7 @@
 
 The `renderers` library handles every token in Python: which message it belongs to, whether it was
 sampled. For 100,000 tokens this takes 50 ms, in which the event loop cannot run. So while a prompt
-is rendered, a long text is encoded as one stand-in, a number that is no token id. Afterwards the
+is rendered, a long text is encoded as one stand-in, a number that is not a token id. Afterwards the
 stand-ins are replaced by the tokens of their texts.
 """
 

@@ -94,7 +94,7 @@ def template_spans(
             starts = [start for start, _ in encoded.offsets]
             for count, end in template_ends(write, messages, text, first or 1).items():
                 ends[count - first] = bisect_left(starts, end)
-    except Exception:  # noqa: BLE001 - a tokenizer without offsets says so in a way of its own
+    except Exception:  # noqa: BLE001 - tokenizers without offsets raise different exceptions
         ends = [0 if first == 0 else None, *ends[1:]]
     last = len(ids)
     known: list[int] = []

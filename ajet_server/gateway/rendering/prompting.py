@@ -105,7 +105,7 @@ class PromptPlan:
 
     :param tools_text: canonical JSON text of the tools.
     :param digest: hash of tools and messages.
-    :param anew: why the prompt starts over if there is no `parent`, or if its tokens cannot be
+    :param restart: why the prompt starts over if there is no `parent`, or if its tokens cannot be
         extended.
     :param state: state of the `ConversationIndex`.
     :param parent: the call from which the prompt should continue.
@@ -118,7 +118,7 @@ class PromptPlan:
     tools: Sequence[ToolSpec] | None
     tools_text: str
     digest: bytes
-    anew: Continuation
+    restart: Continuation
     state: int
     parent: Call | None = None
     answered: int = 0
@@ -160,12 +160,12 @@ class PromptPlan:
 
     def _unbridged(self, renderer: ChatRenderer) -> Prompt:
         """Return the prompt by rendering all messages."""
-        parent, anew = self.parent, self.anew
+        parent, restart = self.parent, self.restart
         if parent is not None:
             new = named_results(self.messages, start=self.answered)
             reasoned = REASONED in parent.metadata
             if reasoned and renderer.drops_reasoning(new, led=self._led):
-                anew = Continuation.REASONING_DROPPED
+                restart = Continuation.REASONING_DROPPED
             else:
                 extension = extended_by_proof(
                     renderer, parent, self.parent_ids, new, self.tools, asked=self.parent_written
@@ -176,7 +176,7 @@ class PromptPlan:
         return Prompt(
             ids,
             placed,
-            anew,
+            restart,
             None,
             self.tools_text,
             self.digest,

@@ -268,7 +268,8 @@ def token_bytes(tokenizer: GatewayTokenizer, token_id: int, text: str) -> bytes:
 class TokenJson(dict[int, bytes]):
     """Maps a token id to the beginning of its entry in a list of logprobs, up to the number.
 
-    It is a cache, because every sampled token needs its entry. It is no larger than the vocabulary.
+    It is a cache, because every sampled token needs its entry. It has at most one entry for each
+    token of the vocabulary.
     """
 
     def __init__(self, tokenizer: GatewayTokenizer) -> None:

@@ -298,7 +298,7 @@ async def test_what_was_finished_beside_a_failing_choice_is_recorded_as_unseen()
     assert call.finish_reason == "abort"
     assert call.sampled_ids == gate.engine.scripts[0]
     plan = gate.session.index.plan(gate.requests[0][0], None)
-    assert plan.anew is Continuation.FIRST_CALL
+    assert plan.restart is Continuation.FIRST_CALL
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -156,7 +156,7 @@ async def test_hang_up_is_recorded_as_far_as_it_came(n):
     assert all(call.sampled_ids == script[: len(call.sampled_ids)] for call in gate.calls)
     assert sorted(gate.engine.closed) == sorted(call.call_id for call in gate.calls)
     plan = gate.session.index.plan(request.messages, None)
-    assert plan.anew is Continuation.FIRST_CALL
+    assert plan.restart is Continuation.FIRST_CALL
 
 
 async def test_cancelled_reader_is_a_hang_up():

@@ -93,7 +93,7 @@ def _forced(options: ClaudeAgentOptions, route: Route, place: Workplace) -> dict
         **_around_proxies(options.env),
         **places,
         "ANTHROPIC_BASE_URL": relay().url_for(Caller(route, _main(options), _others(options))),
-        # Any: calls are told apart by the URL.
+        # Any value: calls are identified by the URL.
         "ANTHROPIC_API_KEY": "per-episode",
     }
 

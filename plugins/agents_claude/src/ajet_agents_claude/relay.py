@@ -73,7 +73,7 @@ class _RelayServer(ThreadingHTTPServer):
     """Has a thread for each connection.
 
     :ivar callers: the processes of open episodes, by the first part of their path.
-    :ivar client: sends their calls; what is no model call is refused, and sent nowhere.
+    :ivar client: sends their calls; refuses requests other than model calls.
     """
 
     daemon_threads = True

@@ -59,7 +59,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
     def reserve(self, positions: int) -> None:
-        """Make room for `positions` positions in every slot, and keep the stored values."""
+        """Extend every slot to `positions` positions, and keep the stored values."""
         if positions <= self.allocated:
             return
         size = max(self.allocated, FIRST_ALLOCATION)

@@ -88,7 +88,7 @@ class DecodeLoop:
                 except SealError as raised:
                     self._end_with(raised)
                     error = raised
-                except Exception as raised:  # noqa: BLE001 - it is raised where it was asked for
+                except Exception as raised:  # noqa: BLE001 - it is raised by the caller
                     error = raised
             self._post.flush()
             loop.call_soon_threadsafe(settle, error)

@@ -48,7 +48,7 @@ def trees_are_exact(
         plain = _run(forest, paths, calls, compared, device, divide=False)
         tree = _run(forest, trees, calls, compared, device, divide=True)
     except torch.OutOfMemoryError:
-        # Running out of memory is no property of the model.
+        # Running out of memory is not a property of the model.
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         _log.warning("%s is trained on linear sequences: %s", type(module).__name__, error)

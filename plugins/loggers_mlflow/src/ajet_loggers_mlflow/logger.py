@@ -98,7 +98,7 @@ class MlflowLogger(MetricsLogger[MlflowSettings]):
     def _connected(self) -> MlflowClient:
         """Return the client. MLflow takes seconds to import, so it is imported here."""
         if self._client is None:
-            # A training server reports nothing to others, unless its operator says so.
+            # A training server sends no telemetry unless its operator enables it.
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
             from mlflow import MlflowClient
 

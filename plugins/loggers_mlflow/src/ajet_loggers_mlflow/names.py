@@ -12,7 +12,7 @@ _REFUSED = re.compile(r"[^A-Za-z0-9_\-. /]")
 def mlflow_name(*parts: str) -> str:
     """Join parts to a name for a metric or parameter.
 
-    MLflow refuses many characters. A name that has to change gets a hash of what it was, so
+    MLflow refuses many characters. A name that has to change gets a hash of the original, so
     different names stay different. A part may hold slashes, because metrics do.
     """
     name = "/".join(parts)

@@ -29,7 +29,7 @@ _numbers = itertools.count()
 class TensorBoardLogger(MetricsLogger[TensorBoardSettings]):
     """Writes one folder for each run, with an event file for each time that it is continued.
 
-    A run that returns to an earlier step begins a file too. Its first event says so, and
+    A run that returns to an earlier step begins a file too. Its first event marks this, and
     TensorBoard leaves out the values of repeated steps that are in the files before.
     """
 

@@ -49,7 +49,7 @@ class WandbLogger(MetricsLogger[WandbSettings]):
                 login_timeout=1.0,
                 disable_git=True,
                 disable_code=True,
-                # The command line of a server is no business of others.
+                # The command line of a server is private.
                 x_disable_meta=True,
                 # agentjet measures the machine for all loggers.
                 x_disable_stats=True,

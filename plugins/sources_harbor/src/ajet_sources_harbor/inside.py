@@ -41,7 +41,7 @@ class _Command:
         with self._connection:
             asked = self._asked
             try:
-                process = subprocess.Popen(  # noqa: S603 - what was asked for
+                process = subprocess.Popen(  # noqa: S603 - it is the command that was requested
                     asked["argv"],
                     cwd=asked["cwd"],
                     env=asked["environ"],

@@ -198,7 +198,7 @@ class Machine:
     async def _raise_end(self) -> CommandEnd:
         assert self._running is not None
         assert self._directory is not None
-        # Whoever ends a connection without a status ends the box too.
+        # A process that ends a connection without a status ends the box too.
         done, _ = await asyncio.wait((self._running,), timeout=10.0)
         if done and not self._running.cancelled() and (error := self._running.exception()):
             raise SandboxError(f"the sandbox failed: {error}") from error

@@ -284,7 +284,7 @@ def _is_of(action: Any, error: Mapping[str, Any]) -> bool:
     values = [action]
     for key in error.get("loc", ()):
         with contextlib.suppress(LookupError, TypeError):
-            # Names of the alternatives of a union are no keys.
+            # Names of the alternatives of a union are not keys.
             values.append(values[-1][key])
     return "input" not in error or error["input"] in values
 

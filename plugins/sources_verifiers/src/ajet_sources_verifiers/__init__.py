@@ -14,7 +14,7 @@ __all__ = ["LoopHarness"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the harness when it is asked for: it needs verifiers 0.4."""
+    """Import the harness when it is first accessed: it needs verifiers 0.4."""
     if name == "LoopHarness":
         from ajet_sources_verifiers.loop import LoopHarness
 

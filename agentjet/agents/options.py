@@ -1,4 +1,4 @@
-"""The terms on which calls of a program become episodes."""
+"""The options of `trainable`: how calls of a program become episodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GroupScore = Callable[[Any, Sequence[Any]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class TrainableOptions:
     """Settings of the episodes that a program's calls become.
 
     :param reward: None if the program returns its reward, or `group_reward` rewards it.
