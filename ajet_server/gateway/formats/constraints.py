@@ -16,7 +16,8 @@ from ajet_server.gateway.rendering.messages import ToolSpec
 from ajet_server.gateway.rendering.renderer import ChatRenderer
 
 _OBJECT: dict[str, Any] = {"type": "object"}
-_WHITE_SPACE = r"[ \n\t]{0,32}"
+# What programs write between values: a space, or a line break and an indentation.
+_WHITE_SPACE = r"( |\n[ \t]{0,32})?"
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,10 @@ def test_answers_are_json(checker, constraints) -> None:
     any_object = constraints.answer(AnswerFormat("", "response_format"))
     assert checker.may_write(any_object, '{"a": [1, null, "x"]}')
     assert checker.may_write(any_object, json.dumps({"a": [1, {"b": 2}]}, indent=4))
+    assert checker.may_write(any_object, json.dumps({"a": [1, {"b": 2}]}, indent="\t"))
     assert not checker.may_write(any_object, '{"a":' + " " * 100 + "1}")
+    # A model that writes one line break after the other would reach its limit of tokens.
+    assert not checker.may_write(any_object, '{"a":\n\n1}')
     assert not checker.may_write(any_object, "[1]")
     assert not checker.may_write(any_object, 'Here: {"a": 1}')
     schema = json.dumps(TOOLS[0]["function"]["parameters"])
