@@ -279,7 +279,7 @@ class EpisodeClosedError(EpisodeError):
 
 
 class CallLimitError(EpisodeError):
-    """A model call beyond the most calls of its episode."""
+    """A model call that exceeds the maximum number of calls of its episode."""
 
     type = "call_limit"
     # SDKs repeat requests after 409 and 429, and many programs repeat all that fail with 400.
@@ -287,7 +287,7 @@ class CallLimitError(EpisodeError):
 
 
 class TokenLimitError(CallLimitError):
-    """A model call of an episode that has sampled its most tokens."""
+    """A model call of an episode that has reached its maximum number of sampled tokens."""
 
     type = "token_limit"
 

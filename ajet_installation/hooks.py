@@ -274,7 +274,7 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(
             name="report",
             target="ajet_cli.commands.run.report:report",
-            summary="Write a run, or a comparison of runs, as one HTML file to hand on.",
+            summary="Write a run, or a comparison of runs, as one HTML file that you can share.",
         ),
         CommandSpec(
             name="difficulty",
@@ -294,7 +294,7 @@ def ajet_register_commands() -> Sequence[CommandSpec]:
         CommandSpec(
             name="research",
             target="ajet_cli.commands.research:research",
-            summary="Run studies: a registered question goes in, a verified report comes out.",
+            summary="Run studies: experiments that are registered in advance and verified.",
         ),
         CommandSpec(
             name="export",

@@ -331,6 +331,8 @@ def parse_study(text: str, source: str) -> Study:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} cannot be decoded: {error}") from error
     version = content.get("schema") if isinstance(content, dict) else None
+    if version is None:
+        raise ConfigError(f"{source} has no key 'schema': write 'schema = {SCHEMA}' as first line")
     if version != SCHEMA:
         raise ConfigError(
             f"{source}, line {line_of(text, ('schema',))}: 'schema' is {version!r}, and this "

@@ -183,7 +183,7 @@ class AsyncSwarmClient:
         self._connection = AsyncConnection(
             url, token, retries=retries, transport=transport, rng=rng, sleep=sleep, clock=clock
         )
-        # Kept until they are answered, so that each keeps its id.
+        # Kept until the server confirms them, so that a repeated report has the same id.
         self._unreported: list[SpendingReport] = []
 
     @property
@@ -228,9 +228,9 @@ class AsyncSwarmClient:
         :param heartbeat_seconds: a promise to make a model call or send a heartbeat at least this
             often. If three in a row are missed, the slot in the batch is freed long before the
             lease ends.
-        :param timeout: seconds to wait for a slot; None waits as long as the server says it may
-            help.
-        :param rules: what applies to its model calls, in place of the run's rules.
+        :param timeout: seconds to wait for a slot; None waits as long as the server says that
+            waiting may help.
+        :param rules: rules for the model calls of this episode, in place of the run's rules.
         :raises DeadlineError: no slot became free within `timeout`.
         :raises NotRollingError: no run is active.
         :raises EpisodeError: the task is quarantined because all its episodes fail.
@@ -284,7 +284,7 @@ class AsyncSwarmClient:
                 wait_seconds=wait,
                 claim_id=claim_id,
                 joint=joint,
-                # Only what is set: earlier servers know none of them.
+                # Only the rules that are set: earlier servers refuse these fields.
                 **options.rules.model_dump(exclude_defaults=True),
             )
             request = ApiRequest(
@@ -304,6 +304,7 @@ class AsyncSwarmClient:
                 if error.retry_after is None or error.status not in {429, 503, 507}:
                     raise
                 why = error.message
+                # The error has no code for a pause; its message contains the state.
                 if ServerState.PAUSED in error.message:
                     if connection.may_ask_why():
                         with contextlib.suppress(AjetError):
@@ -335,6 +336,7 @@ class AsyncSwarmClient:
 
         Repeats change nothing: the first outcome counts and is returned.
 
+        :param reward: a finite number.
         :param components: named parts of the reward, for the logs.
         :param call_rewards: rewards of single calls, by the id of their chat completion.
         :param agent_rewards: rewards by agent name; they replace the episode's reward for the calls
@@ -430,7 +432,7 @@ class AsyncSwarmClient:
     async def heartbeats(self, episodes: Sequence[Episode]) -> dict[str, str]:
         """Renew the leases of many episodes with one request, and report what judges have paid.
 
-        :return: the reasons of the episodes that are over, by their id.
+        :return: why each closed episode is over, by episode id.
         """
         closed: dict[str, str] = {}
         for start in range(0, len(episodes), IDS_AT_ONCE):
@@ -444,7 +446,7 @@ class AsyncSwarmClient:
         return closed
 
     async def pace(self) -> Pace:
-        """Return how the server wants this client to run episodes; runners ask regularly."""
+        """Return how many episodes this client should run, and how; runners ask regularly."""
         # The next request may get through if this one does not.
         return await self._connection.perform(ApiRequest("GET", "/v1/pace", Pace), retries=0)
 
@@ -536,10 +538,10 @@ class AsyncSwarmClient:
         :param tasks: task ids, or `Task` objects where the agent needs more than the id.
         :param agent: an async function of the task and its episode; returns the reward or an
             `EpisodeOutcome`.
-        :param concurrency: how many episodes run at once. ``auto``: as many as the server wants, or
-            64 for evaluation.
-        :param lease_seconds: how long the episodes stay open if this program dies; their slots in
-            the batch are freed within two seconds.
+        :param concurrency: how many episodes run at once. ``auto``: as many as the server asks for,
+            or 64 for evaluation.
+        :param lease_seconds: how long the episodes stay open after this program dies. Their slots
+            in the batch are freed earlier, within two seconds.
         :param episode_timeout: seconds after which an agent that has not finished is given up,
             which counts as a failed attempt.
         :param rules: as for `begin_episode`.

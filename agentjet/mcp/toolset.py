@@ -72,7 +72,7 @@ class McpTools:
         :param arguments: an object, or its JSON text.
         :raises McpServerError: a server failed, now or earlier in this episode, or is refused
             because it failed too often.
-        :raises Exception: what a model call raised that a server asked for.
+        :raises Exception: what a model call raised that a server requested.
         """
         self.check()
         if name not in self._tools:
@@ -99,7 +99,7 @@ class McpTools:
     def failure(self) -> Exception | None:
         """The first failure in this episode, which ends it.
 
-        It is that of a server (`McpServerError`), or what a model call raised that one asked for.
+        It is that of a server (`McpServerError`), or what a model call raised that a server requested.
         """
         if self._sampler is not None and self._sampler.error is not None:
             return self._sampler.error

@@ -93,7 +93,12 @@ _FAILED = 1
     help="Further attempts at an episode that was aborted.",
 )
 @click.option("--resume", is_flag=True, help="Skip episodes that have already ended.")
-@click.option("--run", "run_file", metavar="FILE", help="Run to start, if none is: TOML or JSON.")
+@click.option(
+    "--run",
+    "run_file",
+    metavar="FILE",
+    help="TOML or JSON file of the run to start if none is active.",
+)
 @click.option("--artifact", "artifacts", multiple=True, metavar="GLOB", help="Files to keep.")
 @click.option("--out", default="runs/exec", show_default=True, help="Directory of kept files.")
 @click.option("--keep", is_flag=True, help="Keep all files of all episodes.")

@@ -47,7 +47,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @click.group()
 def research() -> None:
-    """Run studies: a registered question goes in, a verified report comes out.
+    """Run studies: experiments that are registered in advance and end in a verified report.
 
     docs/research.md is the guide, and docs/research-reference.md lists all keys of a study file.
     """
@@ -84,7 +84,7 @@ def run(
     *,
     detach: bool,
 ) -> None:
-    """Start STUDY, resume it, or show that it is finished: always the same command.
+    """Start or resume STUDY, or show its result.
 
     STUDY is a TOML file, a Markdown file with the study in its head between lines '+++', or the
     directory of a study that was started. If the head has a table 'researcher' instead, that
@@ -189,7 +189,7 @@ def try_(study: Path, changes: Sequence[str], as_json: bool) -> None:
     help="Seconds between refreshes.",
 )
 def status(directory: Path, as_json: bool, *, watch: bool, interval: float) -> None:
-    """Show the progress of the study in DIRECTORY. Outcomes stay hidden until their look."""
+    """Show the progress of the study in DIRECTORY. Outcomes are hidden until their analysis."""
     if not watch:
         _show_status(directory, as_json)
         return
@@ -364,9 +364,11 @@ def history(path: Path, page: Path | None, as_json: bool) -> None:
 @click.option(
     "--size",
     type=click.IntRange(1, 100_000),
-    help="Studies, mutations, kills, topics, drivers or equal versions. [default: by suite]",
+    help="Number of studies, mutations, kills, topics, drivers or equal versions, by suite.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the worlds.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the worlds."
+)
 @click.option(
     "--dir",
     "directory",

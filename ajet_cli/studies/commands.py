@@ -17,7 +17,7 @@ from ajet_core.errors import ConfigError
 
 _DIRECTORY = StudyDirectory()
 _LIMIT = "--budget."
-_by = click.option("--by", help="Who asks for it.  [default: your name on this machine]")
+_by = click.option("--by", help="Name for the report.  [default: your name on this machine]")
 _why = click.option("--why", default="", help="Why, for the report.")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -111,7 +111,7 @@ def answer(
 )
 @click.option("--once", is_flag=True, help="Write it once.")
 def page(directory: Path, out: Path | None, interval: int, *, once: bool) -> None:
-    """Write a page that shows the study in DIRECTORY, again and again until the study is finished.
+    """Keep a page about the study in DIRECTORY up to date until the study is finished.
 
     Open it in a browser: it refreshes itself and loads nothing else. Outcomes stay hidden until
     their look.

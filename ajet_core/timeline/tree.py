@@ -42,16 +42,16 @@ class TokenNode:
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """All calls of one episode, as a merger made it. Parents precede their children in `nodes`.
+    """All calls of one episode, merged into one tree. Parents precede their children in `nodes`.
 
     :param calls: calls in the order of their index.
-    :param ends: [len(calls)] the node in which each call ends, whose last token is the last that
-        the call sampled if it sampled any; -1 for a call without tokens.
-    :param tokens_altered: changes of calls' contexts by the merger; 0 if and only if each call
-        follows exactly the tokens of its own prompt. Counted for each call that continues
-        other tokens than its own, up to the place where it does: message by message (with what the
-        template writes before it), the tokens without the common prefix and suffix, in the prompt
-        or in the tree, whichever are more. Calls that continue it are not counted again.
+    :param ends: [len(calls)] index of the node at whose last token each call ends: its last sampled
+        token, or the end of its prompt if it sampled none; -1 for a call without tokens.
+    :param tokens_altered: context tokens that the merger changed; 0 if and only if every call
+        follows exactly the tokens of its own prompt. Where a call first continues other tokens than
+        its own, each message before that place, with the template's text before it, is compared
+        with the tree: what is left without the common prefix and suffix counts, on the longer side.
+        Calls that continue this call do not count again.
     """
 
     episode_id: str

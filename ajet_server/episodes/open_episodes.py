@@ -117,8 +117,8 @@ class OpenEpisode:
         """Count calls for the limits of the episode while the context is open.
 
         :param count: how many calls a request makes.
-        :raises CallLimitError: the episode has made its most calls.
-        :raises TokenLimitError: its most tokens were sampled.
+        :raises CallLimitError: the episode has reached its maximum number of calls.
+        :raises TokenLimitError: it has reached its maximum number of sampled tokens.
         """
         rules, calls, tokens = self.rules, self.session.next_index, self.session.tokens
         most = rules.max_calls

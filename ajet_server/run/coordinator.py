@@ -42,6 +42,11 @@ from ajet_server.store.evaluation_counts import EvaluationCount
 
 _log = logging.getLogger("ajet.server")
 
+NO_RUN = (
+    "no run is configured: start one with `ajet train SOURCE --run FILE`, call `sync_train_config` "
+    "in Python, or PUT /v1/run first"
+)
+
 # In the other states, the phase depends on whether a step is trained and episodes are open.
 _PHASES = {
     ServerState.BOOTING: "boot",
@@ -228,7 +233,7 @@ class Coordinator:
         """
         async with self._configuring:
             if self._record is None or (config := self._config) is None:
-                raise StateError("no run is configured: PUT /v1/run first")
+                raise StateError(NO_RUN)
             config = config.model_copy(update={"mixture": mixture})
             record = replace(self._record, config_json=config.model_dump_json())
             await self._store.put_run(record)
@@ -277,7 +282,7 @@ class Coordinator:
 
     async def _use_servers(self, urls: list[str] | None) -> dict[str, str]:
         if self._run is None:
-            raise StateError("no run is configured: PUT /v1/run first")
+            raise StateError(NO_RUN)
         if (workers := self.workers) is not None:
             return await workers.engine.use_servers(urls)
         # The list is for the next start of the engine.
@@ -291,7 +296,7 @@ class Coordinator:
         """
         async with self._configuring:
             if (config := self._config) is None:
-                raise StateError("no run is configured: PUT /v1/run first")
+                raise StateError(NO_RUN)
             await self._parts.spending.choose_budget(config.budget, budget)
         self._events.emit("run", {"what": "budget_changed", **budget.model_dump()})
         return budget
@@ -334,7 +339,7 @@ class Coordinator:
         :raises StateError: no run is configured.
         """
         if (config := self._config) is None:
-            raise StateError("no run is configured: PUT /v1/run first")
+            raise StateError(NO_RUN)
         builder = self._parts.admission.builder if self.running else None
         tags = builder.tags() if builder is not None else None
         step = builder.slots.step if builder is not None else self.step + 1
@@ -373,7 +378,7 @@ class Coordinator:
         return self.run_status()
 
     async def preflight(self) -> RunStatus:
-        """Rehearse the next batch before it is trained; start the run unless it is active.
+        """Check the next batch before it is trained; start the run unless it is active.
 
         :raises StateError: no run is configured.
         """
@@ -443,7 +448,7 @@ class Coordinator:
         :raises StateError: no run is configured.
         """
         if self._record is None:
-            raise StateError("no run is configured: PUT /v1/run first")
+            raise StateError(NO_RUN)
         return RunStatus(
             run_id=self._record.run_id,
             state=self._board.state,
@@ -466,7 +471,7 @@ class Coordinator:
 
     async def _start(self) -> None:
         if self._record is None:
-            raise StateError("no run is configured: PUT /v1/run first")
+            raise StateError(NO_RUN)
         if over := self.overspent:
             raise StateError(f"{over}, then start the run again")
         if self._run is None:

@@ -226,7 +226,7 @@ def connect_beside_server(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         near = sorted(path.parent.glob(f"*/{path.name}"))
         hint = f"; {near[0].parent} contains one" if near else ""
-        raise StoreError(f"{path} does not exist, so there is no run to read{hint}")
+        raise StoreError(f"{path.parent} is not a run directory: it has no {path.name}{hint}")
     log = path.with_name(f"{path.name}-wal")
     idle = not (log.is_file() and log.stat().st_size)
     uri = path.resolve().as_uri()

@@ -316,7 +316,7 @@ def test_it_is_printed_with_formulas_and_refused_with_ways_out() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--dry-run"], "give its file, --run"),
+        (["--dry-run"], "pass --run FILE"),
         (["--gpus", "2"], "are for --dry-run"),
         (["--dry-run", "--run", "missing.toml"], "missing.toml does not exist: give"),
     ],

@@ -25,7 +25,9 @@ def alert(context: click.Context, state: CliState) -> None:
     """
     settings = state.settings()
     if not settings.alerts:
-        raise click.UsageError("the settings have no alerts: add a section [[alerts]] to ajet.toml")
+        raise click.UsageError(
+            "the settings have no alerts: add a section [[alerts]] to ajet.toml (docs/alerts.md)"
+        )
     results = asyncio.run(_send_all(settings))
     for number, (recipient, problem) in enumerate(zip(settings.alerts, results, strict=True), 1):
         click.echo(f"{label(number, recipient)}: {problem or 'sent'}")

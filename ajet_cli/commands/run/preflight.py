@@ -82,7 +82,7 @@ def preflight(
     """
     if dry_run:
         if run_file is None:
-            raise click.UsageError("--dry-run computes the memory of a run: give its file, --run")
+            raise click.UsageError("--dry-run needs the configuration of a run: pass --run FILE")
         machine = GpuMachine(
             gpus or 1,
             int((gpu_memory or _GPU_GIB) * GIB),

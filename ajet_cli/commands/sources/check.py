@@ -22,9 +22,13 @@ _FAILED = 1
 @click.argument("source")
 @click.option("--split", metavar="NAME", help="Split of the tasks.  [default: the first]")
 @click.option("--limit", type=click.IntRange(1), help="Check the first tasks only.")
-@click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Tasks.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds of one score.")
-@click.option("--show", type=click.IntRange(0), default=20, show_default=True, help="Findings.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Tasks at once."
+)
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for one score.")
+@click.option(
+    "--show", type=click.IntRange(0), default=20, show_default=True, help="Findings to show."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the check as JSON.")
 @config_option
 @pass_state
@@ -42,20 +46,21 @@ def check(
 ) -> None:
     """Check the tasks of SOURCE and their grader, without a model.
 
-    For each task, its own solution must get the greatest reward, doing nothing less, and junk the
-    least, and the same twice. Ends with 1 if something is wrong. Rows that are bad, duplicates or
-    in two splits are shown first. docs/sources.md explains it.
+    For each task, its own solution must get the greatest reward, an empty answer less, and a junk
+    answer the least. Scoring the same answer twice must give the same reward. Exit status 1 means
+    that something is wrong. Rows that are bad, duplicates or in two splits are shown first.
+    docs/sources.md explains it.
     """
-    its = load_source(source, plugins=state.plugins)
+    tasks_source = load_source(source, plugins=state.plugins)
 
     async def checked() -> SourceCheck:
-        async with its:
-            tasks = chosen_tasks(its, split, limit)
-            return await check_source(its, tasks, concurrency=concurrency, timeout=timeout)
+        async with tasks_source:
+            tasks = chosen_tasks(tasks_source, split, limit)
+            return await check_source(tasks_source, tasks, concurrency=concurrency, timeout=timeout)
 
     done = asyncio.run(checked())
     # Only sources of rows have one.
-    rows = getattr(its, "report", None)
+    rows = getattr(tasks_source, "report", None)
     if as_json:
         of_rows = {"rows": asdict(rows)} if isinstance(rows, RowsReport) else {}
         click.echo(json.dumps({**asdict(done), **of_rows}, indent=1))

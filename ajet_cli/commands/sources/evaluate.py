@@ -76,7 +76,9 @@ def evaluate(
     """
     url = base_url or os.environ.get("OPENAI_BASE_URL", "")
     if not url and not again:
-        raise click.UsageError("name the endpoint: --base-url URL, with /v1")
+        raise click.UsageError(
+            "pass the endpoint with --base-url URL, such as http://127.0.0.1:8000/v1"
+        )
     if (resume or again) and out is None:
         raise click.UsageError("--resume and --rescore need the file of episodes: --out FILE")
     file = EpisodeFile(None if out is None else Path(out))

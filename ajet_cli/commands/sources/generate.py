@@ -131,7 +131,9 @@ def generate(
         raise click.UsageError(f"--solve-rate {low:g} {high:g}: LOW is above HIGH")
     url = base_url or os.environ.get("OPENAI_BASE_URL", "")
     if not url and not offline:
-        raise click.UsageError("name the endpoint: --base-url URL, with /v1")
+        raise click.UsageError(
+            "pass the endpoint with --base-url URL, such as http://127.0.0.1:8000/v1"
+        )
     if url and not url.startswith(("http://", "https://")):
         raise click.UsageError(f"--base-url {url}: it does not begin with http:// or https://")
     key = api_key or os.environ.get("OPENAI_API_KEY", "none")

@@ -23,7 +23,9 @@ _FAILED = 1
 @click.option("--split", metavar="NAME", help="Split of the tasks.  [default: the first]")
 @click.option("--limit", type=click.IntRange(1), help="Take the first tasks only.")
 @click.option("--group", type=click.IntRange(1), help="Episodes per task.  [default: the run's]")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes.")
+@click.option(
+    "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the tasks."
+)
 @click.option("--shuffle", type=int, metavar="SEED", help="Shuffle the tasks of each epoch.")
 @click.option(
     "--curriculum",
@@ -31,15 +33,36 @@ _FAILED = 1
     metavar="SHARE",
     help="Take this share of the tasks in each epoch, those that teach most.",
 )
-@click.option("--concurrency", type=click.IntRange(1), help="Most episodes at once.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds of an episode.")
-@click.option("--retries", type=click.IntRange(0), default=1, show_default=True, help="Of a task.")
+@click.option("--concurrency", type=click.IntRange(1), help="Maximum number of episodes at once.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds until an episode is aborted.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Attempts after a failure.",
+)
 @click.option("--resume", is_flag=True, help="Skip episodes that have already ended.")
-@click.option("--temperature", type=float, help="Replaces what the source requests.")
-@click.option("--max-calls", type=click.IntRange(1), help="Model calls of an episode.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of an answer.")
-@click.option("--max-episode-tokens", type=click.IntRange(1), help="Tokens of all its answers.")
-@click.option("--run", "run_file", metavar="FILE", help="Run to start, if none is: TOML or JSON.")
+@click.option("--temperature", type=float, help="Sampling temperature, in place of the source's.")
+@click.option(
+    "--max-calls", type=click.IntRange(1), help="Maximum number of model calls per episode."
+)
+@click.option("--max-tokens", type=click.IntRange(1), help="Maximum number of tokens per answer.")
+@click.option(
+    "--max-episode-tokens",
+    type=click.IntRange(1),
+    help="Maximum number of tokens of all answers of an episode.",
+)
+@click.option(
+    "--run",
+    "run_file",
+    metavar="FILE",
+    help="TOML or JSON file of the run to start if none is active.",
+)
 @click.option("--url", help="URL of the server.  [default: AJET_URL, or http://127.0.0.1:8642]")
 @config_option
 @pass_state

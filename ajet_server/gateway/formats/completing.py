@@ -37,7 +37,7 @@ from ajet_server.gateway.rendering.renderer import ChatRenderer
 
 
 def speaker(request: ModelRequest, *rules: Mapping[str, str | AgentRule]) -> str:
-    """Return the first agent whose call a request is, "" if there is none.
+    """Return the name of the first agent whose rule matches a request; "" if none does.
 
     :param rules: of the episode and of the run, as `ajet_core.protocol.CallRules.agents`.
     """
