@@ -99,7 +99,7 @@ class McpTools:
     def failure(self) -> Exception | None:
         """The first failure in this episode, which ends it.
 
-        It is that of a server (`McpServerError`), or what a model call raised that a server requested.
+        It is that of a server (`McpServerError`), or of a model call that a server requested.
         """
         if self._sampler is not None and self._sampler.error is not None:
             return self._sampler.error
