@@ -53,9 +53,9 @@ class Layers:
         return merged if self.file is None else {**merged, "config": self.file}
 
     def source(self, path: tuple[str, ...]) -> str:
-        """Return the source of the value of `path`: a flag, a variable's name or a file's path."""
+        """Return where the value of `path` is from: "command line", a variable or a file's path."""
         if _holds(self.flags, path):
-            return "flag"
+            return "command line"
         if _holds(self.environment, path):
             return _variable(path)
         if _holds(self.file_values, path):

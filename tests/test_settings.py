@@ -62,7 +62,7 @@ def test_flags_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("AJET_SERVER__PORT", "9001")
     settings = Settings(server={"port": 9002})
     assert settings.server.port == 9002
-    assert origin(settings, "server.port").source == "flag"
+    assert origin(settings, "server.port").source == "command line"
 
 
 def test_a_section_given_as_a_model_overrides_only_what_it_sets(

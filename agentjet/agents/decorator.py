@@ -114,6 +114,9 @@ def trainable(
         reward = load_judge(reward)
     if reward is not None and group_reward is not None:
         raise TypeError("reward= and group_reward= were given: pass one")
+    for name, score in {"reward": reward, "group_reward": group_reward}.items():
+        if not (score is None or callable(score)):
+            raise TypeError(f"{name}= must be a function, or None: got {score!r}")
     if models is not None and client is not None:
         raise TypeError("models= already names the servers: do not pass a client as well")
     options = TrainableOptions(

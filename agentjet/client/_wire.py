@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
+from ajet_core.alike import with_hints
 from ajet_core.credentials import LOOPBACK_HOSTS, find_local
 from ajet_core.errors import AjetError, ConfigError, RequestError, error_from_payload
 from ajet_core.protocol import DEPRECATED_HEADER, ErrorBody, ServerState, ServerStatus
@@ -168,11 +169,15 @@ def build(model: type[A], what: str, /, **fields: Any) -> A:
     try:
         return model(**fields)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
-        param = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        where = f"{what}: {param}" if param else what
-        raise RequestError(f"{where}: {message}", param=param or None) from None
+        problems = with_hints(error, model).errors(include_url=False, include_context=False)
+        # An unknown key is often the misspelled name of a missing one.
+        problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+        params = [".".join(str(part) for part in problem["loc"]) for problem in problems]
+        said = [
+            ": ".join(filter(None, [param, problem["msg"].removeprefix("Value error, ")]))
+            for param, problem in zip(params, problems, strict=True)
+        ]
+        raise RequestError(f"{what}: {'; '.join(said)}", param=params[0] or None) from None
 
 
 def read_answer(request: ApiRequest[A], response: httpx2.Response) -> A:

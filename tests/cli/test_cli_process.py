@@ -72,7 +72,7 @@ def test_a_shell_completes_commands() -> None:
 def test_an_error_is_one_line_without_a_traceback() -> None:
     done = ajet("serve", "--host", "0.0.0.0")
     assert done.returncode == 2
-    assert done.stderr.startswith("ajet: error: flag: server: host '0.0.0.0'")
+    assert done.stderr.startswith("ajet: error: command line: server: host '0.0.0.0'")
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
 

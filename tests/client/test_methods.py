@@ -252,6 +252,19 @@ async def test_values_that_are_no_configuration_are_not_sent(make: MakeFace) -> 
     assert script.requests == []
 
 
+async def test_every_problem_of_a_configuration_is_named_the_unknown_key_first(
+    make: MakeFace,
+) -> None:
+    given = {"modle": {"path": "/m"}, "seed": "one"}
+    with pytest.raises(RequestError) as caught:
+        await make(Script()).call("sync_train_config", given)
+    message = str(caught.value)
+    assert message.startswith("sync_train_config: modle: unknown setting (did you mean 'model'?); ")
+    assert "model: Field required" in message
+    assert "seed: Input should be a valid integer" in message
+    assert caught.value.param == "modle"
+
+
 async def test_start_engine_waits_until_the_server_has_booted(make: MakeFace, clock: Clock) -> None:
     script = Script().on("POST /v1/run/start", (200, run_status(state="BOOTING")))
     script.on(
