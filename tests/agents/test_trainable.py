@@ -522,5 +522,6 @@ def test_event_loops_leave_nothing_open(swarm: ScriptedSwarm) -> None:
 
 @pytest.mark.parametrize("name", ["reward", "group_reward"])
 def test_a_reward_that_is_not_a_function_is_refused(name: str) -> None:
+    decorator: Any = trainable
     with pytest.raises(TypeError, match=rf"^{name}= must be a function, or None: got 3$"):
-        trainable(**{name: 3})(lambda task: task)
+        decorator(**{name: 3})(lambda task: task)
