@@ -20,8 +20,8 @@ GENERATED = {
     "client/_connection_async.py": "client/_connection_sync.py",
     "client/_async.py": "client/_sync.py",
     "client/_swarm_async.py": "client/_swarm_sync.py",
-    "agents/programs_async.py": "agents/programs_sync.py",
-    "agents/training_async.py": "agents/training_sync.py",
+    "agents/running/programs_async.py": "agents/running/programs_sync.py",
+    "agents/running/training_async.py": "agents/running/training_sync.py",
 }
 REPLACEMENTS = [
     # Wording.

@@ -19,9 +19,6 @@ from agentjet.agents.adapters import Adapters, current_agent, installed_adapters
 from agentjet.agents.curriculum import Curriculum
 from agentjet.agents.decorator import trainable
 from agentjet.agents.overriding import derived_classes, override_method
-from agentjet.agents.programs import EpisodeRun, Trainable
-from agentjet.agents.programs_async import AsyncTrainable
-from agentjet.agents.programs_sync import SyncTrainable
 from agentjet.agents.registered import load_judge, read_tasks
 from agentjet.agents.route import (
     Route,
@@ -31,6 +28,9 @@ from agentjet.agents.route import (
     passthrough,
     routed,
 )
+from agentjet.agents.running.programs import EpisodeRun, Trainable
+from agentjet.agents.running.programs_async import AsyncTrainable
+from agentjet.agents.running.programs_sync import SyncTrainable
 from agentjet.agents.sending import RoutedTransports, instrument, routed_transports
 from agentjet.agents.tasks import task_of, text_of_task
 from agentjet.agents.threads import Threads

@@ -9,10 +9,10 @@ from typing import Any
 
 from agentjet.agents.adapters import installed_adapters
 from agentjet.agents.options import GroupScore, Reward, TrainableOptions
-from agentjet.agents.programs import AsyncClient, Client, SyncClient, Trainable
-from agentjet.agents.programs_async import AsyncTrainable
-from agentjet.agents.programs_sync import SyncTrainable
 from agentjet.agents.registered import load_judge
+from agentjet.agents.running.programs import AsyncClient, Client, SyncClient, Trainable
+from agentjet.agents.running.programs_async import AsyncTrainable
+from agentjet.agents.running.programs_sync import SyncTrainable
 from agentjet.agents.tasks import TaskId
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient
 from ajet_core.protocol import CallRules, CallSampling

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentjet.agents.curriculum import Curriculum, Measured
-from agentjet.agents.programs import Trainable
+from agentjet.agents.running.programs import Trainable
 from agentjet.client import Resumption, Task
 from ajet_core.errors import RequestError
 from ajet_core.protocol import RunStatus

@@ -11,13 +11,13 @@ from typing import Any
 
 from agentjet.agents.curriculum import Curriculum
 from agentjet.agents.decorator import trainable
-from agentjet.agents.programs import AsyncClient, Client, Trainable
-from agentjet.agents.programs_async import AsyncTrainable
-from agentjet.agents.programs_sync import SyncTrainable
+from agentjet.agents.running.programs import AsyncClient, Client, Trainable
+from agentjet.agents.running.programs_async import AsyncTrainable
+from agentjet.agents.running.programs_sync import SyncTrainable
+from agentjet.agents.running.training_async import AsyncTraining
+from agentjet.agents.running.training_loop import OnResult, Report
+from agentjet.agents.running.training_sync import SyncTraining
 from agentjet.agents.threads import Threads
-from agentjet.agents.training_async import AsyncTraining
-from agentjet.agents.training_loop import OnResult, Report
-from agentjet.agents.training_sync import SyncTraining
 from agentjet.client import AsyncSwarm, AsyncSwarmClient, Swarm, SwarmClient
 from agentjet.client._runner import Concurrency, check_concurrency
 from ajet_core.protocol import RunConfig

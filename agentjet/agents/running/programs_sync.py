@@ -1,55 +1,56 @@
-"""Async programs: each call rolls out an episode."""
+# Generated from programs_async.py by scripts/unasync.py. Edit that, and run `make generate`.
+"""Sync programs: each call rolls out an episode."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from agentjet.agents.options import TrainableOptions, only_outcome, score
-from agentjet.agents.programs import (
-    AsyncClient,
+from agentjet.agents.route import Route, routed
+from agentjet.agents.running.programs import (
     EpisodeRun,
     R,
+    SyncClient,
     Trainable,
-    rewarded_async,
-    run_async,
+    rewarded_sync,
+    run_sync,
 )
-from agentjet.agents.route import Route, routed
 from agentjet.agents.tasks import item_of
-from agentjet.client import AsyncSwarm, AsyncSwarmClient, Episode, SwarmEpisode, Task
+from agentjet.client import Episode, Swarm, SwarmClient, SwarmEpisode, Task
 
 
-class AsyncTrainable(Trainable[R]):
-    """A trainable async function; hundreds of calls may run at once, in asyncio tasks."""
+class SyncTrainable(Trainable[R]):
+    """A trainable function that is not async; hundreds of calls may run at once, in threads."""
 
     def __init__(
         self,
-        plain: Callable[..., Awaitable[R]],
+        plain: Callable[..., R],
         options: TrainableOptions,
-        client: AsyncClient | None = None,
+        client: SyncClient | None = None,
     ) -> None:
         super().__init__(plain, options)
         self.client = client
 
-    async def __call__(self, /, *args: Any, **kwargs: Any) -> R:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> R:
         """Run the program, as an episode if there is a client; the task is its first argument.
 
         :raises AjetError: no episode could be claimed.
         """
         if self.client is None:
-            its: R = await self.plain(*args, **kwargs)
+            its: R = self.plain(*args, **kwargs)
             return its
-        run = await self.episode(*args, **kwargs)
+        run = self.episode(*args, **kwargs)
         return run.result
 
-    async def episode(self, /, *args: Any, **kwargs: Any) -> EpisodeRun[R]:
+    def episode(self, /, *args: Any, **kwargs: Any) -> EpisodeRun[R]:
         """Run the program as an episode, and return the episode and the outcome with the result."""
         if self.client is None:
             raise TypeError("there is no client to claim an episode with: pass one")
         task, args, kwargs = self._task_of(args, kwargs)
         self.prepare()
         its, options = self.options.task(task), self.options
-        async with self.client.episode(
+        with self.client.episode(
             its.id,
             group=its.group,
             tag=its.tag,
@@ -57,63 +58,63 @@ class AsyncTrainable(Trainable[R]):
             timeout=options.timeout,
             rules=options.rules,
         ) as scoped:
-            result, outcome = await self._play(its, scoped, args, kwargs)
+            result, outcome = self._play(its, scoped, args, kwargs)
             score(scoped, outcome)
         return EpisodeRun(episode=scoped, result=result, outcome=outcome)
 
-    async def agent(self, task: Task, episode: Any) -> Any:
-        """Run the program as an agent of a runner of `AsyncSwarmClient` or `AsyncSwarm`.
+    def agent(self, task: Task, episode: Any) -> Any:
+        """Run the program as an agent of a runner of `SwarmClient` or `Swarm`.
 
         :raises TypeError: it has a group reward.
         """
         self._refuse_group_reward()
-        _, outcome = await self._play(task, episode, (), {})
+        _, outcome = self._play(task, episode, (), {})
         return outcome
 
-    async def rollout(self, task: Task, episode: Any) -> R:
+    def rollout(self, task: Task, episode: Any) -> R:
         """Run the program as `agent` does, but return its result, for a group reward."""
-        return await self._result_of_plain(task, episode, (), {})
+        return self._result_of_plain(task, episode, (), {})
 
-    def through(self, client: AsyncClient) -> Self:
+    def through(self, client: SyncClient) -> Self:
         """Return a copy that claims its episodes with another client."""
         return type(self)(self.plain, self.options, client)
 
     def _of(self, plain: Callable[..., Any]) -> Self:
         return type(self)(plain, self.options, self.client)
 
-    async def _check(self, route: Route, episode: Episode | SwarmEpisode) -> None:
+    def _check(self, route: Route, episode: Episode | SwarmEpisode) -> None:
         """:raises RoutingError: the server has recorded no call of the episode."""
         client = self.client
         if route.answered:
             return
         # Calls by other ways than httpx are only known to the server.
-        if isinstance(client, AsyncSwarm) and isinstance(episode, SwarmEpisode):
+        if isinstance(client, Swarm) and isinstance(episode, SwarmEpisode):
             parts = episode.parts.items()
-            statuses = [await client[role].episode_status(part) for role, part in parts]
-        elif isinstance(client, AsyncSwarmClient) and isinstance(episode, Episode):
-            statuses = [await client.episode_status(episode)]
+            statuses = [client[role].episode_status(part) for role, part in parts]
+        elif isinstance(client, SwarmClient) and isinstance(episode, Episode):
+            statuses = [client.episode_status(episode)]
         else:
             statuses = []
         if not any(status.calls for status in statuses):
             raise self._why_no_calls(route)
 
-    async def _play(
+    def _play(
         self,
         task: Task,
         episode: Episode | SwarmEpisode,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[R, Any]:
-        result = await self._result_of_plain(task, episode, args, kwargs)
+        result = self._result_of_plain(task, episode, args, kwargs)
         reward = self.options.reward
         if self.options.group_reward is not None:
-            outcomes = await rewarded_async(self.group_outcomes(task, [result]))
+            outcomes = rewarded_sync(self.group_outcomes(task, [result]))
             return result, only_outcome(outcomes)
         if reward is None:
             return result, result
-        return result, await rewarded_async(reward(item_of(task), result))
+        return result, rewarded_sync(reward(item_of(task), result))
 
-    async def _result_of_plain(
+    def _result_of_plain(
         self,
         task: Task,
         episode: Episode | SwarmEpisode,
@@ -124,9 +125,9 @@ class AsyncTrainable(Trainable[R]):
         item = item_of(task)
         try:
             with routed(route):
-                result: R = await run_async(self.plain, item, *args, **kwargs)
+                result: R = run_sync(self.plain, item, *args, **kwargs)
         finally:
             route.finish()
-            await route.connections.aclose()
-        await self._check(route, episode)
+            route.connections.close()
+        self._check(route, episode)
         return result

@@ -1,5 +1,4 @@
-# Generated from training_async.py by scripts/unasync.py. Edit that, and run `make generate`.
-"""The loop of `train` with a synchronous client."""
+"""The loop of `train` with an asynchronous client."""
 
 from __future__ import annotations
 
@@ -10,10 +9,10 @@ from typing import Any
 
 from agentjet.agents.curriculum import Curriculum, Measured
 from agentjet.agents.epochs import Asking, EpochPlan, plan
-from agentjet.agents.programs import SyncClient
-from agentjet.agents.programs_sync import SyncTrainable
 from agentjet.agents.progress import ProgressDisplay
-from agentjet.agents.training_loop import (
+from agentjet.agents.running.programs import AsyncClient
+from agentjet.agents.running.programs_async import AsyncTrainable
+from agentjet.agents.running.training_loop import (
     OnResult,
     Report,
     epoch_counts,
@@ -22,7 +21,7 @@ from agentjet.agents.training_loop import (
     refuse_config,
     total_episodes,
 )
-from agentjet.client import Swarm
+from agentjet.client import AsyncSwarm
 from agentjet.client._runner import Concurrency
 from ajet_core.errors import AjetError
 from ajet_core.protocol import RunConfig, RunStatus
@@ -31,10 +30,10 @@ _log = logging.getLogger("ajet.agents")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyncTraining:
+class AsyncTraining:
     """One call of `train`, whose parameters the fields are."""
 
-    program: SyncTrainable[Any]
+    program: AsyncTrainable[Any]
     tasks: Sequence[Any]
     config: RunConfig | Mapping[str, object] | None
     epochs: int
@@ -49,12 +48,12 @@ class SyncTraining:
     progress: bool | None
     on_result: OnResult | None
 
-    def run(self, server: SyncClient) -> Report:
+    async def run(self, server: AsyncClient) -> Report:
         """Roll out the program on the tasks, and wait until the last full batch is trained.
 
         :raises AjetError: as for `train`.
         """
-        status = self._start(server)
+        status = await self._start(server)
         reports: list[Report] = []
         measured = Measured()
         first = self.first_epoch
@@ -71,36 +70,36 @@ class SyncTraining:
                 curriculum=self.curriculum,
                 measured=measured,
             )
-            todo = _planned(server, asking)
+            todo = await _planned(server, asking)
             first = todo.last + 1
-            reports.append(self._roll_out(server, todo))
-        for one in server.clients.values() if isinstance(server, Swarm) else [server]:
+            reports.append(await self._roll_out(server, todo))
+        for one in server.clients.values() if isinstance(server, AsyncSwarm) else [server]:
             try:
-                log_what_is_left(one.wait_for_training())
+                log_what_is_left(await one.wait_for_training())
             except AjetError as error:
                 _log.warning("the last step may not have been trained: %s", error.message)
         return joined_report(reports)
 
-    def _start(self, server: SyncClient) -> RunStatus:
-        if isinstance(server, Swarm):
+    async def _start(self, server: AsyncClient) -> RunStatus:
+        if isinstance(server, AsyncSwarm):
             refuse_config(self.config)
-            return server[server.arbiter].run_status()
+            return await server[server.arbiter].run_status()
         if self.config is not None:
-            server.sync_train_config(self.config)
-            server.start_engine()
-        return server.run_status()
+            await server.sync_train_config(self.config)
+            await server.start_engine()
+        return await server.run_status()
 
-    def _roll_out(self, server: SyncClient, todo: EpochPlan) -> Report:
+    async def _roll_out(self, server: AsyncClient, todo: EpochPlan) -> Report:
         left = None
         if self.resume:
-            left = server.resume(todo.tasks, episodes_per_task=todo.size)
+            left = await server.resume(todo.tasks, episodes_per_task=todo.size)
         program = self.program.through(server)
         options = program.options
         in_groups = options.group_reward is not None
         with ProgressDisplay(
             total_episodes(todo, left), todo.last, show=self.progress, also=self.on_result
         ) as shown:
-            return server.run_episodes_until_all_complete(
+            return await server.run_episodes_until_all_complete(
                 todo.tasks,
                 program.rollout if in_groups else program.agent,
                 episodes_per_task=todo.size,
@@ -114,11 +113,11 @@ class SyncTraining:
             )
 
 
-def _planned(server: SyncClient, asking: Asking) -> EpochPlan:
+async def _planned(server: AsyncClient, asking: Asking) -> EpochPlan:
     try:
         wanted = next(asking)
         while True:
-            wanted = asking.send(server.resume(wanted))
+            wanted = asking.send(await server.resume(wanted))
     except StopIteration as done:
         planned: EpochPlan = done.value
         return planned

@@ -1,4 +1,5 @@
-"""The loop of `train` with an asynchronous client."""
+# Generated from training_async.py by scripts/unasync.py. Edit that, and run `make generate`.
+"""The loop of `train` with a synchronous client."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from typing import Any
 
 from agentjet.agents.curriculum import Curriculum, Measured
 from agentjet.agents.epochs import Asking, EpochPlan, plan
-from agentjet.agents.programs import AsyncClient
-from agentjet.agents.programs_async import AsyncTrainable
 from agentjet.agents.progress import ProgressDisplay
-from agentjet.agents.training_loop import (
+from agentjet.agents.running.programs import SyncClient
+from agentjet.agents.running.programs_sync import SyncTrainable
+from agentjet.agents.running.training_loop import (
     OnResult,
     Report,
     epoch_counts,
@@ -21,7 +22,7 @@ from agentjet.agents.training_loop import (
     refuse_config,
     total_episodes,
 )
-from agentjet.client import AsyncSwarm
+from agentjet.client import Swarm
 from agentjet.client._runner import Concurrency
 from ajet_core.errors import AjetError
 from ajet_core.protocol import RunConfig, RunStatus
@@ -30,10 +31,10 @@ _log = logging.getLogger("ajet.agents")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsyncTraining:
+class SyncTraining:
     """One call of `train`, whose parameters the fields are."""
 
-    program: AsyncTrainable[Any]
+    program: SyncTrainable[Any]
     tasks: Sequence[Any]
     config: RunConfig | Mapping[str, object] | None
     epochs: int
@@ -48,12 +49,12 @@ class AsyncTraining:
     progress: bool | None
     on_result: OnResult | None
 
-    async def run(self, server: AsyncClient) -> Report:
+    def run(self, server: SyncClient) -> Report:
         """Roll out the program on the tasks, and wait until the last full batch is trained.
 
         :raises AjetError: as for `train`.
         """
-        status = await self._start(server)
+        status = self._start(server)
         reports: list[Report] = []
         measured = Measured()
         first = self.first_epoch
@@ -70,36 +71,36 @@ class AsyncTraining:
                 curriculum=self.curriculum,
                 measured=measured,
             )
-            todo = await _planned(server, asking)
+            todo = _planned(server, asking)
             first = todo.last + 1
-            reports.append(await self._roll_out(server, todo))
-        for one in server.clients.values() if isinstance(server, AsyncSwarm) else [server]:
+            reports.append(self._roll_out(server, todo))
+        for one in server.clients.values() if isinstance(server, Swarm) else [server]:
             try:
-                log_what_is_left(await one.wait_for_training())
+                log_what_is_left(one.wait_for_training())
             except AjetError as error:
                 _log.warning("the last step may not have been trained: %s", error.message)
         return joined_report(reports)
 
-    async def _start(self, server: AsyncClient) -> RunStatus:
-        if isinstance(server, AsyncSwarm):
+    def _start(self, server: SyncClient) -> RunStatus:
+        if isinstance(server, Swarm):
             refuse_config(self.config)
-            return await server[server.arbiter].run_status()
+            return server[server.arbiter].run_status()
         if self.config is not None:
-            await server.sync_train_config(self.config)
-            await server.start_engine()
-        return await server.run_status()
+            server.sync_train_config(self.config)
+            server.start_engine()
+        return server.run_status()
 
-    async def _roll_out(self, server: AsyncClient, todo: EpochPlan) -> Report:
+    def _roll_out(self, server: SyncClient, todo: EpochPlan) -> Report:
         left = None
         if self.resume:
-            left = await server.resume(todo.tasks, episodes_per_task=todo.size)
+            left = server.resume(todo.tasks, episodes_per_task=todo.size)
         program = self.program.through(server)
         options = program.options
         in_groups = options.group_reward is not None
         with ProgressDisplay(
             total_episodes(todo, left), todo.last, show=self.progress, also=self.on_result
         ) as shown:
-            return await server.run_episodes_until_all_complete(
+            return server.run_episodes_until_all_complete(
                 todo.tasks,
                 program.rollout if in_groups else program.agent,
                 episodes_per_task=todo.size,
@@ -113,11 +114,11 @@ class AsyncTraining:
             )
 
 
-async def _planned(server: AsyncClient, asking: Asking) -> EpochPlan:
+def _planned(server: SyncClient, asking: Asking) -> EpochPlan:
     try:
         wanted = next(asking)
         while True:
-            wanted = asking.send(await server.resume(wanted))
+            wanted = asking.send(server.resume(wanted))
     except StopIteration as done:
         planned: EpochPlan = done.value
         return planned
