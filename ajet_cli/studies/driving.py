@@ -1,7 +1,7 @@
-"""A driver that may be killed at any moment: ``python -m ajet_cli.studies.driving STUDY DIRECTORY``.
+"""Drives a study, for the suite ``faults``: ``python -m ajet_cli.studies.driving STUDY DIRECTORY``.
 
-It starts ``ajet mcp`` over stdio and leads a study to its end by the tools. Called again, it
-continues the study. For the suite ``faults``.
+It starts ``ajet mcp`` over stdio, and has the study led to its end by the tools. It may be killed
+at any moment: called again, it continues the study.
 """
 
 from __future__ import annotations

@@ -51,11 +51,11 @@ _LEAD = (
 )
 _TURN = 0.02
 _REPORT_TURN = 0.001
-_LONGEST = 600.0
+_LONGEST = 3600.0
 _GONE_SECONDS = 30.0
 _BACK_SECONDS = 5.0
 _RESULTS = ("report.md", "report.html", "report.json", "intervals.csv", "intervals.svg")
-_SHARES = {"swarm": 0.12, "driven": 0.2}
+_SHARES = {"swarm": 0.08, "driven": 0.16}
 """Of all kills, by kind of study; the rest are in plain ones."""
 _MOST_IN_A_SWARM_STUDY = 8
 """Kills. A trial has ten attempts."""
@@ -392,7 +392,7 @@ def _swarm_study(first_seed: int) -> Study:
             }
         ],
         "decide": [{"otherwise": True, "conclude": "See the verdicts."}],
-        "budget": {"trials": 4, "trial_seconds": 900, "compute_hours": 100, "attempts": 10},
+        "budget": {"trials": 4, "trial_seconds": 3600, "compute_hours": 100, "attempts": 10},
     }
     return Study.model_validate(study)
 

@@ -85,9 +85,9 @@ def _parents() -> dict[int, int]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         # It may end at this moment.
         with suppress(OSError):
-            state, parent, *_ = path.read_text(encoding="utf-8", errors="replace").rpartition(
-                ")"
-            )[2].split()
+            state, parent, *_ = (
+                path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            )
             if state != "Z":
                 its[int(path.parent.name)] = int(parent)
     return its
