@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +26,7 @@ from ajet_research.runners import (
     settled_attempt,
     write_blueprint,
 )
-from ajet_research.suites.faults import run_faults
+from ajet_research.suites import faults, killing
 from ajet_research.verifying import verify_study
 from ajet_research.worker import (
     HELD,
@@ -197,6 +199,32 @@ def test_a_study_runs_in_processes_and_verifies(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_kills_at_random_moments_change_no_byte_of_the_report() -> None:
-    result = run_faults(seed=1, size=6)
+    pytest.importorskip("mcp")
+    pytest.importorskip("torch")
+    result = faults.run_faults(seed=1, size=6)
     assert result["passed"], result
+    assert result["studies_by_kind"].keys() == {"plain", "driven", "swarm"}
+    assert sum(result["kills_by_kind"].values()) == result["kills"] >= 6
+
+
+def test_a_kind_of_study_that_cannot_run_is_named_and_the_suite_has_not_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults, "_ABSENT", {"driven": lambda: "no mcp", "swarm": str})
+    result = faults.run_faults(seed=1, size=0)
+    assert (result["skipped"], result["kills"]) == ({"driven": "no mcp"}, 0)
+    assert not result["passed"]
+
+
+def test_processes_are_found_by_what_has_started_them_and_where(tmp_path: Path) -> None:
+    waiting = [sys.executable, "-I", "-S", "-c", "input()", "mcp"]
+    with subprocess.Popen(waiting, cwd=tmp_path, stdin=subprocess.PIPE) as process:
+        assert process.pid in killing.children(os.getpid())
+        assert process.pid in killing.mcp_servers(os.getpid())
+        assert killing.left_in(tmp_path) == [process.pid]
+        assert killing.kill(process.pid)
+        process.wait()
+        assert killing.left_in(tmp_path) == []
+        assert not killing.kill(process.pid)
