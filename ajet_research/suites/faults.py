@@ -52,8 +52,10 @@ _LEAD = (
 _TURN = 0.02
 _REPORT_TURN = 0.001
 _LONGEST = 3600.0
-_GONE_SECONDS = 30.0
+_GONE_SECONDS = 120.0
 _BACK_SECONDS = 5.0
+_SCRIPTED = "scripted"
+_OF_THE_LAST_STEP = "train_reward"
 _RESULTS = ("report.md", "report.html", "report.json", "intervals.csv", "intervals.svg")
 _SHARES = {"swarm": 0.08, "driven": 0.16}
 """Of all kills, by kind of study; the rest are in plain ones."""
@@ -238,7 +240,8 @@ class _KilledStudy:
             if time.monotonic() - began > _LONGEST:
                 process.kill()
             time.sleep(_TURN)
-        self.tally.back[self.kind].append(time.monotonic() - began)
+        if self._rows() != rows:
+            self.tally.back[self.kind].append(time.monotonic() - began)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> str:
         """Wait for a random time, or until some files of the report are written.
@@ -322,6 +325,8 @@ class _KilledStudy:
 
 
 def _finished(directory: Path) -> Counter[str]:
+    if not (directory / LEDGER).exists():
+        return Counter()
     rows = read_ledger(directory / LEDGER)
     return Counter(row.event.trial for row in rows if row.event.kind == "finished")
 
@@ -428,8 +433,6 @@ def _why_no_swarm() -> str:
     return f"packages are not installed: {', '.join(missing)}" if missing else ""
 
 
-_SCRIPTED = "scripted"
-_OF_THE_LAST_STEP = "train_reward"
 _STUDIES: dict[str, Callable[[int], Study]] = {
     "plain": _slow_study,
     "driven": _slow_study,

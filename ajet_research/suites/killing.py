@@ -57,7 +57,7 @@ def left_in(directory: Path) -> list[int]:
         where = ""
         with suppress(OSError):
             where = str(Path(f"/proc/{pid}/cwd").readlink())
-        named = str(directory).encode() in b"\0".join(_command(pid))
+        named = f"{directory}/".encode() in b"\0".join(_command(pid))
         if pid != os.getpid() and (named or Path(where).is_relative_to(directory)):
             found.append(pid)
     return found
