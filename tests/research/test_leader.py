@@ -183,6 +183,11 @@ def test_lost_trials_are_tried_again_and_then_missing() -> None:
     finding = leader.state.verdicts["b-vs-a"]
     # One of eight pairs is more than a tenth.
     assert (finding.verdict, finding.missing) == ("invalid", [3])
+    files = compile_report(leader.ledger.rows).files
+    assert files["record.md"].count(": the worker was lost](#row-") == 6
+    (line,) = [one for one in files["report.md"].splitlines() if "lost with the machine" in one]
+    gone = [row.event.trial for row in leader.ledger.rows if isinstance(row.event, Lost)]
+    assert [f"[{id_}](#trial-{id_})" in line for id_ in gone] == [True, True]
 
 
 @dataclass

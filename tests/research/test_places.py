@@ -204,6 +204,9 @@ def test_lost_jobs_and_killed_leaders_change_no_byte_of_the_report(
     assert 0 <= len(slurm.jobs()) - len(trials) - len(causes) <= 2
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_hosts_that_are_lost_are_rows_and_lines_and_a_trial_without_attempts_is_lost(
     tmp_path: Path, slurm: Fake
 ) -> None:
