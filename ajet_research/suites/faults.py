@@ -271,13 +271,13 @@ class _KilledStudy:
     def _kill(self, process: subprocess.Popen[bytes], moment: str) -> bool:
         """Kill what is aimed at; return whether `process` has ended by that."""
         aim = "report" if moment == "report" else self.rng.choice(_AIMS[self.kind])
-        found = self._processes(process)
+        pids = self._processes(process)
         if aim == "all":
             # Those first that would start others again.
-            targets = [(role, pid) for role, pids in found.items() for pid in pids]
+            targets = [(role, pid) for role, its in pids.items() for pid in its]
         else:
             role = "leader" if aim == "report" else aim
-            targets = [(role, pid) for pid in found[role][:1]]
+            targets = [(role, pid) for pid in pids[role][:1]]
         for role, pid in targets:
             if kill(pid):
                 self.tally.by_process[role] += 1
@@ -295,20 +295,20 @@ class _KilledStudy:
 
     def _processes(self, process: subprocess.Popen[bytes]) -> dict[str, list[int]]:
         """Return the processes of the study, by what they do, those first that start others."""
-        found: dict[str, list[int]] = {}
+        pids: dict[str, list[int]] = {}
         if self.kind == "driven":
-            found["driver"] = [process.pid]
-            found["mcp"] = mcp_servers(process.pid)
+            pids["driver"] = [process.pid]
+            pids["mcp"] = mcp_servers(process.pid)
             leader = leader_of(self.directory)
-            found["leader"] = [int(leader)] if leader else []
+            pids["leader"] = [int(leader)] if leader else []
         else:
-            found["leader"] = [process.pid]
-        found["worker"] = workers(self.directory)
+            pids["leader"] = [process.pid]
+        pids["worker"] = workers(self.directory)
         if self.kind == "swarm":
-            found["client"] = clients(self.directory)
-            found["server"] = servers(self.directory)
-            found["server_worker"] = server_workers(self.directory)
-        return found
+            pids["client"] = clients(self.directory)
+            pids["server"] = servers(self.directory)
+            pids["server_worker"] = server_workers(self.directory)
+        return pids
 
     def _rows(self) -> int:
         # It may be created at this moment.

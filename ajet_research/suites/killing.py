@@ -52,15 +52,15 @@ def children(parent: int) -> list[int]:
 
 def left_in(directory: Path) -> list[int]:
     """Return the processes whose command or working directory names a directory."""
-    found = []
+    pids = []
     for pid in _parents():
         where = ""
         with suppress(OSError):
             where = str(Path(f"/proc/{pid}/cwd").readlink())
         named = f"{directory}/".encode() in b"\0".join(_command(pid))
         if pid != os.getpid() and (named or Path(where).is_relative_to(directory)):
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 def kill(pid: int) -> bool:
