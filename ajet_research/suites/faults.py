@@ -77,7 +77,7 @@ def run_faults(*, seed: int, size: int = 20) -> dict[str, Any]:
     """Kill processes of studies `size` times in all, in as many studies as that takes."""
     began = time.monotonic()
     rng = random.Random(seed)  # noqa: S311 - not for secrets
-    tally = _Tally(Counter(), Counter(), defaultdict(list), [])
+    tally = _KillCounts(Counter(), Counter(), defaultdict(list), [])
     skipped = {kind: why for kind, absent in _ABSENT.items() if (why := absent())}
     # At least one of each, if there are enough.
     shares = {
@@ -128,7 +128,7 @@ def run_faults(*, seed: int, size: int = 20) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tally:
+class _KillCounts:
     """What all studies together have shown.
 
     :param by_process: kills, by what the process does.
@@ -157,7 +157,7 @@ class _KilledStudy:
     place: Path
     environ: Mapping[str, str]
     rng: random.Random
-    tally: _Tally
+    tally: _KillCounts
 
     @property
     def source(self) -> Path:
