@@ -57,7 +57,7 @@ _BACK_SECONDS = 5.0
 _SCRIPTED = "scripted"
 _OF_THE_LAST_STEP = "train_reward"
 _RESULTS = ("report.md", "report.html", "report.json", "intervals.csv", "intervals.svg")
-_SHARES = {"swarm": 0.08, "driven": 0.16}
+_SHARES = {"swarm": 0.12, "driven": 0.16}
 """Of all kills, by kind of study; the rest are in plain ones."""
 _MOST_IN_A_SWARM_STUDY = 8
 """Kills. A trial has ten attempts."""
@@ -67,8 +67,8 @@ _UNTIL_A_KILL = {"plain": (0.2, 4.0), "driven": (0.2, 6.0), "swarm": (1.0, 12.0)
 """Seconds between two moments, at least and at most, by kind of study."""
 _AIMS = {
     "plain": ("worker", "leader", "all"),
-    "driven": ("driver", "driver", "mcp", "mcp", "leader", "worker", "all"),
-    "swarm": ("server", "server_worker", "client", "server", "server_worker", "client", "all"),
+    "driven": ("driver", "mcp", "leader", "worker", "all"),
+    "swarm": ("server", "server_worker", "client", "all"),
 }
 """What is killed at a moment, by kind of study."""
 
@@ -77,7 +77,7 @@ def run_faults(*, seed: int, size: int = 20) -> dict[str, Any]:
     """Kill processes of studies `size` times in all, in as many studies as that takes."""
     began = time.monotonic()
     rng = random.Random(seed)  # noqa: S311 - not for secrets
-    tally = _KillCounts(Counter(), Counter(), defaultdict(list), [])
+    tally = _KillCounts(Counter(), Counter(), Counter(), defaultdict(list), [])
     skipped = {kind: why for kind, absent in _ABSENT.items() if (why := absent())}
     # At least one of each, if there are enough.
     shares = {
@@ -133,6 +133,7 @@ class _KillCounts:
 
     :param by_process: kills, by what the process does.
     :param by_kind: kills, by what was aimed at.
+    :param by_aim: the same, for each kind of study.
     :param back: seconds from the start of a leader, or of a driver without one, to the next row,
         by kind of study. Only those that may live until then are measured: those that are killed
         sooner would leave out the slow ones.
@@ -140,6 +141,7 @@ class _KillCounts:
 
     by_process: Counter[str]
     by_kind: Counter[str]
+    by_aim: Counter[tuple[str, str]]
     back: defaultdict[str, list[float]]
     problems: list[str]
 
@@ -270,7 +272,7 @@ class _KilledStudy:
 
     def _kill(self, process: subprocess.Popen[bytes], moment: str) -> bool:
         """Kill what is aimed at; return whether `process` has ended by that."""
-        aim = "report" if moment == "report" else self.rng.choice(_AIMS[self.kind])
+        aim = "report" if moment == "report" else self._aim()
         pids = self._processes(process)
         if aim == "all":
             # Those first that would start others again.
@@ -282,6 +284,7 @@ class _KilledStudy:
             if kill(pid):
                 self.tally.by_process[role] += 1
                 self.tally.by_kind[aim] += 1
+                self.tally.by_aim[self.kind, aim] += 1
         mine = {pid for _, pid in targets}
         if process.pid not in mine and not (aim == "mcp" and mine):
             return False
@@ -292,6 +295,11 @@ class _KilledStudy:
         self.tally.problems.append(f"a {self.kind} study hangs without its {aim}")
         process.kill()
         return True
+
+    def _aim(self) -> str:
+        """Return what was killed least in studies of this kind."""
+        aims = _AIMS[self.kind]
+        return min(aims, key=lambda aim: (self.tally.by_aim[self.kind, aim], self.rng.random()))
 
     def _processes(self, process: subprocess.Popen[bytes]) -> dict[str, list[int]]:
         """Return the processes of the study, by what they do, those first that start others."""
