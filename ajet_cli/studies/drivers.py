@@ -177,7 +177,8 @@ async def _in_memory(project: Path) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def _over_stdio(project: Path) -> AsyncIterator[Client]:
+async def over_stdio(project: Path) -> AsyncIterator[Client]:
+    """Start ``ajet mcp`` in a project, and connect to it."""
     from mcp import Client
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
@@ -246,7 +247,7 @@ def _connected(
 DRIVERS: dict[str, Drive] = {
     "in-process": _in_process,
     "memory": _connected(_in_memory),
-    "stdio": _connected(_over_stdio),
+    "stdio": _connected(over_stdio),
     "http": _connected(_over_http),
     "opencode": lambda project: drive_opencode(project, _SECONDS),
 }

@@ -120,6 +120,10 @@ def _evidence(its: SwarmSettings, seed: int, records: RunRecords, failed: str) -
             return TrialEvidence(
                 failed=f"the run paused: {records.paused}", fingerprint=fingerprint
             )
+        if records.refused:
+            return TrialEvidence(
+                failed=f"the run refused its batches: {records.refused}", fingerprint=fingerprint
+            )
         raise ConfigError(
             f"The trial is incomplete: it ended {records.step} of {its.train_steps} steps, and "
             f"{missing} of {its.eval_tasks} held-out tasks have no score."

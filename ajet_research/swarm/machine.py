@@ -17,13 +17,18 @@ from ajet_research.swarm.settings import SwarmSettings
 _NEEDED = ("torch", "transformers", "renderers", "openai", "aiohttp", "starlette")
 
 
+def missing_packages() -> list[str]:
+    """Return the packages that trials need and that are not installed."""
+    return [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+
+
 def check_machine(its: SwarmSettings) -> None:
     """Check that a trial can create its model, play its world, and train.
 
     :raises ConfigError: something is not installed, or a component cannot have its settings.
     :raises SandboxError: there is no sandbox for the code of an arm, or no room for its files.
     """
-    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+    if missing := missing_packages():
         raise ConfigError(
             f"trials on swarm servers need packages that are not installed ({', '.join(missing)}): "
             "pip install 'agentjet[demo]>=0.1'"

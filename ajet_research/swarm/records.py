@@ -24,6 +24,7 @@ _EPISODES = (
     "FROM episodes LEFT JOIN batches ON batches.batch_id = episodes.batch_id "
     "AND batches.refused = '' WHERE state = 'ended' ORDER BY episodes.id"
 )
+_REFUSED = "SELECT refused FROM batches WHERE step = ? AND refused != '' ORDER BY id DESC LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,14 @@ class RunRecords:
     :param config: of the run.
     :param paused: why the run paused; "" if it did not.
     :param step: the last step that ended.
+    :param refused: why the last batch for the next step was not trained; "" if none was refused.
     :param episodes: in the order of their claims.
     """
 
     config: dict[str, Any]
     paused: str
     step: int
+    refused: str
     episodes: list[EndedEpisode]
 
     def held_out(self, step: int) -> dict[str, float]:
@@ -84,13 +87,20 @@ def read_run(directory: Path) -> RunRecords:
         ) as store:
             runs = store.execute("SELECT config_json, paused FROM run").fetchall()
             (step,) = store.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()
+            refused = store.execute(_REFUSED, (int(step) + 1,)).fetchone()
             rows = store.execute(_EPISODES).fetchall()
     except sqlite3.Error as error:
         raise ConfigError(f"The store {path} cannot be read: {error}") from error
     if len(runs) != 1:
         raise ConfigError(f"The store {path} has {len(runs)} runs.")
     ((config, paused),) = runs
-    return RunRecords(json.loads(config), str(paused), int(step), [_episode(row) for row in rows])
+    return RunRecords(
+        config=json.loads(config),
+        paused=str(paused),
+        step=int(step),
+        refused=str(refused[0]) if refused else "",
+        episodes=[_episode(row) for row in rows],
+    )
 
 
 def code_failure(directory: Path) -> str:

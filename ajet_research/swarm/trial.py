@@ -38,6 +38,8 @@ from ajet_worlds.tiny_model import create_tiny_model
 
 MODEL = "model"
 _TURN = 0.5
+_MOST_REFUSED = 10
+"""Batches without a step, after all tasks of the trial were rolled out."""
 
 
 def run_trial(its: SwarmSettings, seed: int, directory: Path) -> None:
@@ -125,7 +127,8 @@ async def _played(
     """Train, and then play the held-out tasks."""
     tasks = world.task_ids("eval", seed, its.eval_tasks)
     held_out = [Task(task, tag=HELD_OUT) for task in tasks]
-    await _train(its, seed, world, client, trained)
+    if not await _train(its, seed, world, client, trained):
+        return
     _check(
         await client.run_episodes_until_all_complete(
             held_out, trained.agent.success, kind="eval", resume=True
@@ -135,28 +138,41 @@ async def _played(
 
 async def _train(
     its: SwarmSettings, seed: int, world: World, client: AsyncSwarmClient, agent: TrainedAgent
-) -> None:
-    """Train all steps, or those that are left."""
+) -> bool:
+    """Train all steps, or those that are left; return whether the run has trained them.
+
+    It gives up once no step has ended with the tasks of many batches more: the run refuses them.
+    """
+    tasks_of_batch = int(its.config["batch"]["tasks"])
     per_task = int(its.config["batch"]["episodes_per_task"])
-    together = per_task * int(its.config["batch"]["tasks"])
 
     async def roll_out(start: int, count: int) -> None:
         tasks = world.task_ids("train", seed, count, start=start)
         _check(
             await client.run_episodes_until_all_complete(
-                tasks, agent, episodes_per_task=per_task, concurrency=together, resume=True
+                tasks,
+                agent,
+                episodes_per_task=per_task,
+                concurrency=per_task * tasks_of_batch,
+                resume=True,
             )
         )
 
     await roll_out(0, its.train_tasks)
+    step, since = -1, its.train_tasks
     for extra in itertools.count(its.train_tasks):
         try:
             await client.wait_for_step(its.train_steps)
         except BatchStarvedError:
+            if (now := (await client.status()).step) > step:
+                step, since = now, extra
+            if extra - since >= _MOST_REFUSED * tasks_of_batch:
+                return False
             # Tasks can lose their slots in a batch, such as those of an attempt that was killed.
             await roll_out(extra, 1)
         else:
-            return
+            return True
+    raise AssertionError
 
 
 @dataclass(frozen=True, slots=True)

@@ -438,7 +438,7 @@ def test_what_a_program_says_is_no_metric(reward: str, shown: float) -> None:
         EndedEpisode("train", "", "train-1-0", 0, 9.0, components, 1),
         EndedEpisode("eval", HELD_OUT, task, 1, 1.0, {}, None),
     ]
-    evidence = _evidence(its, 1, RunRecords({}, "", 1, episodes), "")
+    evidence = _evidence(its, 1, RunRecords({}, "", 1, "", episodes), "")
     assert evidence.metrics == {"success": 1.0, "train_success": 1.0, "train_reward": shown}
 
 

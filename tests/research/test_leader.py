@@ -183,6 +183,11 @@ def test_lost_trials_are_tried_again_and_then_missing() -> None:
     finding = leader.state.verdicts["b-vs-a"]
     # One of eight pairs is more than a tenth.
     assert (finding.verdict, finding.missing) == ("invalid", [3])
+    files = compile_report(leader.ledger.rows).files
+    assert files["record.md"].count(": the worker was lost](#row-") == 6
+    (line,) = [one for one in files["report.md"].splitlines() if "lost with the machine" in one]
+    gone = [row.event.trial for row in leader.ledger.rows if isinstance(row.event, Lost)]
+    assert [f"[{id_}](#trial-{id_})" in line for id_ in gone] == [True, True]
 
 
 @dataclass
@@ -323,19 +328,25 @@ def test_wall_time_that_is_used_up_ends_in_a_decision() -> None:
     assert not_called_for(leader.ledger) == []
 
 
-def test_a_clock_that_jumps_is_a_row_and_changes_no_result() -> None:
+@pytest.mark.parametrize("days", [-1, 1, 400])
+def test_a_clock_that_jumps_is_a_row_and_a_line_and_changes_no_result(days: int) -> None:
     clock = Clock()
     leader = StudyLeader(new_ledger(study()), Runner(), None, clock)
 
     def jump(event: object) -> None:
         if len(leader.ledger.rows) == 10:
-            clock.wall -= timedelta(days=1)
+            clock.wall += timedelta(days=days)
 
     leader.on_event = jump
     leader.lead()
-    (jumped,) = [row.event for row in leader.ledger.rows if isinstance(row.event, ClockJumped)]
-    assert jumped.seconds == pytest.approx(-86400, abs=1)
+    (jumped,) = [row for row in leader.ledger.rows if isinstance(row.event, ClockJumped)]
+    assert isinstance(jumped.event, ClockJumped)
+    assert jumped.event.seconds == pytest.approx(days * 86400, abs=1)
+    record = compile_report(leader.ledger.rows).files["record.md"]
+    line = f"[the clock moved by {jumped.event.seconds} s before this row](#row-{jumped.seq})"
+    assert record.count(line) == 1
     assert leader.state.verdicts == led(study()).state.verdicts
+    assert not_called_for(leader.ledger) == []
 
 
 @given(st.sets(st.integers(0, 80), max_size=12), st.integers(1, 5))

@@ -24,7 +24,7 @@ from ajet_core.errors import ConfigError, UnreadableFileError
 from ajet_core.files import lock_file
 from ajet_research.arenas import TrialBlueprint
 from ajet_research.arenas.synthetic import SyntheticArena
-from ajet_research.events import AnyRequest, AttemptFailed, Finished
+from ajet_research.events import AnyRequest, AttemptFailed, Finished, Lost
 from ajet_research.leader import REPORT, TRIALS, MachineClock, run_study
 from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.places import LOCAL, PlacedRunner, read_places, runner_in
@@ -202,6 +202,40 @@ def test_lost_jobs_and_killed_leaders_change_no_byte_of_the_report(
     assert len(trials) == len(set(trials))
     # A job is submitted twice if its leader was killed before it had the id.
     assert 0 <= len(slurm.jobs()) - len(trials) - len(causes) <= 2
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hosts_that_are_lost_are_rows_and_lines_and_a_trial_without_attempts_is_lost(
+    tmp_path: Path, slurm: Fake
+) -> None:
+    text = TEXT.replace(
+        "looks = [{ seeds = 6, alpha = 0.04 }, { seeds = 8, alpha = 0.01 }]",
+        "looks = [{ seeds = 2, alpha = 0.5 }]\nalpha = 0.5\nrepeats = 0",
+    )
+    text = text.replace("trials = 20\n", "trials = 20\nattempts = 2\n")
+    # The first trial loses both of its attempts, one trial at a time.
+    slurm.lose({1: "node_fail", 2: "node_fail", 3: "preempted"})
+    (slurm.root / PLACES).write_text(SLURM)
+    runner = runner_in(str(slurm.root / PLACES))
+    state = run_study(written(tmp_path, text), slurm.directory, runner=runner)
+    rows = [row.event for row in read_ledger(slurm.directory / LEDGER)]
+    causes = [(one.trial, one.cause) for one in rows if isinstance(one, AttemptFailed)]
+    assert [cause for _, cause in causes] == [
+        *(f"the job {number} ended: NODE_FAIL" for number in (1001, 1002)),
+        "the job 1003 ended: PREEMPTED",
+    ]
+    (lost,) = [one.trial for one in rows if isinstance(one, Lost)]
+    assert [trial for trial, _ in causes[:2]] == [lost, lost]
+    record = (slurm.directory / REPORT / "record.md").read_text()
+    for trial, cause in causes:
+        assert any(trial in line and line.count(cause) == 1 for line in record.splitlines())
+    report = (slurm.directory / REPORT / "report.md").read_text()
+    (line,) = [one for one in report.splitlines() if "lost with the machine" in one]
+    assert f"(#trial-{lost})" in line
+    assert state.verdicts["b-vs-a"].verdict == "invalid"
+    assert verify_study(slurm.directory).problems == []
 
 
 def test_another_leader_takes_the_job_of_a_killed_one(slurm: Fake) -> None:

@@ -10,7 +10,7 @@ import signal
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from agentjet.client import Task
-from ajet_core.errors import ConfigError
+from ajet_core.errors import BatchStarvedError, ConfigError
 from ajet_core.interfaces import (
     Chat,
     ComponentSettings,
@@ -37,7 +37,7 @@ from ajet_research.suites.swarm import TOPICS, run_topic, topic_study
 from ajet_research.swarm import SwarmArena, arena, settings
 from ajet_research.swarm.records import SERVER, STORE_FILE, read_run
 from ajet_research.swarm.settings import parsed, resolved
-from ajet_research.swarm.trial import TrainedAgent
+from ajet_research.swarm.trial import TrainedAgent, _train
 from ajet_research.verifying import verify_study
 from ajet_research.worker import LOCK, STORE
 from ajet_server.store.schema import _SCHEMA
@@ -329,6 +329,53 @@ def test_a_run_that_paused_is_a_failure_with_its_cause(store: Store) -> None:
     assert store.evidence().failed == "the run paused: zero_signal: no advantage in 5 batches"
 
 
+def test_a_run_that_refused_its_batches_is_a_failure_with_its_cause(store: Store) -> None:
+    store.execute("INSERT INTO batches VALUES (8, 'b8', 3, 0.0, '{}', 'the loss is nan')")
+    store.execute("INSERT INTO batches VALUES (9, 'b9', 3, 0.0, '{}', 'the loss is still nan')")
+    # All was measured with the step before.
+    assert not store.evidence().failed
+    store.execute("DELETE FROM episodes WHERE kind = 'eval'")
+    assert store.evidence().failed == "the run refused its batches: the loss is still nan"
+
+
+@dataclass
+class StarvedClient:
+    """A client of a run that trains a batch now and then.
+
+    :param steps: after so many further tasks, a step ends.
+    :ivar tasks: that were rolled out.
+    """
+
+    steps: tuple[int, ...] = ()
+    tasks: list[str] = field(default_factory=list)
+
+    async def run_episodes_until_all_complete(self, tasks: list[str], *_: Any, **__: Any) -> Any:
+        self.tasks += tasks
+        return SimpleNamespace(failures=())
+
+    async def status(self) -> Any:
+        return SimpleNamespace(step=sum(len(self.tasks) - 8 >= at for at in self.steps))
+
+    async def wait_for_step(self, step: int) -> None:
+        if (await self.status()).step < step:
+            raise BatchStarvedError("no client")
+
+
+@pytest.mark.parametrize(
+    ("steps", "trained", "tasks"),
+    [((), False, 8 + 40), ((39,), False, 8 + 39 + 40), ((0, 39), True, 8 + 39)],
+)
+async def test_a_trial_whose_run_trains_nothing_more_gives_up(
+    steps: tuple[int, ...], trained: bool, tasks: int
+) -> None:
+    its = parsed(resolved({"train_steps": 2, "batch.tasks": 4}))
+    client: Any = StarvedClient(steps)
+    agent: Any = None
+    world = BanditWorld(ComponentSettings())
+    assert await _train(its, 1, world, client, agent) is trained
+    assert len(set(client.tasks)) == len(client.tasks) == tasks
+
+
 def test_reading_changes_no_byte(store: Store) -> None:
     before = {path: path.read_bytes() for path in store.directory.rglob("*") if path.is_file()}
     store.evidence()
@@ -465,6 +512,48 @@ def test_a_trial_continues_inside_its_run_when_its_server_or_its_worker_is_kille
     # No task was rolled out twice; a few may have lost their place in a batch to another one.
     assert len(trained) == 40 * 4 * 2
     assert max(trained.count(task) for task in set(trained)) == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+@pytest.mark.timeout(1200)
+def test_a_run_that_refuses_its_batches_and_does_not_pause_is_a_row_and_a_line(
+    tmp_path: Path, scripted: None
+) -> None:
+    # The second arm's batches are refused from its second step on.
+    levels = [f"json:{json.dumps({'refuses_at': step, 'once': False})}" for step in (1000, 2)]
+    base = {
+        **SCRIPTED,
+        "engine.settings": replies(right=True),
+        "batch.tasks": 1,
+        "failures.max_refused": 1000,
+    }
+    its = study(
+        base={"arena": "swarm", "set": base},
+        factors={"trainer": {"path": "trainer.settings", "levels": levels}},
+        outcome={"metric": "success", "smallest": 0.2},
+        inference={"looks": [{"seeds": 2, "alpha": 0.5}], "alpha": 0.5, "repeats": 0},
+        compare=[
+            {"id": "b-vs-a", "arm": {"trainer": levels[1]}, "against": {"trainer": levels[0]}}
+        ],
+        budget={"trials": 4, "trial_seconds": 1200, "compute_hours": 2},
+    )
+    source = tmp_path / "study.json"
+    source.write_text(its.model_dump_json(by_alias=True))
+    state = run_study(source, tmp_path / "study", parallel=2)
+    failed = {
+        id_: one.outcome.failed
+        for id_, one in state.trials.items()
+        if one.outcome and one.outcome.failed
+    }
+    assert len(failed) == 2
+    report = (tmp_path / "study/report/report.md").read_text()
+    for id_, cause in failed.items():
+        assert cause.startswith("the run refused its batches: scripted refusal")
+        assert state.trials[id_].attempts == 1
+        assert f"(#trial-{id_}) (" in report
+    assert report.count("the run refused its batches: ") == 2
+    assert verify_study(tmp_path / "study").problems == []
 
 
 @pytest.mark.nightly

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +16,17 @@ import pytest
 from ajet_core.files import lock_file
 from ajet_research.arenas import TrialBlueprint
 from ajet_research.arenas.synthetic import RAW, SyntheticArena
+from ajet_research.events import Finished
 from ajet_research.leader import MachineClock, run_study
-from ajet_research.runners import LocalRunner, Settled
-from ajet_research.suites.faults import run_faults
+from ajet_research.ledger import LEDGER, read_ledger
+from ajet_research.runners import (
+    FileRunner,
+    LocalRunner,
+    Settled,
+    settled_attempt,
+    write_blueprint,
+)
+from ajet_research.suites import faults, killing
 from ajet_research.verifying import verify_study
 from ajet_research.worker import (
     HELD,
@@ -70,6 +80,40 @@ def test_a_trial_whose_time_is_over_is_killed_and_is_an_outcome(tmp_path: Path) 
     assert result.limit
     assert result.evidence is not None
     assert result.evidence.failed == "time limit"
+
+
+class Endless(FileRunner):
+    """Trials of method b never end: their workers kill them when their time is over."""
+
+    def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled:
+        """Leave what such a worker leaves, or run a trial to its end."""
+        if blueprint.settings["method"] != "b":
+            return super().poll(blueprint, attempt)
+        trial = self._directory / blueprint.id
+        (trial / STORE).mkdir(parents=True, exist_ok=True)
+        write_blueprint(trial, blueprint)
+        begun_path(trial, attempt).touch()
+        result = AttemptResult(attempt=attempt, status="limit", cause="", seconds=30.0)
+        result_path(trial, attempt).write_text(result.model_dump_json())
+        return settled_attempt(self._arena, blueprint, trial, attempt)
+
+
+def test_trials_that_never_end_are_rows_and_lines_with_their_cause(tmp_path: Path) -> None:
+    state = run_study(written(tmp_path), tmp_path / "study", runner=Endless)
+    assert state.verdicts["b-vs-a"].verdict == "worse"
+    outcomes = [
+        row.event
+        for row in read_ledger(tmp_path / "study" / LEDGER)
+        if isinstance(row.event, Finished)
+    ]
+    over = {one.trial for one in outcomes if one.limit}
+    assert {one.failed for one in outcomes} == {"", "time limit"}
+    assert over == {id_ for id_, one in state.trials.items() if "b" in one.arm and one.outcome}
+    report = (tmp_path / "study/report/report.md").read_text()
+    (line,) = [one for one in report.splitlines() if "count with the registered outcome" in one]
+    assert {id_ for id_ in over if f"(#trial-{id_}) (" in line} == over
+    assert line.count("time limit") == len(over)
+    assert verify_study(tmp_path / "study").problems == []
 
 
 def test_a_trial_that_raises_is_a_fault_of_the_machine_with_its_last_line(tmp_path: Path) -> None:
@@ -155,6 +199,32 @@ def test_a_study_runs_in_processes_and_verifies(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_kills_at_random_moments_change_no_byte_of_the_report() -> None:
-    result = run_faults(seed=1, size=6)
+    pytest.importorskip("mcp")
+    pytest.importorskip("torch")
+    result = faults.run_faults(seed=1, size=6)
     assert result["passed"], result
+    assert result["studies_by_kind"].keys() == {"plain", "driven", "swarm"}
+    assert sum(result["kills_by_kind"].values()) == result["kills"] >= 6
+
+
+def test_a_kind_of_study_that_cannot_run_is_named_and_the_suite_has_not_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults, "_ABSENT", {"driven": lambda: "no mcp", "swarm": str})
+    result = faults.run_faults(seed=1, size=0)
+    assert (result["skipped"], result["kills"]) == ({"driven": "no mcp"}, 0)
+    assert not result["passed"]
+
+
+def test_processes_are_found_by_what_has_started_them_and_where(tmp_path: Path) -> None:
+    waiting = [sys.executable, "-I", "-S", "-c", "input()", "mcp"]
+    with subprocess.Popen(waiting, cwd=tmp_path, stdin=subprocess.PIPE) as process:
+        assert process.pid in killing.children(os.getpid())
+        assert process.pid in killing.mcp_servers(os.getpid())
+        assert killing.left_in(tmp_path) == [process.pid]
+        assert killing.kill(process.pid)
+        process.wait()
+        assert killing.left_in(tmp_path) == []
+        assert not killing.kill(process.pid)
