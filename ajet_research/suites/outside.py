@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import Any
 from ajet_core.files import write_whole
 from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.state import StudyState, fold
-from ajet_research.study import parse_study
 from ajet_research.suites.spending import SpendingArena
+from ajet_research.worker import DISK_LIMIT
 
 RESOLUTION = 0.1
 """Seconds by which a time that is read from outside may be wrong."""
@@ -70,9 +71,9 @@ trials = {trials}
 """
 _SECONDS = 1.5
 _COMPUTE = 6 * _SECONDS
-_WALL = 5.0
+_WALL = 10.0
 _OWN_MIB = 4.0
-_DISK_MIB = 26.0
+_DISK_MIB = 25.25
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class Taken:
     @property
     def longest(self) -> float:
         """Wall time of the longest attempt."""
-        return max(one.last - one.start for one in self.groups.values())
+        return max((one.last - one.start for one in self.groups.values()), default=0.0)
 
     @property
     def cpu(self) -> float:
@@ -123,7 +124,7 @@ class Taken:
     @property
     def wall(self) -> float:
         """Time from the beginning of the study to the end of its last trial."""
-        return max(one.last for one in self.groups.values()) - self.began
+        return max((one.last - self.began for one in self.groups.values()), default=0.0)
 
 
 def run_real(*, studies: int | None = None) -> dict[str, Any]:
@@ -164,10 +165,14 @@ def run_real(*, studies: int | None = None) -> dict[str, Any]:
         problems += [f"{name}: {one}" for one in taken.problems]
         if taken.state.reported is None:
             problems.append(f"{name}: there is no report")
+        if name != "disk" and results[name]["exhausted"] != f"{name}_hours":
+            problems.append(f"{name}: the study did not use up its budget")
+        if name == "disk" and set(results[name]["reached"]) != {DISK_LIMIT}:
+            problems.append(f"{name}: no trial reached its limit")
     return {"studies": results, "overruns": overruns, "problems": problems}
 
 
-_CASES = (
+_CASES: tuple[tuple[str, dict[str, float], tuple[str, str]], ...] = (
     (
         "disk",
         {
@@ -185,25 +190,21 @@ _CASES = (
     ),
     (
         "wall",
-        {"trial_seconds": _SECONDS, "compute_hours": 1.0, "wall_hours": _WALL / 3600},
+        {
+            "trial_seconds": _SECONDS,
+            "compute_hours": 1.0,
+            "wall_hours": _WALL / 3600,
+            "attempts": 10,
+        },
         ("busy", "crashing"),
     ),
 )
 
 
-def _taken(folder: Path, limits: dict[str, float], levels: tuple[str, str]) -> Taken:
+def _taken(folder: Path, limits: Mapping[str, float], levels: tuple[str, str]) -> Taken:
     """Run a study, and measure it until its leader ends."""
-    first, second = (json.dumps(one) for one in levels)
-    text = _STUDY.format(
-        levels=f"{first}, {second}",
-        first=first,
-        second=second,
-        trials=6,
-        budget="\n".join(f"{name} = {limit!r}" for name, limit in limits.items()),
-    )
-    parse_study(text, "study.toml")
     source, directory = folder / "study.toml", folder / "study"
-    write_whole(source, text.encode())
+    write_whole(source, study_file(limits, levels).encode())
     environment = _with_arena(folder / "arena")
     taken = Taken(StudyState(), [])
     until = _now() + _LONGEST
@@ -230,6 +231,21 @@ def _taken(folder: Path, limits: dict[str, float], levels: tuple[str, str]) -> T
     )
     taken.problems += json.loads(said.stdout)
     return taken
+
+
+def study_file(limits: Mapping[str, float], levels: tuple[str, str]) -> str:
+    """Return a study file of two arms with three seeds.
+
+    :param limits: parts of its budget.
+    """
+    first, second = (json.dumps(one) for one in levels)
+    return _STUDY.format(
+        levels=f"{first}, {second}",
+        first=first,
+        second=second,
+        trials=6,
+        budget="\n".join(f"{name} = {limit!r}" for name, limit in limits.items()),
+    )
 
 
 def _with_arena(folder: Path) -> dict[str, str]:
