@@ -133,6 +133,9 @@ def main(trial: Path, attempt: int, patience: float = 0.0, until: float = math.i
     os.close(reading)
     size = _Size(trial, blueprint.disk_mib)
     code = _watched(child, began + blueprint.seconds, begun_path(trial, attempt), result, size)
+    if code is None or code == _GIVEN_UP:
+        # It may not have its group yet.
+        os.kill(child, signal.SIGKILL)
     _kill_group(child)
     if code is None or code == _GIVEN_UP:
         os.waitpid(child, 0)

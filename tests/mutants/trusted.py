@@ -22,6 +22,7 @@ SUITES = {
     "verifying": (
         "test_verifying_rows.py",
         "test_verifying.py",
+        "test_disk_rows.py",
         "test_steering.py",
         "test_interpretation.py",
     ),
