@@ -23,7 +23,7 @@ from ajet_research.worker import DISK_LIMIT
 RESOLUTION = 0.1
 """Seconds by which a time that is read from outside may be wrong."""
 _TURN = 0.005
-_LONGEST = 240.0
+_LONGEST = 1800.0
 _TRIALS = "trials"
 _LEAD = (
     "import sys; from pathlib import Path; from ajet_research.leader import run_study; "
@@ -176,8 +176,8 @@ _CASES: tuple[tuple[str, dict[str, float], tuple[str, str]], ...] = (
     (
         "disk",
         {
-            "trial_seconds": 60.0,
-            "compute_hours": 0.2,
+            "trial_seconds": 600.0,
+            "compute_hours": 1.0,
             "trial_disk_mib": _OWN_MIB,
             "disk_mib": _DISK_MIB,
         },

@@ -21,6 +21,7 @@ from ajet_research.study import Scalar
 METHODS = ("modest", "one-file", "many-files", "busy", "crashing")
 _SCORE = "score.json"
 _CHUNK = bytes(2**16)
+_BLOCK = 2**12
 _MODEST = 16
 """Chunks that a modest trial writes: 1 MiB."""
 _CRASHES_AFTER = 0.7
@@ -58,9 +59,9 @@ class SpendingArena(Arena):
             raise RuntimeError("the machine is said to be broken")
         chunks = range(_MODEST) if method == "modest" else itertools.count()
         for chunk in chunks:
-            name = f"{chunk}.bin" if method == "many-files" else "all.bin"
-            with (directory / name).open("ab") as file:
-                file.write(_CHUNK)
+            many = method == "many-files"
+            with (directory / (f"{chunk}.bin" if many else "all.bin")).open("ab") as file:
+                file.write(_CHUNK[:_BLOCK] if many else _CHUNK)
         score = {"score": 1.0 + blueprint.seed / 100}
         (directory / _SCORE).write_text(json.dumps(score), encoding="utf-8")
 
