@@ -30,6 +30,7 @@ class StudyCheck:
 
     :param trials: the most that it can need.
     :param compute_hours: of these, in the worst case.
+    :param disk_mib: of the study, in the worst case; None if its trials have no limit.
     :param warnings: what its author should know, such as a low power.
     """
 
@@ -39,6 +40,7 @@ class StudyCheck:
     comparisons: list[str]
     trials: int
     compute_hours: float
+    disk_mib: float | None
     looks: list[PlannedLook]
     warnings: list[str]
 
@@ -51,7 +53,7 @@ def check_study(source: Path) -> StudyCheck:
     study = parse_study(study_text(source), str(source))
     registration = register(study, source.resolve().parent)
     check_machine(registration)
-    trials = study.trials
+    trials, disk = study.trials, study.most_disk_mib
     return StudyCheck(
         question=study.topic.question,
         digest=study.digest(),
@@ -59,6 +61,7 @@ def check_study(source: Path) -> StudyCheck:
         comparisons=[one.id for one in study.compare],
         trials=trials,
         compute_hours=round(trials * study.budget.trial_seconds / 3600, 4),
+        disk_mib=None if disk is None else round(disk, 2),
         looks=[
             PlannedLook(look.seeds, study.alpha_of(index), least_p(look.seeds))
             for index, look in enumerate(study.inference.looks)

@@ -108,22 +108,35 @@ class LeaderStarted(LedgerEvent):
 
 
 class Reserved(LedgerEvent):
-    """The worst case of an attempt is set aside, before the attempt starts."""
+    """The worst case of an attempt is set aside, before the attempt starts.
+
+    :param mebibytes: size of the trial's directory; None if it has no limit.
+    """
 
     kind: Literal["reserved"] = "reserved"
     trial: str
     attempt: int
     seconds: float
+    mebibytes: float | None = Field(None, exclude_if=lambda its: its is None)
+
+    @property
+    def limits(self) -> tuple[float, float | None]:
+        """What is set aside, as `TrialBlueprint.limits`."""
+        return self.seconds, self.mebibytes
 
 
 class AttemptFailed(LedgerEvent):
-    """An attempt ended without a result, by no fault of its arm."""
+    """An attempt ended without a result, by no fault of its arm.
+
+    :param mebibytes: the largest size of the trial's directory; None if it was not measured.
+    """
 
     kind: Literal["attempt_failed"] = "attempt_failed"
     trial: str
     attempt: int
     cause: str
     seconds: float
+    mebibytes: float | None = Field(None, exclude_if=lambda its: its is None)
 
 
 class Finished(LedgerEvent):
@@ -131,8 +144,9 @@ class Finished(LedgerEvent):
 
     :param metrics: empty if it failed.
     :param failed: why its arm failed; "" if it did not.
-    :param limit: whether it failed because its time was over.
+    :param limit: whether it failed because it reached a limit, which `failed` names.
     :param store: by path in the trial's directory, the SHA-256 of each file of the raw store.
+    :param mebibytes: the largest size of that directory; None if it has no limit.
     """
 
     kind: Literal["finished"] = "finished"
@@ -144,6 +158,7 @@ class Finished(LedgerEvent):
     fingerprint: str
     store: dict[str, str]
     seconds: float
+    mebibytes: float | None = Field(None, exclude_if=lambda its: its is None)
 
 
 class Lost(LedgerEvent):

@@ -58,12 +58,12 @@ from ajet_research.events import (
 from ajet_research.ledger import LEDGER, LedgerRow, StudyLedger, read_ledger
 from ajet_research.registration import Registration, code_of, register
 from ajet_research.report import compile_report
-from ajet_research.room import KeptRoom
+from ajet_research.room import KeptRoom, used_mebibytes
 from ajet_research.runners import FULL_DISK, LocalRunner, TrialRunner
 from ajet_research.search.sampling import check_sampler
 from ajet_research.search.steps import next_candidate, next_rung
 from ajet_research.state import StudyState, fold
-from ajet_research.status import earlier_studies, used_mebibytes
+from ajet_research.status import earlier_studies
 from ajet_research.steering import held, requests_of, to_append
 from ajet_research.study import Study, parse_study, study_text
 
@@ -244,7 +244,9 @@ class StudyLeader:
 
     def _reserve(self, trial: str) -> bool:
         its = self.state.trials[trial]
-        self._append(Reserved(trial=trial, attempt=its.attempts + 1, seconds=its.blueprint.seconds))
+        seconds, mebibytes = its.blueprint.limits
+        attempt = its.attempts + 1
+        self._append(Reserved(trial=trial, attempt=attempt, seconds=seconds, mebibytes=mebibytes))
         return self._await(trial)
 
     def _await(self, trial: str) -> bool:
@@ -255,6 +257,7 @@ class StudyLeader:
                 its.blueprint, its.attempts, final=self.state.over
             ):
                 return False
+            self.runner.left = self.state.budget.wall_hours * 3600 - self._wall()
             settled = self.runner.poll(its.blueprint, its.attempts)
         except OSError as error:
             kind = StoreFullError if error.errno in FULL_DISK else StoreError
@@ -267,7 +270,11 @@ class StudyLeader:
             return False
         if settled.evidence is None:
             event: AnyEvent = AttemptFailed(
-                trial=trial, attempt=its.attempts, cause=settled.cause, seconds=settled.seconds
+                trial=trial,
+                attempt=its.attempts,
+                cause=settled.cause,
+                seconds=settled.seconds,
+                mebibytes=settled.mebibytes,
             )
         else:
             event = Finished(
@@ -279,6 +286,7 @@ class StudyLeader:
                 fingerprint=settled.evidence.fingerprint,
                 store=dict(settled.store),
                 seconds=settled.seconds,
+                mebibytes=settled.mebibytes,
             )
         self._append(event)
         return True
@@ -321,11 +329,17 @@ class StudyLeader:
         budget = self.state.budget
         if self.state.over or self.state.held or self.state.decided is not None:
             return
-        hours = (self.state.wall + self._elapsed() - self.ledger.rows[-1].elapsed) / 3600
+        hours = self._wall() / 3600
         if hours > budget.wall_hours:
             self._append(Exhausted(resource="wall_hours", used=hours, limit=budget.wall_hours))
         elif (used := self._mebibytes()) > budget.disk_mib:
             self._append(Exhausted(resource="disk_mib", used=used, limit=budget.disk_mib))
+
+    def _wall(self) -> float:
+        """Return the seconds in which leaders were at work, until now."""
+        if self.state.held:
+            return self.state.wall
+        return self.state.wall + self._elapsed() - self.ledger.rows[-1].elapsed
 
     def _mebibytes(self) -> float:
         return used_mebibytes(self.directory) if self.directory is not None else 0.0

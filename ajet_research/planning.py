@@ -42,6 +42,7 @@ def planned_trials(
                 seed=seed,
                 repeat=repeat,
                 seconds=study.budget.trial_seconds,
+                disk_mib=study.budget.trial_disk_mib,
                 code=code,
             )
             blueprints[blueprint.id] = blueprint
@@ -95,6 +96,7 @@ def rung_trials(
                 settings=settings,
                 seed=seed,
                 seconds=study.budget.trial_seconds,
+                disk_mib=study.budget.trial_disk_mib,
                 code=code,
             )
             blueprints[blueprint.id] = blueprint

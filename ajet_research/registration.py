@@ -265,6 +265,13 @@ def _over_budget(study: Study) -> Iterator[str]:
             f"{budget.wall_hours:g}, so none could start. Raise it, or lower "
             "budget.trial_seconds."
         )
+    if (disk := study.most_disk_mib) is not None and disk > budget.disk_mib * (1 + 1e-9):
+        yield (
+            f"In the worst case, {trials} trials of {budget.trial_disk_mib:g} MiB and "
+            f"{disk - trials * (budget.trial_disk_mib or 0):.3g} MiB for the ledger and the report "
+            f"take {disk:.4g} MiB of the disk, and budget.disk_mib is {budget.disk_mib:g}. Raise "
+            "it, or lower budget.trial_disk_mib."
+        )
 
 
 def code_of(study: Study, directory: Path) -> str:

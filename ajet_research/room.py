@@ -1,7 +1,8 @@
-"""Room that a study keeps on its disk, so that its ledger can say that the disk was full."""
+"""What a study takes on its disk, and room kept for the row which says that the disk was full."""
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,22 @@ from ajet_core.files import write_whole
 
 RESERVE = "reserve"
 _BYTES = 2**16
+
+
+def used_mebibytes(directory: Path) -> float:
+    """Return what the content of a directory takes on the disk."""
+    total = 0
+    folders = [directory]
+    while folders:
+        # What was there a moment ago may be gone by now.
+        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    total += max(status.st_size, 512 * getattr(status, "st_blocks", 0))
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry))
+    return total / 2**20
 
 
 class KeptRoom:

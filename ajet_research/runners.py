@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +23,11 @@ from ajet_research.arenas import Arena, TrialBlueprint, TrialEvidence, read_evid
 from ajet_research.study import canonical
 from ajet_research.worker import (
     BLUEPRINT,
+    DISK_LIMIT,
     HELD,
     LOCK,
     STORE,
+    TIME_LIMIT,
     AttemptResult,
     begun_path,
     result_path,
@@ -44,6 +48,7 @@ class Settled:
     :param evidence: None if it failed by no fault of its arm.
     :param cause: why it failed, then.
     :param store: by path, the SHA-256 of each file of the raw store.
+    :param mebibytes: the largest size of the trial's directory; None if it was not measured.
     """
 
     seconds: float
@@ -51,13 +56,19 @@ class Settled:
     limit: bool = False
     cause: str = ""
     store: Mapping[str, str] = field(default_factory=dict)
+    mebibytes: float | None = None
 
 
 class TrialRunner(Protocol):
     """Runs attempts. Each method may be called any number of times, also by another leader.
 
     Runners are subclasses, so that they need not have queues.
+
+    :cvar left: seconds of the study's time that are left. The leader sets it before it polls. On
+        this machine, a trial that takes more does not start, however long its worker took to.
     """
+
+    left: float = math.inf
 
     def poll(self, blueprint: TrialBlueprint, attempt: int) -> Settled | None:
         """See that an attempt runs; return what became of it once it has ended.
@@ -123,8 +134,12 @@ class LocalRunner(TrialRunner):
     def _start(self, blueprint: TrialBlueprint, trial: Path, attempt: int) -> None:
         trial.mkdir(parents=True, exist_ok=True)
         write_blueprint(trial, blueprint)
+        until = time.monotonic() + self.left
         self._workers[blueprint.id, attempt] = subprocess.Popen(  # noqa: S603 - this program
-            [sys.executable, "-m", "ajet_research.worker", str(trial), str(attempt)],
+            [
+                *(sys.executable, "-m", "ajet_research.worker"),
+                *(str(trial), str(attempt), "0", str(until)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -187,15 +202,21 @@ def settled_attempt(arena: Arena, blueprint: TrialBlueprint, trial: Path, attemp
         return Settled(blueprint.seconds, cause="the result of the worker cannot be read")
     if result.status == "failed":
         full = any(f"[Errno {code}]" in result.cause for code in FULL_DISK) or _is_full(trial)
-        return Settled(result.seconds, cause=NO_ROOM if full else result.cause)
+        cause = NO_ROOM if full else result.cause
+        return Settled(result.seconds, cause=cause, mebibytes=result.mebibytes)
+    reached = result.reached(blueprint)
+    if reached == DISK_LIMIT:
+        over = TrialEvidence(failed=reached)
+        return Settled(result.seconds, evidence=over, limit=True, mebibytes=result.mebibytes)
     try:
         evidence = read_evidence(arena, blueprint, trial / STORE)
     except AjetError as error:
         if result.status == "limit":
-            over = TrialEvidence(failed="time limit")
-            return Settled(result.seconds, evidence=over, limit=True)
-        return Settled(result.seconds, cause=error.message)
-    return Settled(result.seconds, evidence=evidence, store=store_hashes(trial / STORE))
+            over = TrialEvidence(failed=reached or TIME_LIMIT)
+            return Settled(result.seconds, evidence=over, limit=True, mebibytes=result.mebibytes)
+        return Settled(result.seconds, cause=error.message, mebibytes=result.mebibytes)
+    store = store_hashes(trial / STORE)
+    return Settled(result.seconds, evidence=evidence, store=store, mebibytes=result.mebibytes)
 
 
 def store_hashes(store: Path) -> dict[str, str]:

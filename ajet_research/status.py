@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +12,13 @@ from ajet_research.events import AnyEvent, EarlierStudy, Finished, Looked, Steer
 from ajet_research.inference import Verdict
 from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.report.steered import interventions
+from ajet_research.room import used_mebibytes
 from ajet_research.state import StudyState, TrialState, fold, shown_time
 from ajet_research.steering import leader_of
 from ajet_research.study import Answer
 
 _EVENTS = 12
+_TRIALS = "trials"
 _WORDS = {
     "registered": "the study was registered",
     "proposed": "candidate {0.candidate} was proposed",
@@ -159,16 +160,6 @@ def study_status(directory: Path) -> StudyStatus:
     )
 
 
-def used_mebibytes(directory: Path) -> float:
-    """Return the size of all files of a study."""
-    total = 0
-    for path in directory.rglob("*"):
-        # Temporary files may be gone by now.
-        with suppress(FileNotFoundError):
-            total += path.lstat().st_size
-    return total / 2**20
-
-
 def _phase(state: StudyState) -> str:
     if state.reported is not None:
         return "finished"
@@ -211,7 +202,7 @@ def _spent(state: StudyState, directory: Path) -> list[SpentBudget]:
         SpentBudget("trials", begun, budget.trials),
         SpentBudget("compute_hours", round(hours, 4), budget.compute_hours),
         SpentBudget("wall_hours", round(state.wall / 3600, 4), budget.wall_hours),
-        SpentBudget("disk_mib", round(used_mebibytes(directory), 2), budget.disk_mib),
+        SpentBudget("disk_mib", round(_disk(state, directory), 2), budget.disk_mib),
     ]
     if budget.researcher_tokens is not None:
         tokens = state.spending.tokens
@@ -220,6 +211,16 @@ def _spent(state: StudyState, directory: Path) -> list[SpentBudget]:
         money = round(state.spending.money, 4)
         spent.append(SpentBudget("researcher_money", money, budget.researcher_money))
     return spent
+
+
+def _disk(state: StudyState, directory: Path) -> float:
+    """Return what a study takes on the disk, and what is set aside for attempts that run."""
+    used = used_mebibytes(directory)
+    for id_, trial in state.trials.items():
+        if trial.status == "reserved" and trial.blueprint.disk_mib is not None:
+            own = used_mebibytes(directory / _TRIALS / id_)
+            used += max(0.0, trial.blueprint.disk_mib - own)
+    return used
 
 
 def _question(state: StudyState) -> OpenQuestion | None:

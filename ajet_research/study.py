@@ -161,6 +161,8 @@ class Budget(StudyPart):
     :param compute_hours: wall time of all attempts together.
     :param wall_hours: time in which a leader was at work.
     :param disk_mib: size of the study's directory.
+    :param trial_disk_mib: size of a trial's directory, above which the trial is killed. None means
+        that trials have no limit of their own.
     :param attempts: how often a trial is tried if the machine, not its arm, lets it fail.
     :param researcher_tokens: of prompts and answers of all researchers together.
     :param researcher_money: what these tokens cost at most, by `researcher_prices`.
@@ -173,6 +175,7 @@ class Budget(StudyPart):
     disk_mib: Positive = 1024.0
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
     # Left out of the digest where they are not used, so that studies without them keep theirs.
+    trial_disk_mib: Positive | None = Field(None, exclude_if=is_unset)
     researcher_tokens: Annotated[int, Field(ge=0)] | None = Field(None, exclude_if=is_unset)
     researcher_money: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         None, exclude_if=is_unset
@@ -180,7 +183,11 @@ class Budget(StudyPart):
     researcher_prices: dict[str, ResearcherPrice] = Field({}, exclude_if=is_unset)
 
 
-FIXED_LIMITS = frozenset({"trial_seconds"})
+_LEDGER_MIB = 1.0
+"""Size of a ledger without trials."""
+_RECORD_MIB = 1 / 32
+"""What a trial adds to the ledger and to the report."""
+FIXED_LIMITS = frozenset({"trial_seconds", "trial_disk_mib"})
 """Parts of the budget that no amendment changes: each trial is registered with them."""
 
 
@@ -248,6 +255,13 @@ class Study(StudyPart):
         """The most trials that the study needs."""
         searched = self.search.trials if self.search else 0
         return searched + len(self.arms) * len(self.seeds) + self.inference.repeats
+
+    @property
+    def most_disk_mib(self) -> float | None:
+        """The most that the study's directory can take; None if its trials have no limit."""
+        if (own := self.budget.trial_disk_mib) is None:
+            return None
+        return self.trials * (own + _RECORD_MIB) + _LEDGER_MIB
 
     def is_chosen(self, arm: Mapping[str, Scalar]) -> bool:
         """Return whether an arm has settings that the search chooses."""

@@ -67,7 +67,7 @@ from ajet_research.search.steps import candidate_row, next_rung
 from ajet_research.spending import ResearcherLimits
 from ajet_research.state import StudyState
 from ajet_research.study import Compare, Study, arm_name, parse_study
-from ajet_research.worker import BLUEPRINT, STORE, AttemptResult, result_path
+from ajet_research.worker import BLUEPRINT, DISK_LIMIT, STORE, AttemptResult, result_path
 
 _NEAR = 1e-9
 _ROUNDING = 1e-12
@@ -149,7 +149,7 @@ def _out_of_order(row: LedgerRow, state: StudyState) -> Iterator[str]:
     match event:
         case Reserved():
             trial = state.trials.get(event.trial)
-            fits = trial is not None and event.seconds == trial.blueprint.seconds
+            fits = trial is not None and event.limits == trial.blueprint.limits
             fits = fits and Reserve(event.trial) in todo
         case Finished() | AttemptFailed():
             fits = Await(event.trial) in todo
@@ -493,18 +493,20 @@ def _wrong_outcome(
 ) -> Iterator[str]:
     if json.loads((trial / BLUEPRINT).read_bytes()) != blueprint.model_dump(mode="json"):
         yield "the blueprint in its directory is another one"
-    if ended is None or ended.seconds != event.seconds:
+    if ended is None or (ended.seconds, ended.mebibytes) != (event.seconds, event.mebibytes):
         yield "the result of its attempt is missing or another one"
         return
     # A trial may have measured all when its time was over.
     if ended.status == "failed" or (event.limit and ended.status != "limit"):
         yield "its attempt ended in another way"
     if event.limit:
-        if ended.seconds < blueprint.seconds or _has_evidence(arena, trial, blueprint):
-            yield "it ended before its time was over"
-        if event.failed != "time limit" or event.store or event.fingerprint:
-            yield "it has an outcome, though its time was over"
+        if not (reached := ended.reached(blueprint)) or _has_evidence(arena, trial, blueprint):
+            yield "it ended before it reached a limit"
+        if event.failed != reached or event.store or event.fingerprint:
+            yield "it has an outcome, though it reached a limit"
         return
+    if ended.reached(blueprint) == DISK_LIMIT:
+        yield "it has an outcome, though its directory was too large"
     if store_hashes(trial / STORE) != event.store:
         yield "its raw store has changed"
     evidence = read_evidence(arena, blueprint, trial / STORE)

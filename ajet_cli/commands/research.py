@@ -125,9 +125,10 @@ def check(study: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(its)))
         return
+    disk = "" if its.disk_mib is None else f" and {its.disk_mib:.4g} MiB"
     click.echo(
         f"The study can start: {its.trials} trials of {len(its.arms)} arms, at most "
-        f"{its.compute_hours:.3g} h."
+        f"{its.compute_hours:.3g} h{disk}."
     )
     for index, look in enumerate(its.looks, 1):
         click.echo(

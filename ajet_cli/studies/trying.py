@@ -67,6 +67,7 @@ def try_arms(
             settings=resolved,
             seed=seed,
             seconds=study.budget.trial_seconds,
+            disk_mib=study.budget.trial_disk_mib,
             code=code,
         )
     tried = []

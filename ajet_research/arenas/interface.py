@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ajet_research.parts import is_unset
 from ajet_research.study import Scalar, digest
 
 
@@ -45,6 +46,8 @@ class TrialBlueprint(BaseModel):
     :param seed: what the trial may differ in from other trials of its arm.
     :param repeat: 0, or the number of the repetition of the trial with the same seed.
     :param seconds: wall time after which an attempt is killed, from outside.
+    :param disk_mib: size of the trial's directory, above which it is killed, from outside; None
+        means no limit.
     :param code: tree hash of the user's code; "" without.
     """
 
@@ -57,6 +60,13 @@ class TrialBlueprint(BaseModel):
     repeat: Annotated[int, Field(ge=0)] = 0
     seconds: float
     code: str = ""
+    # Left out where it is not used, so that trials without it keep their ids.
+    disk_mib: float | None = Field(None, exclude_if=is_unset)
+
+    @property
+    def limits(self) -> tuple[float, float | None]:
+        """The worst case of an attempt: seconds, and the size of its directory in MiB."""
+        return self.seconds, self.disk_mib
 
     @functools.cached_property
     def id(self) -> str:

@@ -401,7 +401,7 @@ def _trials(report: Document, state: StudyState) -> None:
         outcome = trial.outcome
         status: str = trial.status
         if outcome is not None and outcome.failed:
-            status = "time limit" if outcome.limit else "failed"
+            status = outcome.failed if outcome.limit else "failed"
         elif status == "planned":
             status = "not run"
         if trial.blueprint.repeat:

@@ -34,6 +34,7 @@ from ajet_research.spending import ResearcherLimits
 from ajet_research.study import ResearcherPrice
 from ajet_research.suites.endpoint import PRICE, EndpointReply, RecordingEndpoint, Script
 from ajet_research.suites.mutations import finished_study
+from ajet_research.suites.outside import run_real
 from ajet_research.suites.planted import planted_study
 from ajet_research.verifying import verify_study
 
@@ -114,7 +115,8 @@ class _Case:
 def run_budgets(*, seed: int, size: int = 1) -> dict[str, Any]:
     """Ask endpoints that refuse to please, and run studies whose machine fails.
 
-    What is spent is counted from outside: by the endpoint, and by what runs the trials.
+    What is spent is counted from outside: by the endpoint, by what runs the trials, and for three
+    studies with real processes by the size of their directory and in ``/proc``.
 
     :param size: how often each case is tried, with other limits.
     """
@@ -135,12 +137,15 @@ def run_budgets(*, seed: int, size: int = 1) -> dict[str, Any]:
                 requests += len(endpoint.requests)
     beyond = [_trials_beyond(seed * 1000 + index) for index in range(_STUDIES * size)]
     trials, compute, wall, ended = (list(column) for column in zip(*beyond, strict=True))
+    real = run_real()
+    problems += real["problems"]
     overrun = {
         "tokens": over_tokens,
         "money": round(over_money, 9),
         "trials": max(0, *trials),
         "compute_seconds": round(max(0.0, *compute), 6),
         "wall_seconds": round(max(0.0, *wall), 6),
+        **{f"real_{resource}": amount for resource, amount in real["overruns"].items()},
     }
     return {
         "suite": "budgets",
@@ -151,6 +156,7 @@ def run_budgets(*, seed: int, size: int = 1) -> dict[str, Any]:
         "exhausted_wall": ended.count("wall_hours"),
         "overrun": max(overrun.values()),
         "overruns": overrun,
+        "real": real.get("studies", real.get("skipped")),
         "problems": problems,
         "seconds": round(time.monotonic() - began, 1),
         "passed": not any(overrun.values()) and not problems and requests > len(cases),

@@ -22,6 +22,7 @@ SUITES = {
     "verifying": (
         "test_verifying_rows.py",
         "test_verifying.py",
+        "test_disk_rows.py",
         "test_steering.py",
         "test_interpretation.py",
     ),
@@ -358,7 +359,9 @@ EDITS = {
         "if False:",
     ),
     "times_of_results_are_not_compared": Edit(
-        "verifying", "if ended is None or ended.seconds != event.seconds:", "if ended is None:"
+        "verifying",
+        "if ended is None or (ended.seconds, ended.mebibytes) != (event.seconds, event.mebibytes):",
+        "if ended is None:",
     ),
     "stores_are_not_hashed": Edit(
         "verifying", "if store_hashes(trial / STORE) != event.store:", "if False:"
@@ -369,12 +372,18 @@ EDITS = {
         "        pass",
     ),
     "limits_of_time_are_not_checked": Edit(
-        "verifying", '            yield "it ended before its time was over"', "            pass"
+        "verifying", '            yield "it ended before it reached a limit"', "            pass"
     ),
     "outcomes_beyond_the_time_are_taken": Edit(
         "verifying",
-        '            yield "it has an outcome, though its time was over"',
+        '            yield "it has an outcome, though it reached a limit"',
         "            pass",
+    ),
+    "outcomes_beyond_the_disk_are_taken": Edit(
+        "verifying", "if ended.reached(blueprint) == DISK_LIMIT:", "if False:"
+    ),
+    "reservations_may_have_other_limits": Edit(
+        "verifying", "event.limits == trial.blueprint.limits", "True"
     ),
     "transcripts_are_not_hashed": Edit("verifying", "if own != expected:", "if False:"),
     "reports_are_not_hashed": Edit(

@@ -121,7 +121,7 @@ def test_a_trial_that_ended_cannot_be_declared_out_of_time(finished: Path, tmp_p
     result = AttemptResult(attempt=1, status="limit", cause="", seconds=61.0)
     result_path(forged / "trials" / over, 1).write_text(result.model_dump_json())
     _signed(change)(forged, random.Random(1))
-    assert any("before its time was over" in one for one in verify_study(forged).problems)
+    assert any("before it reached a limit" in one for one in verify_study(forged).problems)
 
 
 def metric_is_other(bodies: list[dict[str, Any]], _rng: random.Random) -> None:
@@ -159,7 +159,7 @@ SAID = {
     trial_is_of_another_arm: "The registered trials do not belong to the arms of the study.",
     trials_have_another_order: "The registered trials are not those of the study with this version",
     outcome_is_a_failed_attempt: " has a result.",
-    outcome_is_beyond_the_time: "it has an outcome, though its time was over",
+    outcome_is_beyond_the_time: "it has an outcome, though it reached a limit",
     report_is_other: "The ledger names another report than the one that follows from it.",
 }
 

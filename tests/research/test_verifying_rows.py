@@ -55,6 +55,7 @@ def row(event: AnyEvent) -> LedgerRow:
     [
         Reserved(trial=LAST, attempt=1, seconds=30.0),
         Reserved(trial=FIRST, attempt=1, seconds=29.0),
+        Reserved(trial=FIRST, attempt=1, seconds=30.0, mebibytes=2.0),
         Reserved(trial="0" * 12, attempt=1, seconds=30.0),
         AttemptFailed(cause="", **ENDED),
         Finished(metrics={}, failed="", limit=False, fingerprint="", store={}, **ENDED),
@@ -71,7 +72,7 @@ def row(event: AnyEvent) -> LedgerRow:
         Decided(branch=1, verdicts={"b-vs-a": "undecided"}),
         Reported(files={}),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_row_that_nothing_calls_for_is_a_problem(event: AnyEvent) -> None:
     state = begun()
