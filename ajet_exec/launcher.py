@@ -146,7 +146,8 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
         stdout, stderr = directory / "stdout", directory / "stderr"
         redact_file(stdout, episode.api_key)
         redact_file(stderr, episode.api_key)
-        status = await self._server.episode_status(episode)
+        # The program may have written its key into a file that the reward sees.
+        status = await self._server.end_calls(episode)
         result = ProgramResult(
             task=item_of(task),
             work=directory / "work",

@@ -453,6 +453,15 @@ class AsyncSwarmClient:
         request = ApiRequest("GET", episode_path(episode.episode_id), EpisodeStatus)
         return await self._connection.perform(request)
 
+    async def end_calls(self, episode: Episode) -> EpisodeStatus:
+        """Have the server refuse further model calls of an open episode, and return its status.
+
+        Its key is then no longer valid, so that nothing that determines its reward can use it. A
+        server that restarts accepts it again until the episode ends.
+        """
+        path = episode_path(episode.episode_id, "end_calls")
+        return await self._connection.perform(ApiRequest("POST", path, EpisodeStatus))
+
     async def can_continue_episode(self, episode: Episode) -> bool:
         """Return whether an episode is still open, so that it makes sense to continue it."""
         try:

@@ -451,6 +451,15 @@ class SwarmClient:
         request = ApiRequest("GET", episode_path(episode.episode_id), EpisodeStatus)
         return self._connection.perform(request)
 
+    def end_calls(self, episode: Episode) -> EpisodeStatus:
+        """Have the server refuse further model calls of an open episode, and return its status.
+
+        Its key is then no longer valid, so that nothing that determines its reward can use it. A
+        server that restarts accepts it again until the episode ends.
+        """
+        path = episode_path(episode.episode_id, "end_calls")
+        return self._connection.perform(ApiRequest("POST", path, EpisodeStatus))
+
     def can_continue_episode(self, episode: Episode) -> bool:
         """Return whether an episode is still open, so that it makes sense to continue it."""
         try:
