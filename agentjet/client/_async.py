@@ -339,8 +339,8 @@ class AsyncSwarmClient:
         :param call_rewards: rewards of single calls, by the id of their chat completion.
         :param agent_rewards: rewards by agent name; they replace the episode's reward for the calls
             of these agents.
-        :param allow_no_calls: accept the reward if no model call was answered. Without it, the
-            server aborts such an episode, because its reward would count in the baseline.
+        :param allow_no_calls: accept the reward if no model call was answered, or if the server
+            failed to answer the last one. Without it, the server aborts such an episode.
         :raises EpisodeClosedError: the episode was aborted, or its lease expired.
         """
         outcome = EpisodeOutcome(

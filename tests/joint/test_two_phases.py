@@ -161,7 +161,8 @@ async def test_what_is_prepared_makes_no_calls_and_has_no_lease(world: World) ->
 
 async def test_a_part_whose_last_call_failed_is_aborted(world: World) -> None:
     await claim(world, ARBITER)
-    grant = (await world[OTHER].post("/v1/episodes", part(OTHER, allow_no_calls=False))).json()
+    claiming = {**part(OTHER), "allow_no_calls": False}
+    grant = (await world[OTHER].post("/v1/episodes", claiming)).json()
     live = world[OTHER].service.episodes.open[grant["episode_id"]]
     live.session.failed("engine_error: the engine failed")
     refused = await world[OTHER].post(
