@@ -150,7 +150,7 @@ def whole_episodes(
     }
 
 
-async def rolled_out(  # noqa: PLR0917 - of a benchmark
+async def rolled_out(
     url: str, token: str, terms: ProgramTerms, name: str, base: Path, count: int, at_once: int
 ) -> dict[str, float]:
     """Measure the episodes of a server."""
