@@ -147,7 +147,9 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
         redact_file(stdout, episode.api_key)
         redact_file(stderr, episode.api_key)
         # The program may have written its key into a file that the reward sees.
-        status = await self._server.end_calls(episode)
+        server = self._server
+        asked = server.end_calls if self._program.ends_calls else server.episode_status
+        status = await asked(episode)
         result = ProgramResult(
             task=item_of(task),
             work=directory / "work",
