@@ -146,7 +146,10 @@ class BoxedProgram(AsyncTrainable[EpisodeOutcome]):
         stdout, stderr = directory / "stdout", directory / "stderr"
         redact_file(stdout, episode.api_key)
         redact_file(stderr, episode.api_key)
-        status = await self._server.episode_status(episode)
+        # The program may have written its key into a file that the reward sees.
+        server = self._server
+        asked = server.end_calls if self._program.ends_calls else server.episode_status
+        status = await asked(episode)
         result = ProgramResult(
             task=item_of(task),
             work=directory / "work",

@@ -362,6 +362,11 @@ class SwarmService:
         counts = (episode.session.next_index, episode.session.tokens)
         return self._episode_status(episode.record, counts, episode)
 
+    async def end_calls(self, episode_id: str) -> EpisodeStatus:
+        """Refuse further model calls of an open episode, whose reward is being determined."""
+        episode = await self.episodes.end_calls(episode_id)
+        return self._episode_status(episode.record, await self._calls(episode_id), episode)
+
     async def episode(self, episode_id: str) -> EpisodeStatus:
         """Return the status of an episode."""
         record, live = await self.episodes.get(episode_id)

@@ -1,10 +1,11 @@
 """Episodes of `ajet exec`, a fifth of which have a fault: what becomes of each, JSON last.
 
-The faults are a program that is missing, a sandbox that fails, rewards that are nonsense, NaN or
-late, and a disk that becomes full (a budget of its own, and as root a small file system). Their
-episodes must be aborted with their cause. A program that hangs, or fails after a call, leaves a
-daemon, or prints 200 MB, does not affect the reward: its episode is rewarded. At the end no process
-and no directory may be left.
+The faults are a program that is missing or hangs before its first call, an engine that fails while
+the program hides it, a sandbox that does not start or is killed while it runs, rewards that are
+nonsense, NaN or late, and a disk that becomes full (a budget of its own, and as root a small file
+system). Their episodes must be aborted with their cause. A program that hangs or fails after a
+call, repeats a call that failed, leaves a daemon, or prints 200 MB, does not affect the reward: its
+episode is rewarded. At the end no process and no directory may be left.
 
     python benchmarks/exec_faults.py [EPISODES] [CONCURRENCY]
 """
@@ -16,6 +17,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,15 +39,19 @@ SHARE = 0.2
 MARK = "31557600"
 """Seconds that daemons sleep, by which they are recognized."""
 ASK = """
-import json, os, urllib.request
+import json, os, sys, urllib.request
 body = {"model": os.environ["AJET_MODEL"], "max_tokens": 8,
-        "messages": [{"role": "user", "content": "Write 42"}]}
+        "messages": [{"role": "user", "content": " ".join(sys.argv[1:]) or "Write 42"}]}
 request = urllib.request.Request(
     os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
     {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"})
 with urllib.request.urlopen(request) as answer:
     open("answer.txt", "w").write(json.load(answer)["choices"][0]["message"]["content"])
 """
+BREAK = "python3 ask.py break-$AJET_EPISODE_ID"
+"""A call that the engine fails to answer the first time."""
+KILLED = "31557601"
+"""Seconds that a program sleeps whose sandbox is killed meanwhile."""
 GRADE = 'test "$(cat answer.txt)" = 42 && echo 1 || echo 0'
 
 
@@ -72,11 +78,28 @@ ODD = (
     Case("hangs", f"python3 ask.py; sleep {MARK}", terms={"timeout": 20.0}),
     Case("leaves a daemon", f"python3 ask.py; (setsid sleep {MARK} >/dev/null 2>&1 &); true"),
     Case("prints 200 MB", "python3 ask.py; head -c 200000000 /dev/zero"),
+    Case("repeats a call", f"python3 ask.py; {BREAK}; {BREAK}"),
 )
 FULL = ("is full", "No space left")
 BUDGET = {"disk_bytes": 2**25}
 FAULTS = (
     Case("missing program", "no-such-agent", cause=("made no model call",)),
+    Case(
+        "hangs before its first call",
+        f"sleep {MARK}; python3 ask.py",
+        cause=("was stopped after its time limit",),
+        terms={"timeout": 5.0},
+    ),
+    Case(
+        "failing engine",
+        f"python3 ask.py; {BREAK}; true",
+        cause=("failed to answer its last model call",),
+    ),
+    Case(
+        "killed in the middle",
+        f"python3 ask.py; sleep {KILLED}",
+        cause=("was ended from outside while it ran",),
+    ),
     Case("nonsense", grade="echo great", cause=("its last line must be a number",)),
     Case("NaN", grade="echo NaN", cause=("must be a finite number",)),
     Case("NaN in a file", grade="echo NaN > /logs/verifier/reward.txt", cause=("finite number",)),
@@ -116,11 +139,34 @@ def small_disk(place: Path) -> Iterator[Path | None]:
 def processes() -> int:
     """The processes of programs that are left, whatever their parent is now."""
     marks = [mark for _, mark in owners._marked() if mark.startswith(owners.launcher())]
-    sleeping = 0
+    return max(len(marks), len(sleeping(MARK)) + len(sleeping(KILLED)))
+
+
+def sleeping(seconds: str) -> list[int]:
+    """The processes that sleep so long."""
+    found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            sleeping += MARK.encode() in (entry / "cmdline").read_bytes().split(b"\0")
-    return max(len(marks), sleeping)
+            if (entry / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
+                found.append(int(entry.name))
+    return found
+
+
+async def kill_sandboxes() -> None:
+    """Kill each sandbox whose program sleeps `KILLED` seconds, without end."""
+    while True:
+        for pid in sleeping(KILLED):
+            with contextlib.suppress(OSError):
+                while (parent := parent_of(pid)) not in (0, os.getpid()):
+                    pid = parent  # noqa: PLW2901
+                if parent:
+                    os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.2)
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def roll_out(
@@ -161,6 +207,8 @@ async def roll_out(
                 return await boxed[task.payload["case"]].agent(task, episode)
 
             tasks = [Task(str(i), {"case": case.name}) for i, case in enumerate(cases)]
+            killing = asyncio.create_task(kill_sandboxes())
+            stack.callback(killing.cancel)
             await client.run_episodes_until_all_complete(
                 tasks, agent, episodes_per_task=1, concurrency=at_once, retries=0, kind="eval"
             )
@@ -182,7 +230,11 @@ def main(count: int, at_once: int) -> None:
         cases += [GOOD[i % len(GOOD)] for i in range(count - len(cases))]
         chosen.shuffle(cases)
         began = time.perf_counter()
-        replies = (ScriptedReply(prompt="", says=("42<|im_end|>",)),)
+        says = ("42<|im_end|>",)
+        replies = (
+            ScriptedReply(prompt="break-", says=says, error="engine"),
+            ScriptedReply(prompt="", says=says),
+        )
         with ScriptedSwarm(place / "swarm", replies) as swarm:
             left = asyncio.run(roll_out(swarm, cases, at_once, place))
             episodes = {int(episode.task_id): episode for episode in swarm.episodes()}

@@ -341,8 +341,8 @@ class SwarmClient:
         :param call_rewards: rewards of single calls, by the id of their chat completion.
         :param agent_rewards: rewards by agent name; they replace the episode's reward for the calls
             of these agents.
-        :param allow_no_calls: accept the reward if no model call was answered. Without it, the
-            server aborts such an episode, because its reward would count in the baseline.
+        :param allow_no_calls: accept the reward if no model call was answered, or if the server
+            failed to answer the last one. Without it, the server aborts such an episode.
         :raises EpisodeClosedError: the episode was aborted, or its lease expired.
         """
         outcome = EpisodeOutcome(
@@ -452,6 +452,15 @@ class SwarmClient:
         """Return the status of an episode."""
         request = ApiRequest("GET", episode_path(episode.episode_id), EpisodeStatus)
         return self._connection.perform(request)
+
+    def end_calls(self, episode: Episode) -> EpisodeStatus:
+        """Have the server refuse further model calls of an open episode, and return its status.
+
+        Its key is then no longer valid, so that nothing that determines its reward can use it. A
+        server that restarts accepts it again until the episode ends.
+        """
+        path = episode_path(episode.episode_id, "end_calls")
+        return self._connection.perform(ApiRequest("POST", path, EpisodeStatus))
 
     def can_continue_episode(self, episode: Episode) -> bool:
         """Return whether an episode is still open, so that it makes sense to continue it."""

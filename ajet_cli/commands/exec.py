@@ -173,6 +173,12 @@ def exec_(
     sandbox = _sandbox(options, state.plugins)
     _refuse_ignored(options["limits"], sandbox)
     in_force = limits_in_force(terms.limits, sandbox)
+    if not sandbox.isolated:
+        click.echo(
+            f"warning: the sandbox {options['box']!r} isolates nothing: programs have the files, "
+            "the tokens, the network and the processes of this user",
+            err=True,
+        )
     settings = state.settings(set_flags("client", url=url)).client
     token = settings.token.get_secret_value() if settings.token else None
     run = None if options["run_file"] is None else read_run(Path(options["run_file"]))

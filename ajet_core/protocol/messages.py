@@ -18,10 +18,10 @@ AgentCause = Literal["error", "timeout", "rate_limit", "cancelled"]
 """Why a client aborts: its agent raised, took too long, met a rate limit, is no longer needed."""
 
 AbortCause = Literal[
-    AgentCause, "lease_expired", "run_stopped", "token_revoked", "late", "no_calls"
+    AgentCause, "lease_expired", "run_stopped", "token_revoked", "late", "no_calls", "call_failed"
 ]
 """Why a client or the server aborted an episode. `RolloutConfig.late` explains ``late``, and
-`CallRules.allow_no_calls` ``no_calls``."""
+`CallRules.allow_no_calls` ``no_calls`` and ``call_failed``."""
 
 ABORT_CAUSES: tuple[AbortCause, ...] = get_args(AbortCause)
 

@@ -244,8 +244,8 @@ class CallRules(Message):
     :param max_calls: most calls of the episode; further ones are refused for good.
     :param max_tokens: most tokens sampled for the episode: an answer ends there, and further calls
         are refused for good. Calls that run at the same time may together exceed it.
-    :param allow_no_calls: the episode may end with a reward without a call to train. Otherwise the
-        server aborts it, because its reward would count in the baseline.
+    :param allow_no_calls: the episode may end with a reward without a call to train, or although
+        the server failed to answer its last call. Otherwise the server aborts it.
     :param agents: names of agents, each with a text that its system prompt contains, or a rule. The
         first match is the agent of a call without the header ``x-ajet-agent``. Those of a claim are
         tried before those of the run, and have no regular expressions.

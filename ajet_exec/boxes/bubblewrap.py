@@ -132,6 +132,12 @@ class BubblewrapSandbox(Sandbox[BubblewrapSettings]):
             ended = await watched(
                 process, timeout=timeout, grace=grace, terminate=box.terminate, kill=box.kill
             )
+            if process.returncode is not None and process.returncode < 0:
+                # The box's own processes are killed by way of the first one in it.
+                raise SandboxError(
+                    f"the sandbox of {program.argv[0]} was ended from outside while it ran: bwrap "
+                    f"was killed by signal {-process.returncode}"
+                )
             # It reports the exit status of what it executed, and no other.
             killed = ended.timed_out or process.returncode == _KILLED
             if not killed and b"exit-code" not in await asyncio.to_thread(about.read):

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ajet_core.errors import SandboxError
 from ajet_core.interfaces import BoxExit, BoxProgram, ComponentSettings, Sandbox
@@ -24,6 +24,8 @@ from ajet_exec.boxes.watching import watched
 
 _LABEL = "ajet.box"
 _SECONDS = 60.0
+# The end of a container may be recorded a moment after its client has ended.
+_SETTLING_SECONDS = 1.0
 _MOST = 4096
 _GATE = "/ajet-gate"
 _PROBE = ".ajet-probe"
@@ -77,7 +79,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
     async def run(self, program: BoxProgram, *, timeout: float, grace: float = 5.0) -> BoxExit:
         """Run a program in a new container, which is removed at the end.
 
-        :raises SandboxError: there is no such container.
+        :raises SandboxError: there is no such container, or it failed while it ran.
         """
         mark = owners.new_mark()
         async with contextlib.AsyncExitStack() as stack:
@@ -110,15 +112,29 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
                 await asyncio.shield(process.wait())
                 raise
             running: list[asyncio.Task[str]] = []
-            return await watched(
+            failures: list[SandboxError] = []
+
+            async def kill() -> None:
+                try:
+                    if process.returncode is not None:
+                        await self._check_ended(container, process.returncode)
+                except SandboxError as error:
+                    failures.append(error)
+                finally:
+                    await self._remove(container)
+
+            ended = await watched(
                 process,
                 timeout=timeout,
                 grace=grace,
                 terminate=lambda: running.append(
                     asyncio.create_task(self._call("kill", "--signal", "TERM", container))
                 ),
-                kill=lambda: self._remove(container),
+                kill=kill,
             )
+            if failures:
+                raise failures[0]
+            return ended
 
     async def _create(self, program: BoxProgram, mark: str, gate: Path) -> str:
         # The first time it asks the container program.
@@ -191,13 +207,41 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
         loop = asyncio.get_running_loop()
         until = loop.time() + _SECONDS
         while process.returncode is None and loop.time() < until:
-            state = json.loads(await self._call("inspect", container))[0]["State"]
-            if pid := int(state["Pid"]):
+            if pid := int((await self._state(container))["Pid"]):
                 return pid
             await asyncio.sleep(0.02)
         raise SandboxError(
             f"{self.client} did not start the container; see the stderr of the program"
         )
+
+    async def _state(self, container: str) -> dict[str, Any]:
+        """Return what is known of a container.
+
+        :raises SandboxError: nothing is, because it was removed or a daemon is gone.
+        """
+        state: dict[str, Any] = json.loads(await self._call("inspect", container))[0]["State"]
+        return state
+
+    async def _check_ended(self, container: str, status: int) -> None:
+        """Check that a program has ended, as the status of its client alone does not show.
+
+        :param status: of ``start --attach``, which is also that of a client that failed.
+        :raises SandboxError: the container was removed, still runs, or ended otherwise.
+        """
+        failed = f"the sandbox failed while it ran: {self.client} start ended with status {status}"
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _SETTLING_SECONDS
+        try:
+            while (state := await self._state(container))["Running"]:
+                if loop.time() >= until:
+                    break
+                await asyncio.sleep(0.02)
+        except SandboxError as error:
+            raise SandboxError(f"{failed}, and the container is gone: {error.message}") from None
+        if state["Running"]:
+            raise SandboxError(f"{failed}, but the program is still running")
+        if (code := int(state["ExitCode"])) != status:
+            raise SandboxError(f"{failed}, but the program with {code}")
 
     async def _remove(self, container: str) -> None:
         with contextlib.suppress(SandboxError):

@@ -156,6 +156,8 @@ async def open_agent(
         reward=_reported,
         files=_written(code, directory / "agent"),
         stdin="prompt",
+        # Each turn of an episode is a run of it.
+        ends_calls=False,
         timeout=_SECONDS,
         grace=1.0,
         read_only=_interpreter(directory, answers),

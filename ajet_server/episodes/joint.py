@@ -98,6 +98,16 @@ class JointDesk:
             )
 
         async def write(record: EpisodeRecord) -> EpisodeRecord:
+            if not request.allow_no_calls and (why := self._episodes.why_call_failed(record)):
+                return await self._store.finish_episode(
+                    replace(
+                        record,
+                        state="aborted",
+                        reason=why,
+                        cause="call_failed",
+                        finished_at=self._wall_clock(),
+                    )
+                )
             outcome = replace(
                 record,
                 state="prepared",
@@ -113,7 +123,9 @@ class JointDesk:
         # If the client was silent, this gives the episode its slot in the batch back.
         self._episodes.renew(episode_id)
         stored, done = await self._episodes.shut(episode_id, write)
-        if done:
+        if done and stored.state == "aborted":
+            self._episodes.over(stored)
+        elif done:
             self._episodes.prepared.add(stored)
             self._episodes.emit(stored, "prepared")
         return stored

@@ -95,6 +95,7 @@ class OpenEpisode:
     :ivar elsewhere: its calls in another process that has opened it.
     :ivar rules: of its calls, as its record has them.
     :ivar calls_reserved: calls in progress that have no index yet.
+    :ivar calls_over: whether it may make no more calls, because its reward is being determined.
     """
 
     record: EpisodeRecord
@@ -108,6 +109,7 @@ class OpenEpisode:
     elsewhere: CallsElsewhere | None = None
     rules: CallRules = field(init=False)
     calls_reserved: int = 0
+    calls_over: bool = False
 
     def __post_init__(self) -> None:
         self.rules = CallRules.model_validate(self.record.rules)
@@ -158,7 +160,7 @@ class OpenEpisode:
         :raises EpisodeClosedError: it has not, or the episode is being closed: running calls are
             cancelled only once.
         """
-        if not is_open or self.closing.locked():
+        if not is_open or self.calls_over or self.closing.locked():
             work.close()
             raise EpisodeClosedError(
                 f"episode {self.record.episode_id} was closed before this call began"

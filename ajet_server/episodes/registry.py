@@ -193,6 +193,10 @@ class EpisodeRegistry:
         self._tenants.require_live(record.client_id)
         if episode.closing.locked():
             raise EpisodeClosedError(f"episode {episode_id} is being closed")
+        if episode.calls_over:
+            raise EpisodeClosedError(
+                f"episode {episode_id} makes no more calls: its reward is being determined"
+            )
         self._saw(episode)
         return episode
 
@@ -238,10 +242,24 @@ class EpisodeRegistry:
         self._saw(episode)
         return episode
 
+    async def end_calls(self, episode_id: str) -> OpenEpisode:
+        """Refuse the key of an open episode from now on, and cancel its running calls.
+
+        :raises EpisodeClosedError: the episode is over.
+        """
+        episode = await self.heartbeat(episode_id)
+        async with episode.closing:
+            if episode_id not in self.open:
+                raise EpisodeClosedError(closed_message((await self.get(episode_id))[0]))
+            episode.calls_over = True
+            await episode.cancel_calls()
+        return episode
+
     async def end(self, episode_id: str, request: EndRequest) -> EpisodeRecord:
         """End an episode with its reward; the outcome is durable when this returns.
 
-        An episode without a call to train is aborted instead, unless that is allowed.
+        An episode without a call to train, or whose last call the server failed to answer, is
+        aborted instead, unless that is allowed.
 
         :return: the stored record.
         """
@@ -358,6 +376,9 @@ class EpisodeRegistry:
         with self._tenants.call(episode.record, episode.session.next_index):
             yield
 
+    async def judged(self, episode: OpenEpisode) -> None:
+        """Do nothing: `end` reads `Session.failure` here."""
+
     def called_elsewhere(self, episode_id: str, running: int) -> None:
         """Record a sign of life of an episode whose calls another process answers.
 
@@ -392,10 +413,14 @@ class EpisodeRegistry:
         self, episode_id: str, *, needs_calls: bool = False, **outcome: object
     ) -> EpisodeRecord:
         async def write(record: EpisodeRecord) -> EpisodeRecord:
+            if needs_calls and (why := self.why_call_failed(record)):
+                return await finish(record, aborted(why, "call_failed"))
             if needs_calls and (why := await self._why_no_calls(record)):
-                aborted: dict[str, object] = {"state": "aborted", "reason": why}
-                return await finish(record, {**aborted, "cause": "no_calls"})
+                return await finish(record, aborted(why, "no_calls"))
             return await finish(record, outcome)
+
+        def aborted(reason: str, cause: AbortCause) -> dict[str, object]:
+            return {"state": "aborted", "reason": reason, "cause": cause}
 
         async def finish(record: EpisodeRecord, outcome: dict[str, object]) -> EpisodeRecord:
             mixed = await self.is_mixed(record)
@@ -406,6 +431,20 @@ class EpisodeRegistry:
         if done:
             self.over(closed)
         return closed
+
+    def why_call_failed(self, record: EpisodeRecord) -> str:
+        """Return why an episode whose last call failed must not get a reward; "" if it may.
+
+        A program may end as if nothing had happened, so its status says nothing.
+        """
+        episode = self.open[record.episode_id]
+        if episode.rules.allow_no_calls or not episode.session.failure:
+            return ""
+        return (
+            f"the server failed to answer its last model call ({episode.session.failure}), so what "
+            "its program did says nothing about the model. To keep such rewards, set "
+            "allow_no_calls in the end request or rollout.allow_no_calls"
+        )
 
     async def _why_no_calls(self, record: EpisodeRecord) -> str:
         """Return why an episode must not get a reward; "" if it may have one.

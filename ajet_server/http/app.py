@@ -240,6 +240,16 @@ def _add_episode_routes(router: JsonRoutes, service: SwarmService, public_url: s
         await service.check_owner(episode_id, who)
         return await service.heartbeat(episode_id)
 
+    @router.post(
+        "/v1/episodes/{episode_id}/end_calls",
+        summary="Refuse further model calls of an open episode",
+        tags=["episodes"],
+        responses=ENDED,
+    )
+    async def end_calls(episode_id: str, who: Client) -> EpisodeStatus:
+        await service.check_owner(episode_id, who)
+        return await service.end_calls(episode_id)
+
     @router.get(
         "/v1/episodes/{episode_id}", summary="Get the status of an episode", tags=["episodes"]
     )

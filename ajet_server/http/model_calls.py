@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
@@ -14,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -39,6 +41,7 @@ T = TypeVar("T")
 IGNORED_HEADER = "x-ajet-ignored"
 MAX_TOKENS_HEADER = "x-ajet-max-tokens"
 """Response header: the limit on the answer's tokens, if it is lower than the requested one."""
+_SERVER_ERROR = 500
 
 
 async def completion_service(service: ModelService) -> CompletionService:
@@ -76,11 +79,20 @@ class ModelCall:
             span.request, span.agent, span.model = asked.request, agent, self._model_name
         self._shared: SharedAnswer | None = None
         self._exchange: Exchange | None = None
+        self._failures = episode.session.failures
 
     async def answer(self) -> Response:
         """Return the whole completion, or a stream of it."""
+        try:
+            return await self._response()
+        except Exception as error:
+            await self._judge(error)
+            raise
+
+    async def _response(self) -> Response:
         if not self._asked.request.stream:
             whole = await self._complete()
+            await self._answered()
             if self._shared is not None:
                 # Not `self._unread`: that would make a reference cycle between the request and
                 # this call, which only the garbage collector frees.
@@ -216,6 +228,8 @@ class ModelCall:
                     async for happened in events:
                         if self._span is not None and isinstance(happened, Choice):
                             self._span.answered(happened.generation)
+                        if isinstance(happened, Choice):
+                            await self._answered()
                         send(writer.write(happened))
             send(writer.end())
 
@@ -244,18 +258,33 @@ class ModelCall:
                 position += int(chunk != self._dialect.heartbeat)
                 yield chunk
         except AjetError as error:
-            self._failed(error)
+            await self._failed(error)
             yield self._dialect.error_event(error, position)
         except Exception as error:  # noqa: BLE001 - a defect; the connection need not break for it
-            self._failed(error)
+            await self._failed(error)
             _log.exception("a stream of episode %s failed", self._episode.record.episode_id)
             yield self._dialect.error_event(internal_error(), position)
         finally:
             await rest.aclose()
 
-    def _failed(self, error: Exception) -> None:
+    async def _failed(self, error: Exception) -> None:
+        await self._judge(error)
         if self._span is not None:
             self._span.failed(error)
+
+    async def _judge(self, error: Exception) -> None:
+        """Note an error that is not the client's doing, before the client sees it."""
+        if why := _fault(error):
+            self._episode.session.failed(why)
+            with contextlib.suppress(AjetError):
+                await self._service.episodes.judged(self._episode)
+
+    async def _answered(self) -> None:
+        """Note an answer, before the client sees it: it makes up for failures before its call."""
+        session = self._episode.session
+        if session.failure and session.failures == self._failures:
+            session.failure = ""
+            await self._service.episodes.judged(self._episode)
 
     async def _as_call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work()`, which the episode's end and the deadline cancel.
@@ -285,6 +314,14 @@ class ModelCall:
             f"the call was not completed within {self._deadline:g} s (the server is "
             f"{self._service.board.state}; setting server.call_deadline_seconds)"
         )
+
+
+def _fault(error: Exception) -> str:
+    """Return what failed in the server, "" if a request or its limits made a call fail."""
+    if isinstance(error, HTTPException):
+        return ""
+    known = error if isinstance(error, AjetError) else internal_error()
+    return f"{known.type}: {known.message}" if known.status >= _SERVER_ERROR else ""
 
 
 def _closed() -> EpisodeClosedError:

@@ -36,6 +36,9 @@ class CallableEpisodes(Protocol):
     def counted(self, episode: OpenEpisode, /) -> AbstractAsyncContextManager[None]:
         """As `EpisodeRegistry.counted`."""
 
+    async def judged(self, episode: OpenEpisode, /) -> None:
+        """Report that `Session.failure` of an episode has changed."""
+
 
 class ServedRun(Protocol):
     """The run whose model a process serves."""

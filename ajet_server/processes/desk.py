@@ -25,6 +25,7 @@ from ajet_server.processes.methods import (
     CLOSE_EPISODE,
     END_CALL,
     HELLO,
+    JUDGED,
     LEAVE,
     LOOK,
     OPEN_EPISODE,
@@ -257,6 +258,7 @@ class Gateway:
                 answering(REPORT, self._reported),
                 answering(BEGIN_CALL, self._begin_call),
                 answering(END_CALL, self._end_call),
+                answering(JUDGED, self._judged),
                 answering(LEAVE, self._leave),
             ]
         )
@@ -306,7 +308,9 @@ class Gateway:
     def _take_again(self, episode_id: str) -> bool:
         """Take an episode that the gateway has opened; return whether it may still answer calls."""
         episode = self._service.episodes.open.get(episode_id)
-        if episode is None or episode.closing.locked() or self._other(episode) is not None:
+        if episode is None or episode.calls_over or episode.closing.locked():
+            return False
+        if self._other(episode) is not None:
             return False
         self._take(episode)
         return True
@@ -355,7 +359,8 @@ class Gateway:
         if episode.session.next_index:
             calls = (await service.store.calls([record.episode_id]))[record.episode_id]
         is_open = service.episodes.open.get(record.episode_id) is episode
-        if not is_open or episode.closing.locked() or self._elsewhere(episode) is None:
+        is_closing = episode.calls_over or episode.closing.locked()
+        if not is_open or is_closing or self._elsewhere(episode) is None:
             raise EpisodeClosedError(f"episode {record.episode_id} is being closed")
         return Opened(
             record=record,
@@ -364,6 +369,7 @@ class Gateway:
             next_index=episode.session.next_index,
             counts_calls=service.tenants.limits_calls(record.client_id),
             watched=episode.session.running.watched(time.time()),
+            failure=episode.session.failure,
         )
 
     async def _add_call(self, sent: list[Any]) -> bool:
@@ -415,6 +421,12 @@ class Gateway:
         if chat is not None and report.unread_calls:
             chat.unread_calls = report.unread_calls
         self._desk.count()
+
+    async def _judged(self, told: list[str]) -> None:
+        episode_id, failure = told
+        episode = self._service.episodes.open.get(episode_id)
+        if episode is not None and self._elsewhere(episode) is not None:
+            episode.session.failure = failure
 
     async def _leave(self, _: None) -> None:
         self.leaving = True

@@ -28,7 +28,14 @@ from ajet_server.gateway.rendering.conversation import ConversationIndex
 from ajet_server.gateway.running_calls import RunningSnapshot
 from ajet_server.processes.link import Link
 from ajet_server.processes.machines import Reach
-from ajet_server.processes.methods import BEGIN_CALL, END_CALL, OPEN_EPISODE, Report, Watched
+from ajet_server.processes.methods import (
+    BEGIN_CALL,
+    END_CALL,
+    JUDGED,
+    OPEN_EPISODE,
+    Report,
+    Watched,
+)
 from ajet_server.processes.wire import digest, unpack_call
 from ajet_server.security.api_keys import episode_of, hash_secret
 from ajet_server.security.tenants import NO_TOKENS, TenantLimits, Tenants
@@ -272,6 +279,11 @@ class GatewayEpisodes:
                     with contextlib.suppress(WorkerDiedError):
                         await link.call(END_CALL, record.client_id)
 
+    async def judged(self, episode: OpenEpisode) -> None:
+        """Tell the server, which the end of the episode needs."""
+        told = [episode.record.episode_id, episode.session.failure]
+        await self._server.call(JUDGED, told)
+
     @contextlib.contextmanager
     def _in_progress(self, episode_id: str) -> Iterator[None]:
         self._requests[episode_id] += 1
@@ -350,7 +362,7 @@ class GatewayEpisodes:
             call = unpack_call(plain, lambda call_id, _: calls[call_id], tools.__getitem__)
             calls[call.call_id] = call
         index = ConversationIndex.restore(calls.values())
-        session = Session(record.episode_id, index, opened.next_index)
+        session = Session(record.episode_id, index, opened.next_index, failure=opened.failure)
         for call in calls.values():
             session.note(call)
         if opened.watched:

@@ -38,6 +38,7 @@ class Opened:
     :param counts_calls: whether the gateway has to ask before each call, because the episode's
         token has a quota.
     :param watched: whether somebody watches its calls.
+    :param failure: as `Session.failure`.
     """
 
     record: EpisodeRecord
@@ -46,6 +47,7 @@ class Opened:
     next_index: int
     counts_calls: bool
     watched: bool = False
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ REPORT = Method("server.report", Report, NoneType)
 BEGIN_CALL = Method("server.begin_call", str, NoneType)
 """Takes the tenant of a call that counts for its quota."""
 END_CALL = Method("server.end_call", str, NoneType)
+JUDGED = Method("server.judged", list[str], NoneType)
+"""Takes the id of an episode and `Session.failure`, which has changed."""
 LEAVE = Method("server.leave", NoneType, NoneType)
 """The gateway opens no more episodes, and releases those that it has when they are needed."""
 

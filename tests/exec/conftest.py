@@ -14,7 +14,10 @@ from ajet_testing.scripted_engine import ScriptedReply
 from ajet_testing.scripted_swarm import ScriptedSwarm
 from tests.exec.usable import no_bubblewrap
 
-REPLIES = (ScriptedReply(prompt="", says=("42<|im_end|>",)),)
+REPLIES = (
+    ScriptedReply(prompt="breaks-", says=("42<|im_end|>",), error="engine"),
+    ScriptedReply(prompt="", says=("42<|im_end|>",)),
+)
 ASK = """
 import json, os, urllib.request
 body = {"model": os.environ["AJET_MODEL"], "max_tokens": 8, "messages": MESSAGES}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from agentjet import AsyncSwarmClient, EpisodeOutcome, SwarmClient, Task
@@ -299,6 +300,50 @@ async def test_a_sandbox_that_fails_aborts_its_episode(rolled: Exec) -> None:
     missing = {"/data": Path("/no/such/place")}
     reason = await rolled.failure("python3 ask.py", read_only=missing)
     assert reason.startswith("SandboxError")
+
+
+async def test_a_failure_of_the_engine_that_a_program_hides_is_no_reward(
+    swarm: ScriptedSwarm, rolled: Exec
+) -> None:
+    (rolled.files / "twice.py").write_text(
+        "import contextlib, os, sys\n"
+        "source = open('ask.py').read()\n"
+        "exec(source)\n"
+        "with contextlib.suppress(OSError):\n"
+        "    exec(source.replace('open(\".ajet/prompt.txt\").read()', repr(sys.argv[1])))\n"
+    )
+    # The engine fails once for each of the texts.
+    first, second = await rolled.reasons("python3 twice.py breaks-$AJET_EPISODE_ID")
+    assert "the server failed to answer its last model call (engine_error: " in first
+    assert "the server failed to answer its last model call (engine_error: " in second
+    with_engine(swarm)
+    again = "python3 twice.py breaks-$AJET_EPISODE_ID; python3 ask.py"
+    assert (await rolled.reward(again)).reward == 1.0
+
+
+async def test_the_key_opens_nothing_for_the_reward(rolled: Exec) -> None:
+    """A program may leave its key in a file, and the reward may have a network."""
+    script = "python3 ask.py; echo $OPENAI_API_KEY > key"
+    statuses: list[int] = []
+
+    async def look(result: ProgramResult) -> float:
+        key = (result.work / "key").read_text().strip()
+        body = {"model": "any", "messages": [{"role": "user", "content": "more"}]}
+        async with httpx2.AsyncClient(base_url=rolled.swarm.url) as http:
+            answer = await http.post(
+                "/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
+            )
+        statuses.append(answer.status_code)
+        return 1.0
+
+    assert (await rolled.reward(script, look)).reward == 1.0
+    assert statuses == [410, 410]
+
+
+async def test_a_program_that_hangs_before_its_first_call_is_aborted(rolled: Exec) -> None:
+    reason = await rolled.failure("sleep 1000", timeout=1.0)
+    assert "was stopped after its time limit" in reason
+    assert "made no model call that was answered" in reason
 
 
 async def test_the_key_is_in_no_argument_and_no_file_of_the_reward(rolled: Exec) -> None:

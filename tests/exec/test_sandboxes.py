@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from ajet_exec.boxes.bubblewrap import BubblewrapSandbox, BubblewrapSettings
 from ajet_exec.boxes.containers import ContainerSettings, PodmanSandbox
 from ajet_testing.suites.sandbox_suite import LimitName, SandboxSuite
 from tests.exec.usable import no_bubblewrap
+from tests.support.processes import children
 
 pytestmark = pytest.mark.processes
 
@@ -56,6 +59,23 @@ class TestBubblewrap(SandboxSuite):
                 read_only=mounted,
             )
         assert (run.stdout, run.stderr) == ("one two\n['deep'] False\n", "")
+
+    async def test_a_sandbox_that_is_killed_while_it_runs_is_a_failure(self, place: Path) -> None:
+        async def kill(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+            for pid in children(os.getpid()):
+                if Path(f"/proc/{pid}/comm").read_text() == "bwrap\n":
+                    os.kill(pid, signal.SIGKILL)
+
+        source = (
+            "import socket, time\nsocket.create_connection(('127.0.0.1', 8642))\n"
+            "time.sleep(31557600)"
+        )
+        with pytest.raises(SandboxError) as raised:
+            await self.box(place, source, endpoints={8642: kill})
+        assert "was ended from outside while it ran" in str(raised.value)
+        assert "signal 9" in str(raised.value)
+        assert "could not start" not in str(raised.value)
 
 
 @pytest.mark.nightly

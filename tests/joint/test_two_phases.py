@@ -159,6 +159,22 @@ async def test_what_is_prepared_makes_no_calls_and_has_no_lease(world: World) ->
     assert await world.states() == {"executor": ["open"], "planner": ["prepared"]}
 
 
+async def test_a_part_whose_last_call_failed_is_aborted(world: World) -> None:
+    await claim(world, ARBITER)
+    claiming = {**part(OTHER), "allow_no_calls": False}
+    grant = (await world[OTHER].post("/v1/episodes", claiming)).json()
+    live = world[OTHER].service.episodes.open[grant["episode_id"]]
+    live.session.failed("engine_error: the engine failed")
+    refused = await world[OTHER].post(
+        f"/v1/episodes/{grant['episode_id']}/prepare", {"reward": 1.0}
+    )
+    assert refused.status_code == 410
+    assert "the engine failed" in error_of(refused)["message"]
+    (record,) = await world[OTHER].records()
+    assert (record.state, record.cause, record.reward) == ("aborted", "call_failed", None)
+    assert not list(world[OTHER].service.episodes.prepared)
+
+
 async def test_what_is_prepared_holds_its_place_and_is_not_trained(world: World) -> None:
     episode = await prepared(world)
     service = world[OTHER].service

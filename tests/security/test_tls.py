@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from ajet_installation.settings import Settings
 from ajet_server.serve import serve
 from ajet_server.workers.rendezvous import SUPPORTED
 from tests.security.raw import head, raw
+from tests.support.certificates import Certificates, make_certificates
 from tests.support.gateway_processes import SECRET, gateway_process, unused_port
 from tests.support.scripted_server import ServerProcess, server_process
 
@@ -31,37 +29,9 @@ pytestmark = pytest.mark.processes
 TOKEN = "control-token-of-the-tls-test"
 
 
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """PEM files: an authority, and a certificate it gave for 127.0.0.1 alone."""
-
-    authority: Path
-    cert: Path
-    key: Path
-
-
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Made by the command ``openssl``."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs the command openssl")
-    directory = tmp_path_factory.mktemp("tls")
-    made = Certificates(*(directory / name for name in ("ca.pem", "cert.pem", "key.pem")))
-    authority_key = directory / "ca-key.pem"
-    new = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    new += ["-nodes", "-days", "2"]
-    usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
-    name = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    leaf = ["-CA", made.authority, "-CAkey", authority_key, *name]
-    leaf += ["-addext", "basicConstraints=critical,CA:FALSE"]
-    for subject, key, out, extensions in (
-        ("/CN=test authority", authority_key, made.authority, usage),
-        ("/CN=server", made.key, made.cert, leaf),
-    ):
-        command = [*new, "-subj", subject, "-keyout", key, "-out", out, *extensions]
-        subprocess.run(command, check=True, capture_output=True)
-    return made
+    return make_certificates(tmp_path_factory.mktemp("tls"))
 
 
 @contextlib.asynccontextmanager

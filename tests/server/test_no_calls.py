@@ -1,7 +1,10 @@
-"""An episode without an answered call has no reward, unless that is allowed by name."""
+"""What a reward needs: an answered call, and no failure of the server after it."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,20 @@ import pytest
 
 from agentjet import AsyncSwarmClient
 from agentjet.client import EpisodeOutcome
+from ajet_core.errors import EngineError
+from ajet_core.interfaces import GenerateChunk, GenerateRequest
 from ajet_core.protocol import RunConfig
-from ajet_testing.servers import CLIENT, TOKENS, Running, ServerFactory, error_of
+from ajet_server.gateway.engine_gate import EngineGate
+from ajet_testing.servers import CLIENT, TOKENS, Running, ServerFactory, error_of, key
+from tests.support.served_processes import CONTROL, call, serving, start_run
+
+SAYS = ["hello<|im_end|>"]
+REPLIES = [
+    {"prompt": "breaks", "says": SAYS, "error": "engine"},
+    {"prompt": "buggy", "says": SAYS, "error": "bug"},
+    {"prompt": "busy", "says": SAYS, "error": "busy"},
+    {"prompt": "", "says": SAYS},
+]
 
 
 async def rolled(server: Running, **rollout: Any) -> None:
@@ -99,3 +114,171 @@ async def test_runners_do_not_train_episodes_without_calls(server: Running) -> N
 def test_the_default_of_a_run_refuses_them(tmp_path: Path) -> None:
     config = RunConfig.model_validate({"model": {"path": str(tmp_path)}})
     assert config.rollout.allow_no_calls is None
+
+
+async def failing(server: Running, **rollout: Any) -> dict[str, Any]:
+    """Claim an episode whose engine fails the first time that it is asked for some texts."""
+    await server.roll(
+        rollout={"allow_no_calls": False, **rollout},
+        engine={"replies": REPLIES, "vocab_size": 1024},
+    )
+    grant = await server.claim("a")
+    assert (await server.chat(grant, "hello")).status_code == 200
+    return grant
+
+
+async def refused(server: Running, grant: dict[str, Any]) -> str:
+    """The message of an end whose answer is 410."""
+    answer = await end(server, grant)
+    assert answer.status_code == 410
+    found = await status(server, grant)
+    assert (found["state"], found["cause"], found["reward"]) == ("aborted", "call_failed", None)
+    message: str = error_of(answer)["message"]
+    return message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [("it breaks", 503, "engine_error: the scripted engine"), ("it is buggy", 500, "internal")],
+)
+async def test_after_a_failure_of_the_engine_its_end_is_an_abort(
+    server: Running, text: str, code: int, said: str, *, stream: bool
+) -> None:
+    grant = await failing(server)
+    assert (await server.chat(grant, text, stream=stream)).status_code == code
+    message = await refused(server, grant)
+    assert "failed to answer its last model call" in message
+    assert said in message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repeated_call_makes_up_for_a_failure(server: Running, *, stream: bool) -> None:
+    grant = await failing(server)
+    assert (await server.chat(grant, "it breaks")).status_code == 503
+    assert (await server.chat(grant, "it breaks", stream=stream)).status_code == 200
+    assert (await end(server, grant)).status_code == 200
+
+
+async def test_a_call_that_began_before_a_failure_does_not_make_up_for_it(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await failing(server)
+    original, entered, release = EngineGate.generate, asyncio.Event(), asyncio.Event()
+
+    async def generate(self: EngineGate, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        if not entered.is_set():
+            entered.set()
+            await release.wait()
+        async for chunk in original(self, request):
+            yield chunk
+
+    monkeypatch.setattr(EngineGate, "generate", generate)
+    async with asyncio.TaskGroup() as group:
+        slow = group.create_task(server.chat(grant, "slow"))
+        await entered.wait()
+        assert (await server.chat(grant, "it breaks")).status_code == 503
+        release.set()
+    assert slow.result().status_code == 200
+    await refused(server, grant)
+
+
+async def test_a_stream_that_breaks_is_a_failure(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await failing(server)
+    original = EngineGate.generate
+
+    async def generate(self: EngineGate, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        async for chunk in original(self, request):
+            yield GenerateChunk(chunk.token_ids[:1], chunk.logprobs[:1], chunk.policy_version, None)
+            raise EngineError("the engine is gone")
+
+    monkeypatch.setattr(EngineGate, "generate", generate)
+    answer = await server.chat(grant, "hello", stream=True)
+    assert (answer.status_code, "the engine is gone" in answer.text) == (200, True)
+    assert "engine_error: the engine is gone" in await refused(server, grant)
+
+
+async def test_what_a_client_may_not_do_is_no_failure(server: Running) -> None:
+    grant = await failing(server, max_calls=2)
+    assert (await server.chat(grant, "hello", temperature="hot")).status_code == 400
+    assert (await server.chat(grant, "busy")).status_code == 429
+    assert (await server.chat(grant, "hello")).status_code == 200
+    assert (await server.chat(grant, "hello")).status_code == 403
+    assert (await end(server, grant)).status_code == 200
+
+
+async def test_a_reward_after_a_failure_is_allowed_by_the_same_name(server: Running) -> None:
+    grant = await failing(server)
+    assert (await server.chat(grant, "it breaks")).status_code == 503
+    assert (await end(server, grant, allow_no_calls=True)).status_code == 200
+
+
+async def test_after_the_end_of_its_calls_its_key_is_refused(server: Running) -> None:
+    grant = await failing(server)
+    path = f"/v1/episodes/{grant['episode_id']}/end_calls"
+    for _ in range(2):
+        answer = await server.http.post(path, headers=CLIENT)
+        assert (answer.status_code, answer.json()["state"], answer.json()["calls"]) == (
+            200,
+            "open",
+            1,
+        )
+    late = await server.chat(grant, "hello")
+    assert (late.status_code, "no more calls" in late.text) == (410, True)
+    beat = await server.http.post(path.replace("end_calls", "heartbeat"), headers=CLIENT)
+    assert beat.status_code == 200
+    assert (await end(server, grant)).status_code == 200
+    over = await server.http.post(path, headers=CLIENT)
+    assert (over.status_code, error_of(over)["type"]) == (410, "episode_closed")
+
+
+async def test_calls_that_run_at_the_end_of_calls_are_cancelled(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await failing(server)
+    entered = asyncio.Event()
+
+    async def generate(self: EngineGate, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        entered.set()
+        await asyncio.Event().wait()
+        yield GenerateChunk([], [], 0, "stop")
+
+    monkeypatch.setattr(EngineGate, "generate", generate)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(server.chat(grant, "slow"))
+        await entered.wait()
+        path = f"/v1/episodes/{grant['episode_id']}/end_calls"
+        assert (await server.http.post(path, headers=CLIENT)).status_code == 200
+    assert running.result().status_code == 410
+    # That is no failure of the server.
+    assert (await end(server, grant)).status_code == 200
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+async def test_gateway_processes_report_failures(model_dir: Path, tmp_path: Path) -> None:
+    rules = {"allow_no_calls": False}
+    async with serving(tmp_path / "run", model_dir, AJET_SERVER__PROCESSES="2") as (_, http):
+        await start_run(http, model_dir, engine={"replies": REPLIES, "vocab_size": 1024})
+
+        async def code(grant: dict[str, Any], text: str) -> int:
+            body = {"model": "any", "messages": [{"role": "user", "content": text}]}
+            answer = await http.post("/v1/chat/completions", json=body, headers=key(grant))
+            return answer.status_code
+
+        claims = [{"task_id": "a", **rules}, {"task_id": "a", **rules}]
+        broken, mended = [await call(http, "POST", "/v1/episodes", body) for body in claims]
+        assert [await code(broken, text) for text in ("hello", "one breaks")] == [200, 503]
+        assert [await code(mended, text) for text in ("two breaks", "two breaks")] == [503, 200]
+        await call(http, "POST", f"/v1/episodes/{mended['episode_id']}/end_calls")
+        assert await code(mended, "hello") == 410
+        kept, lost = [
+            await http.post(
+                f"/v1/episodes/{grant['episode_id']}/end", json={"reward": 0.0}, headers=CONTROL
+            )
+            for grant in (mended, broken)
+        ]
+    assert (kept.status_code, lost.status_code) == (200, 410)
+    assert "failed to answer its last model call" in lost.text

@@ -28,6 +28,8 @@ class Session:
     :param answers: answers for retried requests.
     :param seeds: seeds of its calls, once an exact run has made one.
     :param running: its calls that are being answered here.
+    :param failure: why the server failed to answer its last call; "" if it did not fail.
+    :param failures: the number of calls that it failed to answer.
     """
 
     episode_id: str
@@ -38,6 +40,8 @@ class Session:
     answers: Answers = field(default_factory=Answers)
     seeds: EpisodeSeeds | None = None
     running: RunningCalls = field(default_factory=RunningCalls)
+    failure: str = ""
+    failures: int = 0
 
     def take_index(self) -> int:
         """Return the index of the next call, and advance it."""
@@ -50,6 +54,11 @@ class Session:
         self.next_index = max(self.next_index, call.index + 1)
         self.tokens += len(call.sampled_ids)
         self.answered[call.agent] += call.finish_reason != "abort"
+
+    def failed(self, why: str) -> None:
+        """Note that the server failed to answer a call."""
+        self.failure = why
+        self.failures += 1
 
 
 @dataclass(frozen=True, slots=True)
