@@ -115,12 +115,12 @@ def small_disk(place: Path) -> Iterator[Path | None]:
 
 def processes() -> int:
     """The processes of programs that are left, whatever their parent is now."""
-    marks = [mark for _, mark in owners._marked() if mark.startswith(owners.launcher())]
+    marked = owners.marked(lambda mark: mark.startswith(owners.launcher()))
     sleeping = 0
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             sleeping += MARK.encode() in (entry / "cmdline").read_bytes().split(b"\0")
-    return max(len(marks), sleeping)
+    return max(len(marked), sleeping)
 
 
 async def roll_out(

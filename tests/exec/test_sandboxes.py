@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,22 +15,12 @@ from ajet_core.errors import SandboxError
 from ajet_core.interfaces import BoxProgram, ComponentSettings, Sandbox
 from ajet_exec.boxes.bare import BareSandbox
 from ajet_exec.boxes.bubblewrap import BubblewrapSandbox, BubblewrapSettings
-from ajet_exec.boxes.containers import ContainerSettings, PodmanSandbox
+from ajet_exec.boxes.containers import LABEL, ContainerSettings, DockerSandbox, PodmanSandbox
 from ajet_testing.suites.sandbox_suite import LimitName, SandboxSuite
-from tests.exec.usable import no_bubblewrap
+from tests.exec.container_image import IMAGE
+from tests.exec.usable import no_bubblewrap, no_containers
 
 pytestmark = pytest.mark.processes
-
-IMAGE = "localhost/ajet-test:1"
-"""A Debian with Python, as ``debootstrap --include=python3-minimal`` makes it."""
-
-
-def has_image() -> bool:
-    if shutil.which("podman") is None:
-        return False
-    done = subprocess.run(["podman", "image", "exists", IMAGE], check=False, capture_output=True)
-    return done.returncode == 0
-
 
 @pytest.mark.processes
 @pytest.mark.skipif(bool(no_bubblewrap()), reason=no_bubblewrap())
@@ -59,6 +48,14 @@ class TestBubblewrap(SandboxSuite):
 
 
 @pytest.mark.nightly
+class TestKilledBubblewrap(TestBubblewrap):
+    """With as many killed launchers as are promised."""
+
+    time_limit: ClassVar[float] = 3600.0
+    kills: ClassVar[int] = 50
+
+
+@pytest.mark.nightly
 class TestFewBubblewrap(TestBubblewrap):
     """With little of what is many, for mutations."""
 
@@ -74,17 +71,27 @@ class TestNone(SandboxSuite):
         return BareSandbox(ComponentSettings())
 
 
-@pytest.mark.processes
-@pytest.mark.nightly
-class TestPodman(SandboxSuite):
-    time_limit: ClassVar[float] = 600.0
+class ContainerSuite(SandboxSuite):
+    """What the sandboxes of containers have in common."""
+
+    time_limit: ClassVar[float] = 3600.0
     many: ClassVar[int] = 8
-    kills: ClassVar[int] = 2
+    kills: ClassVar[int] = 50
+    kind: ClassVar[type[PodmanSandbox | DockerSandbox]]
+
+    @pytest.fixture(autouse=True)
+    def usable(self) -> None:
+        if why := no_containers(self.kind.client):
+            pytest.skip(why)
 
     def make_sandbox(self) -> Sandbox:
-        if not has_image():
-            pytest.skip(f"there is no podman with the image {IMAGE}")
-        return PodmanSandbox(ContainerSettings(image=IMAGE))
+        return self.kind(ContainerSettings(image=IMAGE))
+
+    def left_of_launcher(self, pid: int) -> Sequence[str]:
+        listed = [self.kind.client, "ps", "--all", "--no-trunc", "--filter", f"label={LABEL}"]
+        listed += ["--format", f'{{{{.Label "{LABEL}"}}}}']
+        marks = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+        return [mark for mark in marks.split() if f"-{pid}-" in mark]
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
     async def test_the_owner_of_the_working_copy_runs_the_program(self, place: Path) -> None:
@@ -117,3 +124,13 @@ class TestPodman(SandboxSuite):
         )
         await self.make_sandbox().run(program, timeout=60.0)
         return out.read_text()
+
+
+@pytest.mark.nightly
+class TestPodman(ContainerSuite):
+    kind = PodmanSandbox
+
+
+@pytest.mark.nightly
+class TestDocker(ContainerSuite):
+    kind = DockerSandbox
