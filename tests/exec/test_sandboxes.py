@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,7 +16,7 @@ from ajet_core.interfaces import BoxProgram, ComponentSettings, Sandbox
 from ajet_exec.boxes.bare import BareSandbox
 from ajet_exec.boxes.bubblewrap import BubblewrapSandbox, BubblewrapSettings
 from ajet_exec.boxes.containers import LABEL, ContainerSettings, DockerSandbox, PodmanSandbox
-from ajet_testing.suites.sandbox_suite import LimitName, SandboxSuite
+from ajet_testing.suites.sandbox_suite import LeftByKills, LimitName, SandboxSuite
 from tests.exec.container_image import IMAGE
 from tests.exec.usable import no_bubblewrap, no_containers
 
@@ -134,3 +134,43 @@ class TestPodman(ContainerSuite):
 @pytest.mark.nightly
 class TestDocker(ContainerSuite):
     kind = DockerSandbox
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        TestPodman.test_the_endpoint_is_reached_and_no_other_address,
+        TestPodman.test_what_is_read_only_can_be_read,
+        TestPodman.test_memory_is_limited,
+        TestPodman.test_a_program_that_stays_is_killed_with_all_its_children,
+    ],
+)
+async def test_a_part_of_what_is_tested_with_podman(test: Any, tmp_path: Path) -> None:
+    if why := no_containers("podman"):
+        pytest.skip(why)
+    await test(TestPodman(), tmp_path)
+
+
+def test_a_launcher_of_podman_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    if why := no_containers("podman"):
+        pytest.skip(why)
+    assert TestPodman().left_by_kill(tmp_path, 2) == LeftByKills()
+
+
+async def test_why_a_container_does_not_start_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tmp_path / "podman"
+    client.write_text(
+        "#!/bin/sh\n"
+        "case $1 in\n"
+        "create) echo 0123 ;;\n"
+        """inspect) echo '[{"State": {"Pid": 0}}]' ;;\n"""
+        "start) echo 'no control groups' >&2; exit 126 ;;\n"
+        "esac\n"
+    )
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    said = "podman did not start the container: no control groups"
+    with pytest.raises(SandboxError, match=said):
+        await TestPodman().box(tmp_path, "")
