@@ -5,7 +5,7 @@ of its boxes, and with all that it started, by turns; when its boxes have begun,
 `left` is the most that the next launcher did not remove after any kill: processes, directories, and
 others such as containers.
 
-    python benchmarks/exec_kills.py [--kills N] [--output FILE] [bubblewrap] [none] [podman] [docker]
+    python benchmarks/exec_kills.py [--kills N] [--at-once N] [--output FILE] [SANDBOX]...
 """
 
 from __future__ import annotations

@@ -100,8 +100,11 @@ class SandboxSuite(ConformanceSuite):
         """Create a sandbox."""
         raise NotImplementedError
 
-    def left_of_launcher(self, pid: int) -> Sequence[str]:
-        """Return what else is left of a launcher that was killed, such as its containers."""
+    def left_of_launcher(self, pid: int) -> Sequence[str]:  # noqa: ARG002 - for subclasses
+        """Return what else is left of a launcher that was killed, such as its containers.
+
+        :param pid: the id of its process.
+        """
         return ()
 
     @pytest.fixture

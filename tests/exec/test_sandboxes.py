@@ -22,6 +22,7 @@ from tests.exec.usable import no_bubblewrap, no_containers
 
 pytestmark = pytest.mark.processes
 
+
 @pytest.mark.processes
 @pytest.mark.skipif(bool(no_bubblewrap()), reason=no_bubblewrap())
 class TestBubblewrap(SandboxSuite):
@@ -88,10 +89,9 @@ class ContainerSuite(SandboxSuite):
         return self.kind(ContainerSettings(image=IMAGE))
 
     def left_of_launcher(self, pid: int) -> Sequence[str]:
-        listed = [self.kind.client, "ps", "--all", "--no-trunc", "--filter", f"label={LABEL}"]
-        listed += ["--format", f'{{{{.Label "{LABEL}"}}}}']
-        marks = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
-        return [mark for mark in marks.split() if f"-{pid}-" in mark]
+        listed = [self.kind.client, "ps", "--all", "--format", "{{.Labels}}"]
+        labels = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+        return [each for each in labels.splitlines() if LABEL in each and f"-{pid}-" in each]
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
     async def test_the_owner_of_the_working_copy_runs_the_program(self, place: Path) -> None:
