@@ -30,7 +30,7 @@ class EndpointProfile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     about: str
-    status: Literal["tested", "untested", "ignores step limits", "unsupported"]
+    status: Literal["tested", "untested"]
     run_with: str = ""
     command: str = ""
     notes: str = ""

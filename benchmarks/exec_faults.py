@@ -138,8 +138,8 @@ def small_disk(place: Path) -> Iterator[Path | None]:
 
 def processes() -> int:
     """The processes of programs that are left, whatever their parent is now."""
-    marks = [mark for _, mark in owners._marked() if mark.startswith(owners.launcher())]
-    return max(len(marks), len(sleeping(MARK)) + len(sleeping(KILLED)))
+    marked = owners.marked(lambda mark: mark.startswith(owners.launcher()))
+    return max(len(marked), len(sleeping(MARK)) + len(sleeping(KILLED)))
 
 
 def sleeping(seconds: str) -> list[int]:

@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,10 +23,13 @@ from ajet_exec.boxes.capture import captured
 from ajet_exec.boxes.namespaces import serving
 from ajet_exec.boxes.watching import watched
 
-_LABEL = "ajet.box"
+LABEL = "ajet.box"
+"""Of each container: the mark of its launcher."""
 _SECONDS = 60.0
 # The end of a container may be recorded a moment after its client has ended.
 _SETTLING_SECONDS = 1.0
+_ORPHAN_SECONDS = 10.0
+"""That clients of a launcher that is gone have to end by themselves."""
 _MOST = 4096
 _GATE = "/ajet-gate"
 _PROBE = ".ajet-probe"
@@ -42,6 +46,10 @@ class ContainerSettings(ComponentSettings):
 
     image: str
     tmp_bytes: int = 2**30
+
+
+class _NotStartedError(Exception):
+    """The program of a container did not begin."""
 
 
 class _ContainerSandbox(Sandbox[ContainerSettings]):
@@ -68,9 +76,17 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
         )
 
     def remove_leftovers(self) -> None:
-        """Remove containers of launchers that are gone."""
-        done = self._ask("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={_LABEL}")
-        label = f'{{{{index .Config.Labels "{_LABEL}"}}}}'
+        """Remove containers of launchers that are gone, also those that are still being created."""
+        until = time.monotonic() + _ORPHAN_SECONDS
+        while owners.marked(owners.is_gone) and time.monotonic() < until:
+            # A client that waits for its container ends with it.
+            self._remove_orphans()
+        owners.kill_marked(owners.is_gone)
+        self._remove_orphans()
+
+    def _remove_orphans(self) -> None:
+        done = self._ask("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}")
+        label = f'{{{{index .Config.Labels "{LABEL}"}}}}'
         for container in done.stdout.split():
             mark = self._ask("inspect", "--format", label, container).stdout.strip()
             if owners.is_gone(mark):
@@ -81,6 +97,13 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
 
         :raises SandboxError: there is no such container, or it failed while it ran.
         """
+        try:
+            return await self._run(program, timeout, grace)
+        except _NotStartedError as error:
+            said = _last_line(program.stderr.read_text(errors="replace"))
+            raise SandboxError(f"{error}: {said or 'it said nothing'}") from None
+
+    async def _run(self, program: BoxProgram, timeout: float, grace: float) -> BoxExit:
         mark = owners.new_mark()
         async with contextlib.AsyncExitStack() as stack:
             gate = _new_gate(program.stdout.parent)
@@ -94,6 +117,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
             try:
                 process = await asyncio.create_subprocess_exec(
                     *(self.client, "start", "--attach", "--interactive", container),
+                    env={**os.environ, owners.VARIABLE: mark},
                     stdin=stdin,
                     stdout=out,
                     stderr=err,
@@ -139,10 +163,10 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
     async def _create(self, program: BoxProgram, mark: str, gate: Path) -> str:
         # The first time it asks the container program.
         user = await asyncio.to_thread(self._user, program.work)
-        options = [*self._options(program, gate), "--user", user, "--label", f"{_LABEL}={mark}"]
+        options = [*self._options(program, gate), "--user", user, "--label", f"{LABEL}={mark}"]
         command = ["/bin/sh", "-c", _WAIT, "sh", *program.argv]
         # Values are not in the arguments, which all users of the machine can read.
-        environ = {**os.environ, **program.environ}
+        environ = {**os.environ, **program.environ, owners.VARIABLE: mark}
         names = [option for name in program.environ for option in ("--env", name)]
         # Its own needs these; the container gets the program's by a file instead.
         for name in ("PATH", "HOME"):
@@ -202,7 +226,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
     async def _first_process(self, container: str, process: asyncio.subprocess.Process) -> int:
         """Return the id of a container's first process, once it has started.
 
-        :raises SandboxError: it has not.
+        :raises _NotStartedError: it has not.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + _SECONDS
@@ -210,9 +234,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
             if pid := int((await self._state(container))["Pid"]):
                 return pid
             await asyncio.sleep(0.02)
-        raise SandboxError(
-            f"{self.client} did not start the container; see the stderr of the program"
-        )
+        raise _NotStartedError(f"{self.client} did not start the container")
 
     async def _state(self, container: str) -> dict[str, Any]:
         """Return what is known of a container.
@@ -322,7 +344,7 @@ async def _opened(
     """Open a gate as soon as the program waits at it.
 
     :param check: called before it is opened.
-    :raises SandboxError: it ended before.
+    :raises _NotStartedError: it ended before.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + _SECONDS
@@ -339,7 +361,7 @@ async def _opened(
         finally:
             os.close(descriptor)
         return
-    raise SandboxError("the container ended before the program began: the image needs /bin/sh")
+    raise _NotStartedError("the container ended before the program began; the image needs /bin/sh")
 
 
 def _last_line(text: str) -> str:

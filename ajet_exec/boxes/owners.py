@@ -11,7 +11,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 VARIABLE = "AJET_BOX"
@@ -45,7 +45,7 @@ def is_gone(mark: str) -> bool:
 def kill_marked(chosen: Callable[[str], bool]) -> None:
     """Kill all processes with a chosen mark, including those that they start meanwhile."""
     for _ in range(_ROUNDS):
-        pids = [pid for pid, mark in _marked() if chosen(mark)]
+        pids = marked(chosen)
         if not pids:
             return
         for pid in pids:
@@ -57,8 +57,10 @@ def kill_marked(chosen: Callable[[str], bool]) -> None:
         time.sleep(0.002)
 
 
-def _marked() -> Iterator[tuple[int, str]]:
+def marked(chosen: Callable[[str], bool]) -> list[int]:
+    """Return the ids of all processes with a chosen mark, but not that of this one."""
     prefix = f"{VARIABLE}=".encode()
+    pids = []
     for entry in _PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -67,9 +69,10 @@ def _marked() -> Iterator[tuple[int, str]]:
         # It ended, or belongs to another user.
         except OSError:
             continue
-        for variable in variables:
-            if variable.startswith(prefix):
-                yield int(entry.name), variable.removeprefix(prefix).decode(errors="replace")
+        marks = [each.removeprefix(prefix) for each in variables if each.startswith(prefix)]
+        if any(chosen(mark.decode(errors="replace")) for mark in marks):
+            pids.append(int(entry.name))
+    return pids
 
 
 def _name(pid: int, started: str) -> str:

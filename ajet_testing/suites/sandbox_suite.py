@@ -8,6 +8,7 @@ import inspect
 import itertools
 import os
 import pickle
+import random
 import shutil
 import signal
 import socket
@@ -16,8 +17,8 @@ import sys
 import tempfile
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -27,21 +28,27 @@ from ajet_core.errors import SandboxError
 from ajet_core.interfaces import BoxExit, BoxLimits, BoxProgram, Sandbox
 from ajet_testing.conformance import ConformanceSuite
 
-__all__ = ["BoxRun", "LimitName", "SandboxSuite"]
+__all__ = ["BoxRun", "LeftByKills", "LimitName", "SandboxSuite"]
 
 LimitName = Literal["memory", "processes", "file", "output"]
 _PORT = 8642
+_VICTIMS = ("launcher", "outer", "all")
 _numbers = itertools.count(10_000 * (os.getpid() % 10_000))
 
+_BOXES = 2
+"""So many a launcher has when it is killed."""
 _LAUNCHER = """
 import asyncio, pickle, sys
-path, suite, directory, source, mark = pickle.load(sys.stdin.buffer)
+path, suite, directory, source, mark, boxes = pickle.load(sys.stdin.buffer)
 sys.path[:] = path
 from pathlib import Path
 from ajet_testing.other_process import load_class
 case = load_class(*suite)()
 argv = (case.python, "program.py", mark)
-asyncio.run(case.box(Path(directory), source, timeout=600.0, argv=argv))
+async def main():
+    one = lambda: case.box(Path(directory), source, timeout=600.0, argv=argv)
+    await asyncio.gather(*(one() for _ in range(boxes)))
+asyncio.run(main())
 """
 
 
@@ -54,6 +61,23 @@ class BoxRun:
     stderr: str
 
 
+@dataclass(frozen=True, slots=True)
+class LeftByKills:
+    """How much is left of launchers that were killed.
+
+    :param directories: those of the box that cannot be removed, and the launcher's temporary ones.
+    :param others: of the kinds that a suite names, such as containers.
+    """
+
+    processes: int = 0
+    directories: int = 0
+    others: int = 0
+
+    def most(self, other: LeftByKills) -> LeftByKills:
+        """Return the larger of each number."""
+        return LeftByKills(*map(max, astuple(self), astuple(other)))
+
+
 class SandboxSuite(ConformanceSuite):
     """Conformance tests of a `Sandbox`; a subclass creates one.
 
@@ -63,7 +87,8 @@ class SandboxSuite(ConformanceSuite):
     :cvar python: the interpreter in a box: Python 3.9 or later, without packages.
     :cvar limits: the limits that it enforces.
     :cvar many: how many boxes exist at once in a test.
-    :cvar kills: how many launchers a test kills.
+    :cvar kills: how many launchers a test kills: alone, after the outer processes of their boxes,
+        and with all that they started, by turns.
     """
 
     python: ClassVar[str] = "python3"
@@ -74,6 +99,13 @@ class SandboxSuite(ConformanceSuite):
     def make_sandbox(self) -> Sandbox:
         """Create a sandbox."""
         raise NotImplementedError
+
+    def left_of_launcher(self, pid: int) -> Sequence[str]:  # noqa: ARG002 - for subclasses
+        """Return what else is left of a launcher that was killed, such as its containers.
+
+        :param pid: the id of its process.
+        """
+        return ()
 
     @pytest.fixture
     def place(self) -> Iterator[Path]:
@@ -411,18 +443,60 @@ class SandboxSuite(ConformanceSuite):
         assert printed == [f"{number}\n" for number in range(self.many)]
 
     def test_a_killed_launcher_leaves_nothing(self, place: Path) -> None:
-        for _ in range(self.kills):
-            mark = str(next(_numbers))
-            self._kill_launcher(place, mark)
-            self.make_sandbox().remove_leftovers()
-            left = _settled(mark)
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            assert left == []
+        left = LeftByKills()
+        for number in range(self.kills):
+            left = left.most(self.left_by_kill(place, number))
+        assert left == LeftByKills()
 
-    def _kill_launcher(self, place: Path, mark: str) -> None:
-        """Kill the process that waits for a box, once its program and a child of it have begun.
+    def left_by_kill(self, place: Path, number: int) -> LeftByKills:
+        """Kill a launcher and what it started, and count what the next launcher does not remove.
+
+        :param number: of the kill, which determines when it is done, and what is killed.
+        """
+        mark = str(next(_numbers))
+        episodes = Path(tempfile.mkdtemp(dir=place))
+        temporary = Path(tempfile.mkdtemp(dir=place))
+        # All have begun, only some, or none.
+        begun = _BOXES - number // len(_VICTIMS) % (_BOXES + 1)
+        with self._launcher(episodes, temporary, mark) as launcher:
+            try:
+                # The list of processes may lack one that has just begun.
+                while (
+                    not list(episodes.glob("*/work"))
+                    or len(list(episodes.glob("*/work/begun"))) < begun
+                    or (begun and not _running(mark))
+                ):
+                    if launcher.poll() is not None:
+                        assert launcher.stderr is not None
+                        pytest.fail(launcher.stderr.read().decode(errors="replace"))
+                    time.sleep(0.01)
+                programs = _running(mark)
+                outer = _outer(launcher.pid, programs)
+                started = {*_descendants(launcher.pid), *programs, *outer}
+                alive = {pid: since for pid in started if (since := _since(pid))}
+                victims = _VICTIMS[number % len(_VICTIMS)]
+                if victims == "outer":
+                    _kill(outer)
+                elif victims == "all":
+                    _kill(random.Random(number).sample([*alive, launcher.pid], len(alive) + 1))  # noqa: S311 - an order
+            finally:
+                launcher.kill()
+        self.make_sandbox().remove_leftovers()
+        processes = _settled(mark, alive)
+        _kill(processes)
+        # A launcher removes its episodes' directories, in which nothing may be mounted.
+        shutil.rmtree(episodes, ignore_errors=True)
+        return LeftByKills(
+            processes=len(processes),
+            directories=len(list(temporary.iterdir())) + episodes.exists(),
+            others=len(self.left_of_launcher(launcher.pid)),
+        )
+
+    @contextlib.contextmanager
+    def _launcher(
+        self, episodes: Path, temporary: Path, mark: str
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Yield a process that waits for boxes, whose programs have a child each.
 
         :param mark: an argument of both, and so of the processes that start the program.
         """
@@ -430,25 +504,18 @@ class SandboxSuite(ConformanceSuite):
         if "<locals>" in kind.__qualname__:
             pytest.skip(f"another process cannot import {kind.__qualname__}")
         suite = (kind.__module__, inspect.getfile(kind), kind.__qualname__)
-        directory = tempfile.mkdtemp(dir=place)
         source = f"{_children(mark)}open('begun', 'w')\ntime.sleep(600)"
         with subprocess.Popen(  # noqa: S603 - this interpreter
             [sys.executable, "-c", _LAUNCHER],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(temporary)},
         ) as launcher:
             assert launcher.stdin is not None
-            launcher.stdin.write(pickle.dumps((sys.path, suite, directory, source, mark)))
+            terms = (sys.path, suite, str(episodes), source, mark, _BOXES)
+            launcher.stdin.write(pickle.dumps(terms))
             launcher.stdin.close()
-            try:
-                # The list of processes may lack one that has just begun.
-                while not (list(Path(directory).glob("*/work/begun")) and _running(mark)):
-                    if launcher.poll() is not None:
-                        assert launcher.stderr is not None
-                        pytest.fail(launcher.stderr.read().decode(errors="replace"))
-                    time.sleep(0.01)
-            finally:
-                launcher.kill()
+            yield launcher
 
 
 def _only(place: Path, pattern: str) -> Path:
@@ -501,15 +568,70 @@ def _containing(text: str) -> list[int]:
     return pids
 
 
-def _settled(mark: str) -> list[int]:
-    """Return the processes with an argument that are left when the kernel has ended the killed."""
-    pids = _running(mark)
+def _settled(mark: str, known: Mapping[int, str]) -> list[int]:
+    """Return the processes that are left when the kernel has ended the killed.
+
+    :param mark: an argument of theirs.
+    :param known: more of them, with their starts.
+    """
     for _ in range(500):
+        same = {pid for pid, since in known.items() if _since(pid) == since}
+        pids = sorted({*_running(mark), *same})
         if not pids:
             break
         time.sleep(0.01)
-        pids = _running(mark)
     return pids
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _state(pid: int) -> list[str]:
+    """Return the fields of a process from its state on; none if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    fields = text.rpartition(")")[2].split()
+    return [] if fields[0] == "Z" else fields
+
+
+def _since(pid: int) -> str:
+    """Return when a process started; "" if it has ended."""
+    return fields[19] if (fields := _state(pid)) else ""
+
+
+def _parents() -> dict[int, int]:
+    """Return the parents of all processes of this machine."""
+    pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    return {pid: int(fields[1]) for pid in pids if (fields := _state(pid))}
+
+
+def _descendants(pid: int) -> set[int]:
+    """Return the children of a process, their children, and so on."""
+    parents = _parents()
+    found: set[int] = set()
+    while more := {child for child, of in parents.items() if of in {pid, *found}} - found:
+        found |= more
+    return found
+
+
+def _outer(launcher: int, programs: Sequence[int]) -> set[int]:
+    """Return the outer processes of boxes: those that a launcher started, and those above programs.
+
+    Processes above this one are not among them.
+    """
+    parents = _parents()
+    others = {0, 1, launcher, *programs}
+    above = os.getpid()
+    while above not in others:
+        others.add(above)
+        above = parents.get(above, 0)
+    children = {pid for pid, of in parents.items() if of == launcher}
+    return children | {parents[pid] for pid in programs if pid in parents} - others
 
 
 async def _until(condition: Any, running: asyncio.Task[Any]) -> None:

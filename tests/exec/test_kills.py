@@ -71,7 +71,7 @@ async def test_nothing_is_left_after_kills(base: Path, kills: int) -> None:
         victims = [launcher.pid]
         if chosen.random() < 0.5:
             # All at once: the launcher, what it started, and the programs.
-            victims += [pid for pid, mark in owners._marked() if f"-{launcher.pid}-" in mark]
+            victims += owners.marked(lambda mark, of=f"-{launcher.pid}-": of in mark)
             chosen.shuffle(victims)
         for pid in victims:
             try:

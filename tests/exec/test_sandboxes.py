@@ -8,9 +8,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,22 +18,13 @@ from ajet_core.errors import SandboxError
 from ajet_core.interfaces import BoxProgram, ComponentSettings, Sandbox
 from ajet_exec.boxes.bare import BareSandbox
 from ajet_exec.boxes.bubblewrap import BubblewrapSandbox, BubblewrapSettings
-from ajet_exec.boxes.containers import ContainerSettings, PodmanSandbox
-from ajet_testing.suites.sandbox_suite import LimitName, SandboxSuite
-from tests.exec.usable import no_bubblewrap
+from ajet_exec.boxes.containers import LABEL, ContainerSettings, DockerSandbox, PodmanSandbox
+from ajet_testing.suites.sandbox_suite import LeftByKills, LimitName, SandboxSuite
+from tests.exec.container_image import IMAGE
+from tests.exec.usable import no_bubblewrap, no_containers
 from tests.support.processes import children
 
 pytestmark = pytest.mark.processes
-
-IMAGE = "localhost/ajet-test:1"
-"""A Debian with Python, as ``debootstrap --include=python3-minimal`` makes it."""
-
-
-def has_image() -> bool:
-    if shutil.which("podman") is None:
-        return False
-    done = subprocess.run(["podman", "image", "exists", IMAGE], check=False, capture_output=True)
-    return done.returncode == 0
 
 
 @pytest.mark.processes
@@ -79,6 +70,14 @@ class TestBubblewrap(SandboxSuite):
 
 
 @pytest.mark.nightly
+class TestKilledBubblewrap(TestBubblewrap):
+    """With as many killed launchers as are promised."""
+
+    time_limit: ClassVar[float] = 3600.0
+    kills: ClassVar[int] = 50
+
+
+@pytest.mark.nightly
 class TestFewBubblewrap(TestBubblewrap):
     """With little of what is many, for mutations."""
 
@@ -94,17 +93,26 @@ class TestNone(SandboxSuite):
         return BareSandbox(ComponentSettings())
 
 
-@pytest.mark.processes
-@pytest.mark.nightly
-class TestPodman(SandboxSuite):
-    time_limit: ClassVar[float] = 600.0
+class ContainerSuite(SandboxSuite):
+    """What the sandboxes of containers have in common."""
+
+    time_limit: ClassVar[float] = 3600.0
     many: ClassVar[int] = 8
-    kills: ClassVar[int] = 2
+    kills: ClassVar[int] = 50
+    kind: ClassVar[type[PodmanSandbox | DockerSandbox]]
+
+    @pytest.fixture(autouse=True)
+    def usable(self) -> None:
+        if why := no_containers(self.kind.client):
+            pytest.skip(why)
 
     def make_sandbox(self) -> Sandbox:
-        if not has_image():
-            pytest.skip(f"there is no podman with the image {IMAGE}")
-        return PodmanSandbox(ContainerSettings(image=IMAGE))
+        return self.kind(ContainerSettings(image=IMAGE))
+
+    def left_of_launcher(self, pid: int) -> Sequence[str]:
+        listed = [self.kind.client, "ps", "--all", "--format", "{{.Labels}}"]
+        labels = subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+        return [each for each in labels.splitlines() if LABEL in each and f"-{pid}-" in each]
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
     async def test_the_owner_of_the_working_copy_runs_the_program(self, place: Path) -> None:
@@ -137,3 +145,53 @@ class TestPodman(SandboxSuite):
         )
         await self.make_sandbox().run(program, timeout=60.0)
         return out.read_text()
+
+
+@pytest.mark.nightly
+class TestPodman(ContainerSuite):
+    kind = PodmanSandbox
+
+
+@pytest.mark.nightly
+class TestDocker(ContainerSuite):
+    kind = DockerSandbox
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        TestPodman.test_the_endpoint_is_reached_and_no_other_address,
+        TestPodman.test_what_is_read_only_can_be_read,
+        TestPodman.test_memory_is_limited,
+        TestPodman.test_a_program_that_stays_is_killed_with_all_its_children,
+    ],
+)
+async def test_a_part_of_what_is_tested_with_podman(test: Any, tmp_path: Path) -> None:
+    if why := no_containers("podman"):
+        pytest.skip(why)
+    await test(TestPodman(), tmp_path)
+
+
+def test_a_launcher_of_podman_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    if why := no_containers("podman"):
+        pytest.skip(why)
+    assert TestPodman().left_by_kill(tmp_path, 2) == LeftByKills()
+
+
+async def test_why_a_container_does_not_start_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tmp_path / "podman"
+    client.write_text(
+        "#!/bin/sh\n"
+        "case $1 in\n"
+        "create) echo 0123 ;;\n"
+        """inspect) echo '[{"State": {"Pid": 0}}]' ;;\n"""
+        "start) echo 'no control groups' >&2; exit 126 ;;\n"
+        "esac\n"
+    )
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    said = "podman did not start the container: no control groups"
+    with pytest.raises(SandboxError, match=said):
+        await TestPodman().box(tmp_path, "")
