@@ -42,7 +42,7 @@ async def drive(project: Path, study: str, directory: str) -> str:
 
 
 async def _is_finished(client: Client, directory: str) -> bool:
-    """Wait until the study is finished, or not led any more; return whether it is finished."""
+    """Wait until the study is finished, or no longer led; return whether it is finished."""
     while True:
         data = await _call(client, "research_wait", directory=directory, seconds=_WAIT_SECONDS)
         status = data["status"]

@@ -254,7 +254,7 @@ class _KilledStudy:
         until = time.monotonic() + self.rng.uniform(*_UNTIL_A_KILL[self.kind])
         written = self.rng.randint(1, len(_RESULTS) + 2)
         watched = self.rng.random() < _WATCHED_SHARE
-        # Those of a leader that was killed are no news.
+        # Outcomes of a leader that was killed were reported before.
         before = self._reported()
         while time.monotonic() < until:
             if watched and len(self._reported() - before) >= written:
