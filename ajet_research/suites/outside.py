@@ -77,7 +77,7 @@ _DISK_MIB = 25.25
 
 
 @dataclass(slots=True)
-class _Seen:
+class _GroupUse:
     """The process group of a trial.
 
     :param start: of the group.
@@ -91,7 +91,7 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class Taken:
+class OutsideUse:
     """What a study took. Times are those of the clock that counts from the start of the machine.
 
     :param disk: the largest size of its directory in MiB.
@@ -104,7 +104,7 @@ class Taken:
     disk: float = 0.0
     trial_disk: float = 0.0
     began: float = 0.0
-    groups: dict[int, _Seen] = field(default_factory=dict)
+    groups: dict[int, _GroupUse] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -201,12 +201,12 @@ _CASES: tuple[tuple[str, dict[str, float], tuple[str, str]], ...] = (
 )
 
 
-def _taken(folder: Path, limits: Mapping[str, float], levels: tuple[str, str]) -> Taken:
+def _taken(folder: Path, limits: Mapping[str, float], levels: tuple[str, str]) -> OutsideUse:
     """Run a study, and measure it until its leader ends."""
     source, directory = folder / "study.toml", folder / "study"
     write_whole(source, study_file(limits, levels).encode())
     environment = _with_arena(folder / "arena")
-    taken = Taken(StudyState(), [])
+    taken = OutsideUse(StudyState(), [])
     until = _now() + _LONGEST
     with subprocess.Popen(  # noqa: S603 - this program
         [sys.executable, "-c", _LEAD, str(source), str(directory)],
@@ -263,7 +263,7 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _measure(taken: Taken, leader: int, directory: Path) -> None:
+def _measure(taken: OutsideUse, leader: int, directory: Path) -> None:
     now = _now()
     if not taken.began and (directory / LEDGER).exists():
         taken.began = now
@@ -276,7 +276,7 @@ def _measure(taken: Taken, leader: int, directory: Path) -> None:
     for pid, its in processes.items():
         group = processes.get(its.session)
         if group is not None and (group.parent in workers or its.session in taken.groups):
-            seen = taken.groups.setdefault(its.session, _Seen(group.start, now))
+            seen = taken.groups.setdefault(its.session, _GroupUse(group.start, now))
             seen.last = max(seen.last, now)
             if pid == its.session:
                 seen.cpu = max(seen.cpu, its.cpu)
@@ -293,7 +293,7 @@ class _Process:
 def _processes() -> dict[int, _Process]:
     """Return all processes that have not ended, by their id."""
     ticks = os.sysconf("SC_CLK_TCK")
-    found = {}
+    processes = {}
     for path in Path("/proc").iterdir():
         if not path.name.isdecimal():
             continue
@@ -301,13 +301,13 @@ def _processes() -> dict[int, _Process]:
             # The name of the program, which may have spaces, ends with the last parenthesis.
             rest = (path / "stat").read_text().rpartition(")")[2].split()
             if rest[0] not in ("Z", "X"):
-                found[int(path.name)] = _Process(
+                processes[int(path.name)] = _Process(
                     parent=int(rest[1]),
                     session=int(rest[3]),
                     start=int(rest[19]) / ticks,
                     cpu=(int(rest[11]) + int(rest[12])) / ticks,
                 )
-    return found
+    return processes
 
 
 def _blocks(directory: Path) -> float:

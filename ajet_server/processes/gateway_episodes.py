@@ -280,9 +280,9 @@ class GatewayEpisodes:
                         await link.call(END_CALL, record.client_id)
 
     async def judged(self, episode: OpenEpisode) -> None:
-        """Tell the server, which the end of the episode needs."""
-        told = [episode.record.episode_id, episode.session.failure]
-        await self._server.call(JUDGED, told)
+        """Send the server what the end of the episode needs."""
+        judgement = [episode.record.episode_id, episode.session.failure]
+        await self._server.call(JUDGED, judgement)
 
     @contextlib.contextmanager
     def _in_progress(self, episode_id: str) -> Iterator[None]:
