@@ -71,7 +71,7 @@ async def test_nothing_is_left_after_kills(base: Path, kills: int) -> None:
         victims = [launcher.pid]
         if chosen.random() < 0.5:
             # All at once: the launcher, what it started, and the programs.
-            victims += owners.marked(lambda mark, of=f"-{launcher.pid}-": of in mark)
+            victims += started_by(launcher.pid)
             chosen.shuffle(victims)
         for pid in victims:
             try:
@@ -88,6 +88,11 @@ async def test_nothing_is_left_after_kills(base: Path, kills: int) -> None:
         most_processes = max(most_processes, len(await settled()))
     print(f"{kills} kills: {most_processes} processes, {most_directories} directories left")  # noqa: T201 - the figure
     assert (most_processes, most_directories) == (0, 0)
+
+
+def started_by(launcher: int) -> list[int]:
+    """The processes of a launcher's boxes."""
+    return owners.marked(lambda mark: f"-{launcher}-" in mark)
 
 
 async def settled() -> list[int]:

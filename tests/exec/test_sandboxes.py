@@ -96,7 +96,6 @@ class ContainerSuite(SandboxSuite):
     """What the sandboxes of containers have in common."""
 
     time_limit: ClassVar[float] = 3600.0
-    many: ClassVar[int] = 8
     kills: ClassVar[int] = 50
     kind: ClassVar[type[PodmanSandbox | DockerSandbox]]
 
