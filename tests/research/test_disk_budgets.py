@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ajet_core.errors import ConfigError
-from ajet_research import runners, worker
+from ajet_research import worker
 from ajet_research.arenas import TrialBlueprint
 from ajet_research.checking import check_study
 from ajet_research.registration import register
