@@ -34,8 +34,8 @@ class ProgramTerms:
         commit alone.
     :param tests: a directory that only the reward sees, at ``/tests``.
     :param read_only: files and directories of the host that both see, by path in the box.
-    :param ends_calls: whether the episode can make no more calls once the program has ended, so
-        that the reward cannot; not if an episode is several runs of the program.
+    :param ends_calls: whether the server refuses calls of the episode once the program has ended,
+        so that the reward makes none; False if an episode is several runs of the program.
     :param rules: limits of the program's model calls, and sampling parameters that replace its own.
     :param timeout: seconds for the program; `reward_timeout` for the reward.
     :param stdin: what the program reads from its stdin.

@@ -422,8 +422,8 @@ class Gateway:
             chat.unread_calls = report.unread_calls
         self._desk.count()
 
-    async def _judged(self, judgement: list[str]) -> None:
-        episode_id, failure = judgement
+    async def _judged(self, judged: list[str]) -> None:
+        episode_id, failure = judged
         episode = self._service.episodes.open.get(episode_id)
         if episode is not None and self._elsewhere(episode) is not None:
             episode.session.failure = failure

@@ -281,8 +281,8 @@ class GatewayEpisodes:
 
     async def judged(self, episode: OpenEpisode) -> None:
         """Send the server what the end of the episode needs."""
-        judgement = [episode.record.episode_id, episode.session.failure]
-        await self._server.call(JUDGED, judgement)
+        judged = [episode.record.episode_id, episode.session.failure]
+        await self._server.call(JUDGED, judged)
 
     @contextlib.contextmanager
     def _in_progress(self, episode_id: str) -> Iterator[None]:

@@ -217,6 +217,11 @@ async def test_heartbeat_and_status_of_an_episode(make: MakeFace) -> None:
     assert script.bodies() == [None, None]
 
 
+async def test_the_end_of_calls_returns_the_status(make: MakeFace) -> None:
+    script = Script().on("POST /v1/episodes/ep-1/end_calls", (200, episode_status(calls=4)))
+    assert (await make(script).call("end_calls", EPISODE)).calls == 4
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [

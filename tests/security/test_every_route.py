@@ -34,6 +34,7 @@ _OPENED_BY = {
     "POST /v1/episodes/{episode_id}/end": {"client", "control"},
     "POST /v1/episodes/{episode_id}/abort": {"client", "control"},
     "POST /v1/episodes/{episode_id}/heartbeat": {"client", "control"},
+    "POST /v1/episodes/{episode_id}/end_calls": {"client", "control"},
     "POST /v1/episodes/{episode_id}/prepare": {"client", "control"},
     "POST /v1/episodes/{episode_id}/commit": {"client", "control"},
     "GET /v1/joint": {"client", "control"},

@@ -35,6 +35,7 @@ async def rolling(server: Running) -> Running:
 _ROUTES: list[tuple[str, str, dict[str, Any] | None]] = [
     ("GET", "", None),
     ("POST", "/heartbeat", None),
+    ("POST", "/end_calls", None),
     ("POST", "/end", {"reward": 1.0}),
     ("POST", "/abort", {"reason": "mine now"}),
 ]
