@@ -46,7 +46,7 @@ class ContainerSettings(ComponentSettings):
     tmp_bytes: int = 2**30
 
 
-class _NotStartedError(Exception):
+class _ContainerStartError(Exception):
     """The program of a container did not begin."""
 
 
@@ -97,7 +97,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
         """
         try:
             return await self._run(program, timeout, grace)
-        except _NotStartedError as error:
+        except _ContainerStartError as error:
             said = _last_line(program.stderr.read_text(errors="replace"))
             raise SandboxError(f"{error}: {said or 'it said nothing'}") from None
 
@@ -210,7 +210,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
     async def _first_process(self, container: str, process: asyncio.subprocess.Process) -> int:
         """Return the id of a container's first process, once it has started.
 
-        :raises _NotStartedError: it has not.
+        :raises _ContainerStartError: it has not.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + _SECONDS
@@ -219,7 +219,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
             if pid := int(state["Pid"]):
                 return pid
             await asyncio.sleep(0.02)
-        raise _NotStartedError(f"{self.client} did not start the container")
+        raise _ContainerStartError(f"{self.client} did not start the container")
 
     async def _remove(self, container: str) -> None:
         with contextlib.suppress(SandboxError):
@@ -300,7 +300,7 @@ async def _opened(
     """Open a gate as soon as the program waits at it.
 
     :param check: called before it is opened.
-    :raises _NotStartedError: it ended before.
+    :raises _ContainerStartError: it ended before.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + _SECONDS
@@ -317,7 +317,7 @@ async def _opened(
         finally:
             os.close(descriptor)
         return
-    raise _NotStartedError("the container ended before the program began; the image needs /bin/sh")
+    raise _ContainerStartError("the container ended before the program began; the image needs /bin/sh")
 
 
 def _last_line(text: str) -> str:

@@ -613,10 +613,10 @@ def _parents() -> dict[int, int]:
 def _descendants(pid: int) -> set[int]:
     """Return the children of a process, their children, and so on."""
     parents = _parents()
-    found: set[int] = set()
-    while more := {child for child, of in parents.items() if of in {pid, *found}} - found:
-        found |= more
-    return found
+    below: set[int] = set()
+    while more := {child for child, of in parents.items() if of in {pid, *below}} - below:
+        below |= more
+    return below
 
 
 def _outer(launcher: int, programs: Sequence[int]) -> set[int]:
