@@ -317,7 +317,9 @@ async def _opened(
         finally:
             os.close(descriptor)
         return
-    raise _ContainerStartError("the container ended before the program began; the image needs /bin/sh")
+    raise _ContainerStartError(
+        "the container ended before the program began; the image needs /bin/sh"
+    )
 
 
 def _last_line(text: str) -> str:
