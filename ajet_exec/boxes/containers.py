@@ -48,7 +48,7 @@ class ContainerSettings(ComponentSettings):
     tmp_bytes: int = 2**30
 
 
-class _NoContainerError(Exception):
+class _ContainerStartError(Exception):
     """The program of a container did not begin."""
 
 
@@ -99,7 +99,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
         """
         try:
             return await self._run(program, timeout, grace)
-        except _NoContainerError as error:
+        except _ContainerStartError as error:
             said = _last_line(program.stderr.read_text(errors="replace"))
             raise SandboxError(f"{error}: {said or 'it said nothing'}") from None
 
@@ -226,7 +226,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
     async def _first_process(self, container: str, process: asyncio.subprocess.Process) -> int:
         """Return the id of a container's first process, once it has started.
 
-        :raises _NoContainerError: it has not.
+        :raises _ContainerStartError: it has not.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + _SECONDS
@@ -234,7 +234,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
             if pid := int((await self._state(container))["Pid"]):
                 return pid
             await asyncio.sleep(0.02)
-        raise _NoContainerError(f"{self.client} did not start the container")
+        raise _ContainerStartError(f"{self.client} did not start the container")
 
     async def _state(self, container: str) -> dict[str, Any]:
         """Return what is known of a container.
@@ -344,7 +344,7 @@ async def _opened(
     """Open a gate as soon as the program waits at it.
 
     :param check: called before it is opened.
-    :raises _NoContainerError: it ended before.
+    :raises _ContainerStartError: it ended before.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + _SECONDS
@@ -361,7 +361,9 @@ async def _opened(
         finally:
             os.close(descriptor)
         return
-    raise _NoContainerError("the container ended before the program began; the image needs /bin/sh")
+    raise _ContainerStartError(
+        "the container ended before the program began; the image needs /bin/sh"
+    )
 
 
 def _last_line(text: str) -> str:

@@ -478,7 +478,9 @@ class SandboxSuite(ConformanceSuite):
                 if victims == "outer":
                     _kill(outer)
                 elif victims == "all":
-                    _kill(random.Random(number).sample([*alive, launcher.pid], len(alive) + 1))  # noqa: S311 - an order
+                    everything = [*alive, launcher.pid]
+                    random.Random(number).shuffle(everything)  # noqa: S311 - an order
+                    _kill(everything)
             finally:
                 launcher.kill()
         self.make_sandbox().remove_leftovers()

@@ -99,7 +99,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make these adapters those of the process."""
 
     def use(adapters: Adapters) -> Adapters:
-        for module in ("decorator", "programs"):
+        for module in ("decorator", "running.programs"):
             its = importlib.import_module(f"agentjet.agents.{module}")
             monkeypatch.setattr(its, "installed_adapters", lambda: adapters)
         return adapters
