@@ -135,6 +135,8 @@ class TestDocker(ContainerSuite):
     kind = DockerSandbox
 
 
+# Not beside other tests: a sandbox of bubblewrap fails if a mount of podman ends while it is made.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "test",
     [
@@ -150,6 +152,7 @@ async def test_a_part_of_what_is_tested_with_podman(test: Any, tmp_path: Path) -
     await test(TestPodman(), tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_launcher_of_podman_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     if why := no_containers("podman"):
         pytest.skip(why)
