@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -18,7 +18,7 @@ from ajet_core.interfaces import BoxProgram, ComponentSettings, Sandbox
 from ajet_exec.boxes.bare import BareSandbox
 from ajet_exec.boxes.bubblewrap import BubblewrapSandbox, BubblewrapSettings
 from ajet_exec.boxes.containers import LABEL, ContainerSettings, DockerSandbox, PodmanSandbox
-from ajet_testing.suites.sandbox_suite import LeftByKills, LimitName, SandboxSuite
+from ajet_testing.suites.sandbox_suite import LimitName, SandboxSuite
 from tests.exec.container_image import IMAGE
 from tests.exec.usable import no_bubblewrap, no_containers
 from tests.support.processes import children
@@ -145,6 +145,7 @@ class ContainerSuite(SandboxSuite):
         return out.read_text()
 
 
+# Not beside tests of bubblewrap: its sandboxes fail if a mount of podman ends while they are made.
 @pytest.mark.nightly
 class TestPodman(ContainerSuite):
     kind = PodmanSandbox
@@ -153,31 +154,6 @@ class TestPodman(ContainerSuite):
 @pytest.mark.nightly
 class TestDocker(ContainerSuite):
     kind = DockerSandbox
-
-
-# Not beside other tests: a sandbox of bubblewrap fails if a mount of podman ends while it is made.
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "test",
-    [
-        TestPodman.test_the_endpoint_is_reached_and_no_other_address,
-        TestPodman.test_what_is_read_only_can_be_read,
-        TestPodman.test_memory_is_limited,
-        TestPodman.test_a_program_that_stays_is_killed_with_all_its_children,
-    ],
-)
-async def test_a_part_of_what_is_tested_with_podman(test: Any, tmp_path: Path) -> None:
-    if why := no_containers("podman"):
-        pytest.skip(why)
-    await test(TestPodman(), tmp_path)
-
-
-# Beside other launchers, containers of a killed one were left in half of the runs.
-@pytest.mark.nightly
-def test_a_launcher_of_podman_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
-    if why := no_containers("podman"):
-        pytest.skip(why)
-    assert TestPodman().left_by_kill(tmp_path, 2) == LeftByKills()
 
 
 async def test_why_a_container_does_not_start_is_said(
