@@ -1,7 +1,7 @@
-"""The leader: does what `actions` says until nothing is left, one row of the ledger at a time.
+"""The leader of a study: computes the next actions, performs them, and appends each result.
 
-All it knows is in the ledger and in the directories of the trials, so it may be killed at any
-moment: the next leader continues behind the last row.
+Its whole state is in the ledger and in the directories of the trials. It can be killed at any
+moment, and the next leader continues after the last row.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ajet_research.actions import (
 )
 from ajet_research.analysis import analyse, decision, final_verdicts, kept
 from ajet_research.arenas import Arena, changed_code, load_arena, registered_arena
+from ajet_research.disk import DiskReserve, used_mebibytes
 from ajet_research.events import (
     Answered,
     AnyEvent,
@@ -58,7 +59,6 @@ from ajet_research.events import (
 from ajet_research.ledger import LEDGER, LedgerRow, StudyLedger, read_ledger
 from ajet_research.registration import Registration, code_of, register
 from ajet_research.report import compile_report
-from ajet_research.room import KeptRoom, used_mebibytes
 from ajet_research.runners import FULL_DISK, LocalRunner, TrialRunner
 from ajet_research.search.sampling import check_sampler
 from ajet_research.search.steps import next_candidate, next_rung
@@ -73,7 +73,7 @@ _TURN = 0.02
 _HELD_TURN = 0.25
 """Seconds between two looks for requests while nothing runs."""
 _JUMP = 60.0
-"""Seconds by which the two clocks may differ between two rows."""
+"""Most seconds by which wall clock and monotonic clock may advance differently between rows."""
 _MEASURED_EVERY = 50
 """Turns between two measurements of the size of the directory."""
 
@@ -111,9 +111,9 @@ class MachineClock:
 class StudyLeader:
     """Leads one study to its report.
 
-    :param ledger: its registered study, and all that happened since.
+    :param ledger: the rows of the study; the first one is its registration.
     :param runner: runs its trials.
-    :param directory: of the study; None if there are no files, in suites.
+    :param directory: of the study; None writes no files, as suites of `ajet research bench` do.
     :param parallel: trials at a time.
     :param on_event: called after each row.
     """
@@ -137,22 +137,24 @@ class StudyLeader:
 
         :raises StoreError: the ledger cannot be written, or a trial cannot run on this machine now.
         """
-        room = KeptRoom(self.directory) if self.directory and self.state.reported is None else None
+        unfinished = self.state.reported is None
+        reserve = DiskReserve(self.directory) if self.directory and unfinished else None
         try:
-            return self._lead(room)
+            return self._lead(reserve)
         except StoreFullError as error:
-            if room is not None:
-                room.give()
-                # If others take the room at once, the next leader writes it down.
+            if reserve is not None:
+                reserve.release()
+                # If other programs use the freed space first, the next leader records it.
                 with suppress(StoreError, OSError):
-                    self._write_down(room, error.message)
+                    self._record_full_disk(reserve, error.message)
             raise
 
-    def _lead(self, room: KeptRoom | None) -> StudyState:
+    def _lead(self, reserve: DiskReserve | None) -> StudyState:
         if self.state.reported is None:
             self._append(LeaderStarted(host=socket.gethostname(), pid=os.getpid()))
-        if room is not None and room.keep():
-            self._write_down(room, f"The leader before had no room in {self.directory}.")
+        if reserve is not None and reserve.fill():
+            said = f"The disk of {self.directory} was full when the previous leader stopped."
+            self._record_full_disk(reserve, said)
         for turn in itertools.count():
             self._take_requests()
             if turn % _MEASURED_EVERY == 0:
@@ -161,14 +163,13 @@ class StudyLeader:
                 break
             if not self._advance(todo):
                 self.clock.pause(_HELD_TURN if isinstance(todo[0], Hold) else _TURN)
-        if room is not None:
-            room.forget()
+        if reserve is not None:
+            reserve.remove()
         return self.state
 
-    def _write_down(self, room: KeptRoom, said: str) -> None:
-        """Make a row of a full disk."""
+    def _record_full_disk(self, reserve: DiskReserve, said: str) -> None:
         self._append(Hindered(cause="the disk was full", said=said))
-        room.written_down()
+        reserve.recorded()
 
     def _take_requests(self) -> None:
         """Record people's requests; remove the file of each once its row is written."""
@@ -178,9 +179,9 @@ class StudyLeader:
             path.unlink(missing_ok=True)
 
     def _advance(self, todo: list[Action]) -> bool:
-        """Do what is to be done now; return whether anything happened.
+        """Perform the actions that can be performed now; return whether anything happened.
 
-        Once an attempt has settled, the rest may no longer be what the rows call for.
+        Returns as soon as an attempt settles: the remaining actions may be outdated.
         """
         running = sum(isinstance(action, Await) for action in todo)
         happened = False

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ajet_core.errors import AjetError, ConfigError
 from ajet_research.analysis import final_verdicts
+from ajet_research.disk import used_mebibytes
 from ajet_research.events import AnyEvent, EarlierStudy, Finished, Looked, Steering
 from ajet_research.inference import Verdict
 from ajet_research.ledger import LEDGER, read_ledger
 from ajet_research.report.steered import interventions
-from ajet_research.room import used_mebibytes
 from ajet_research.state import StudyState, TrialState, fold, shown_time
 from ajet_research.steering import leader_of
 from ajet_research.study import Answer

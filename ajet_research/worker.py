@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ajet_core.files import lock_file, read_bytes, sync, write_whole
 from ajet_research.arenas import TrialBlueprint, load_arena
-from ajet_research.room import used_mebibytes
+from ajet_research.disk import used_mebibytes
 
 BLUEPRINT = "blueprint.json"
 LOG = "log.txt"

@@ -13,8 +13,8 @@ from ajet_core.errors import ConfigError
 from ajet_research import worker
 from ajet_research.arenas import TrialBlueprint
 from ajet_research.checking import check_study
+from ajet_research.disk import used_mebibytes
 from ajet_research.registration import register
-from ajet_research.room import used_mebibytes
 from ajet_research.runners import LocalRunner, settled_attempt, write_blueprint
 from ajet_research.study import parse_study
 from ajet_research.suites import outside

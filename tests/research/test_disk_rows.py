@@ -11,9 +11,9 @@ import pytest
 from ajet_core.files import write_whole
 from ajet_research import runners
 from ajet_research.arenas import Arena, TrialBlueprint
+from ajet_research.disk import used_mebibytes
 from ajet_research.leader import run_study
 from ajet_research.ledger import LEDGER, read_ledger
-from ajet_research.room import used_mebibytes
 from ajet_research.runners import FileRunner, settled_attempt
 from ajet_research.status import study_status
 from ajet_research.verifying import verify_study

@@ -10,10 +10,10 @@ import pytest
 
 from ajet_core.errors import StoreFullError
 from ajet_research.arenas import TrialBlueprint
+from ajet_research.disk import RESERVE, DiskReserve
 from ajet_research.events import AnyEvent, AttemptFailed, Hindered
 from ajet_research.leader import run_study
 from ajet_research.ledger import LEDGER, read_ledger
-from ajet_research.room import RESERVE, KeptRoom
 from ajet_research.runners import FileRunner, Settled
 from ajet_research.status import study_status
 from ajet_research.verifying import verify_study
@@ -88,16 +88,16 @@ def test_a_disk_that_fills_is_a_row_and_a_line_and_no_result_is_lost(
     assert not (disk / "study" / RESERVE).exists()
 
 
-def test_a_full_disk_that_no_leader_could_write_down_is_a_row_of_the_next_one(
+def test_a_full_disk_that_no_leader_could_record_is_a_row_of_the_next_one(
     tmp_path: Path,
 ) -> None:
     source, study = written(tmp_path), tmp_path / "study"
     with pytest.raises(KeyboardInterrupt):
         run_study(source, study, runner=type("StoppingOnce", (Stopping,), {"left": 2}))
     # That leader was killed when it had given the room away.
-    KeptRoom(study).give()
+    DiskReserve(study).release()
     assert run_study(source, study, runner=FileRunner).reported is not None
-    assert hindered(study) == [f"The leader before had no room in {study}."]
+    assert hindered(study) == [f"The disk of {study} was full when the previous leader stopped."]
     assert verify_study(study).problems == []
 
 
@@ -115,14 +115,14 @@ class Stopping(FileRunner):
 
 
 def test_room_is_kept_given_and_kept_again(tmp_path: Path) -> None:
-    room, file = KeptRoom(tmp_path), tmp_path / RESERVE
-    assert not room.keep()
+    reserve, file = DiskReserve(tmp_path), tmp_path / RESERVE
+    assert not reserve.fill()
     assert file.stat().st_size == 2**16
-    room.give()
+    reserve.release()
     assert file.stat().st_size == 0
-    assert KeptRoom(tmp_path).keep()
-    room.written_down()
-    assert not room.keep()
+    assert DiskReserve(tmp_path).fill()
+    reserve.recorded()
+    assert not reserve.fill()
     assert file.stat().st_size == 2**16
 
 
@@ -133,16 +133,16 @@ def test_a_leader_that_is_killed_while_it_keeps_room_leaves_no_full_disk(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("ajet_research.room.secrets.token_bytes", killed)
+        patched.setattr("ajet_research.disk.secrets.token_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
-            KeptRoom(tmp_path).keep()
-    assert not KeptRoom(tmp_path).keep()
+            DiskReserve(tmp_path).fill()
+    assert not DiskReserve(tmp_path).fill()
 
 
 @pytest.mark.processes
 def test_room_that_cannot_be_kept_leaves_no_file(disk: Path) -> None:
     fill(disk, 2**14)
-    assert not KeptRoom(disk).keep()
+    assert not DiskReserve(disk).fill()
     assert not (disk / RESERVE).exists()
 
 

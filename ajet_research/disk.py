@@ -1,4 +1,4 @@
-"""What a study takes on its disk, and room kept for the row which says that the disk was full."""
+"""The size of a study on its disk, and a reserve for the row that records a full disk."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def used_mebibytes(directory: Path) -> float:
     return total / 2**20
 
 
-class KeptRoom:
-    """A file that gives its room away when the disk is full.
+class DiskReserve:
+    """A small file that is emptied when the disk is full, so that the ledger can record that.
 
-    It is empty while a full disk waits to be written down, also for the next leader: a file can be
-    made empty, or removed, without any room.
+    An empty file means that the full disk is not recorded yet, also for the next leader: a file can
+    be emptied, or removed, without free space.
 
     :param directory: of the study.
     """
@@ -41,31 +41,31 @@ class KeptRoom:
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE
 
-    def keep(self) -> bool:
-        """Keep room, if there is any; return whether a full disk waits to be written down."""
-        waits = self._path.exists() and not self._path.stat().st_size
-        if not waits:
-            self._fill()
-        return waits
+    def fill(self) -> bool:
+        """Write the file if there is space; return whether a full disk is not recorded yet."""
+        unrecorded = self._path.exists() and not self._path.stat().st_size
+        if not unrecorded:
+            self._write()
+        return unrecorded
 
-    def give(self) -> None:
-        """Give the room away, as the disk is full."""
+    def release(self) -> None:
+        """Empty the file, because the disk is full."""
         with suppress(OSError):
             self._path.open("wb").close()
 
-    def written_down(self) -> None:
-        """Take note that the ledger has the full disk; keep room again if there is any."""
+    def recorded(self) -> None:
+        """Write the file again, if there is space: the ledger has the full disk."""
         self._path.unlink(missing_ok=True)
-        self._fill()
+        self._write()
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove the file: the study is finished."""
         self._path.unlink(missing_ok=True)
 
-    def _fill(self) -> None:
+    def _write(self) -> None:
         if self._path.exists():
             return
-        # A part of the room would look like all of it, and an empty file like a full disk. Blocks
-        # of the disk are taken on file systems that compress, too.
+        # A part of the file would look like all of it, and an empty one like a full disk. Random
+        # bytes take blocks of the disk on file systems that compress, too.
         with suppress(OSError):
             write_whole(self._path, secrets.token_bytes(_BYTES))
