@@ -209,7 +209,7 @@ class UnitTestsJudge(Judge[UnitTestsSettings]):
         output_bytes: int = _OUTPUT,
         endpoints: Mapping[int, Any] | None = None,
     ) -> BoxProgram:
-        its = self.settings
+        settings = self.settings
         return BoxProgram(
             argv=command,
             environ={
@@ -226,9 +226,9 @@ class UnitTestsJudge(Judge[UnitTestsSettings]):
             hidden=[Workshop().base],
             endpoints=endpoints or {},
             limits=BoxLimits(
-                memory_bytes=its.memory_bytes,
+                memory_bytes=settings.memory_bytes,
                 file_bytes=2**26,
-                cpu_seconds=its.cpu_seconds,
+                cpu_seconds=settings.cpu_seconds,
                 output_bytes=output_bytes,
             ),
         )

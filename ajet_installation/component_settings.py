@@ -38,8 +38,8 @@ def component_settings(
     :raises ConfigError: a value is invalid or a key unknown.
     :raises PluginLoadError: the settings class cannot be imported.
     """
-    its = kind_of(spec)
-    kind, section = its.name, its.set_by.partition(".")[0]
+    component_kind = kind_of(spec)
+    kind, section = component_kind.name, component_kind.set_by.partition(".")[0]
     tables: Mapping[str, Mapping[str, Any]] = getattr(Settings(), section)
     known = plugins.names(kind)
     for name in sorted(set(tables) - set(known)):

@@ -100,24 +100,24 @@ def find_conflicts(packages: Packages, as_made: Mapping[str, str] | None = None)
         name for name, version in (as_made or {}).items() if _version(name, packages) == version
     }
     concerned = _closure(_plugins(packages), packages)
-    concerned = concerned.union(*(its for _, its in _reach(packages)))
+    concerned = concerned.union(*(needed for _, needed in _reach(packages)))
     wants: dict[NormalizedName, list[Want]] = {}
     # By name: the order of packages is that of the directory's files.
     for name in sorted(packages):
         for want in _wants_of(name, packages):
             wants.setdefault(want.package, []).append(want)
     conflicts = []
-    for package, its in sorted(wants.items()):
+    for package, of_package in sorted(wants.items()):
         version = version_of(packages[package])
         unmet = [
             want
-            for want in its
+            for want in of_package
             if want.name in concerned
             and not fits(version, want.accepted)
             and not {package, want.name} <= tried
         ]
         if unmet:
-            conflicts.append(Conflict(package, version, tuple(unmet), tuple(its)))
+            conflicts.append(Conflict(package, version, tuple(unmet), tuple(of_package)))
     return conflicts
 
 
@@ -129,9 +129,9 @@ def _version(name: str, packages: Packages) -> str | None:
 def backends_of(want: Want, packages: Packages) -> list[Recipe]:
     """Return the backends that need the distribution; none if agentjet itself does."""
     reached = _reach(packages)
-    if any(recipe is None and want.name in its for recipe, its in reached):
+    if any(recipe is None and want.name in needed for recipe, needed in reached):
         return []
-    return [recipe for recipe, its in reached if recipe is not None and want.name in its]
+    return [recipe for recipe, needed in reached if recipe is not None and want.name in needed]
 
 
 def backend_distributions(recipe: Recipe, packages: Packages) -> list[NormalizedName]:

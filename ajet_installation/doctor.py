@@ -88,9 +88,11 @@ def examine(settings: Settings, plugins: PluginManager, device: Device) -> list[
         half = [
             r / recipe.name for r in environment_roots(settings) if is_unfinished(r / recipe.name)
         ]
-        its = of_plugins.get(recipe.plugin)
+        plugin_info = of_plugins.get(recipe.plugin)
         findings.append(
-            _no_environment(recipe, half, its is not None and its.state == "ok", device)
+            _no_environment(
+                recipe, half, plugin_info is not None and plugin_info.state == "ok", device
+            )
         )
     return findings
 
@@ -138,17 +140,17 @@ def _plugin(info: PluginInfo, mending: Mending, settings: Settings) -> Diagnosis
     version = f"{info.distribution} {info.version}"
     if info.blocked:
         return Diagnosis(what, version, "absent", info.problem)
-    its = [e for e in mending.environments.values() if info.distribution in e.record.plugins]
+    having = [e for e in mending.environments.values() if info.distribution in e.record.plugins]
     if info.problem:
         remedy = f"pip install --upgrade {info.distribution}"
-        if its and not is_installed_here(info.distribution):
-            remedy = its[0].create_command(force=True)
+        if having and not is_installed_here(info.distribution):
+            remedy = having[0].create_command(force=True)
         return Diagnosis(what, version, "wrong", info.problem, remedy)
-    return Diagnosis(what, version, *_where_it_runs(info, its, mending, settings))
+    return Diagnosis(what, version, *_where_it_runs(info, having, mending, settings))
 
 
 def _where_it_runs(
-    info: PluginInfo, its: list[Environment], mending: Mending, settings: Settings
+    info: PluginInfo, having: list[Environment], mending: Mending, settings: Settings
 ) -> tuple[State, str, str]:
     """Return the state of a plugin that can be loaded, the detail and the remedy.
 
@@ -157,8 +159,8 @@ def _where_it_runs(
     if (setting := _python_setting(info, settings)) is not None:
         return _runs_with(*setting, mending)
     why = why_not_here(info.distribution, mending.packages)
-    if why and its:
-        return "ok", f"runs in {its[0].directory}: {why}", ""
+    if why and having:
+        return "ok", f"runs in {having[0].directory}: {why}", ""
     if (unmet_here := _unmet_here(info, mending)) is not None:
         return "wrong", *unmet_here
     if (servers := _servers_setting(info, settings)) is not None:

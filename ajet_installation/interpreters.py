@@ -163,9 +163,9 @@ def _environment_of(
     plugins: PluginManager, spec: EngineSpec | TrainerSpec, environments: dict[str, Environment]
 ) -> tuple[Environment | None, str]:
     owner = plugins.owner(spec)
-    its = [e for e in environments.values() if owner in e.record.plugins]
-    why = why_not_here(owner) if owner is not None and its else ""
-    return (its[0], why) if why else (None, "")
+    having = [e for e in environments.values() if owner in e.record.plugins]
+    why = why_not_here(owner) if owner is not None and having else ""
+    return (having[0], why) if why else (None, "")
 
 
 def is_installed_here(plugin: str) -> bool:

@@ -50,24 +50,24 @@ def outcomes(state: StudyState, arm: str, metric: str) -> dict[int, float]:
     registered = state.registered.outcome
     if metric == registered.metric and registered.failed != "worst":
         value = registered.failed
-    its: dict[int, float] = {}
+    values: dict[int, float] = {}
     for trial in state.trials.values():
         outcome = trial.outcome
         if trial.arm != arm or trial.blueprint.repeat or outcome is None:
             continue
         if not outcome.failed:
-            its[trial.blueprint.seed] = outcome.metrics[metric]
+            values[trial.blueprint.seed] = outcome.metrics[metric]
         else:
             assert value is not None, "registration refuses this"
-            its[trial.blueprint.seed] = value
-    return its
+            values[trial.blueprint.seed] = value
+    return values
 
 
 def search_value(state: StudyState, candidate: int, rung: int) -> float | None:
     """Return the mean outcome of a candidate of a search in a rung; None without outcomes."""
     arm = candidate_arm(candidate, rung)
-    its = outcomes(state, arm, state.registered.outcome.metric).values()
-    return math.fsum(its) / len(its) if its else None
+    values = outcomes(state, arm, state.registered.outcome.metric).values()
+    return math.fsum(values) / len(values) if values else None
 
 
 def kept(state: StudyState) -> list[int]:
@@ -93,8 +93,8 @@ def _finding(state: StudyState, one: Compare, look: int) -> LookFinding:
     arm, against = arm_name(one.arm), arm_name(one.against)
 
     def differences(of: str) -> dict[int, float]:
-        its, others = (outcomes(state, side, of) for side in (arm, against))
-        both = paired(its, others, sign=sign(state, of))
+        ours, others = (outcomes(state, side, of) for side in (arm, against))
+        both = paired(ours, others, sign=sign(state, of))
         return {seed: value for seed, value in both.items() if seed < first + count}
 
     pairs = differences(metric)
@@ -116,7 +116,7 @@ def _finding(state: StudyState, one: Compare, look: int) -> LookFinding:
             wins=None,
             guardrails={},
         )
-    its = estimate(list(pairs.values()), alpha)
+    estimated = estimate(list(pairs.values()), alpha)
     guardrails = {}
     for guard in study.outcome.guardrails:
         guarded = estimate(list(differences(guard.metric).values()), alpha)
@@ -126,7 +126,7 @@ def _finding(state: StudyState, one: Compare, look: int) -> LookFinding:
             high=_finite(guarded.high),
             holds=holds(guarded, guard.margin),
         )
-    verdict, reason = _verdict(state, (arm, against), its, guardrails)
+    verdict, reason = _verdict(state, (arm, against), estimated, guardrails)
     too_many = len(missing) / count > study.inference.most_missing
     if too_many and verdict != "invalid":
         last = look == len(study.inference.looks) - 1
@@ -139,24 +139,24 @@ def _finding(state: StudyState, one: Compare, look: int) -> LookFinding:
         missing=missing,
         arm_mean=_mean(outcomes(state, arm, metric), seeds),
         against_mean=_mean(outcomes(state, against, metric), seeds),
-        gain=its.gain,
-        low=_finite(its.low),
-        high=_finite(its.high),
-        p=its.p,
+        gain=estimated.gain,
+        low=_finite(estimated.low),
+        high=_finite(estimated.high),
+        p=estimated.p,
         alpha=alpha,
-        wins=its.wins,
+        wins=estimated.wins,
         guardrails=guardrails,
     )
 
 
 def _verdict(
-    state: StudyState, arms: tuple[str, str], its: Estimate, guardrails: Mapping[str, Guarded]
+    state: StudyState, arms: tuple[str, str], estimated: Estimate, guardrails: Mapping[str, Guarded]
 ) -> tuple[Verdict, str]:
     """Return the verdict, and why it is not the one of the interval alone."""
     for arm in arms:
         if same := _same_fingerprint(state, arm):
             return "invalid", f"the seed has no effect: {same} of the arm {arm} measured the same"
-    verdict = verdict_of(its, state.registered.outcome.smallest)
+    verdict = verdict_of(estimated, state.registered.outcome.smallest)
     broken = [metric for metric, guarded in guardrails.items() if not guarded.holds]
     if verdict in ("better", "equivalent") and broken:
         return "undecided", f"a guardrail is not shown to hold: {', '.join(broken)}"

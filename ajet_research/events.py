@@ -62,8 +62,8 @@ class Registered(LedgerEvent):
     versions: dict[str, str]
     warnings: list[str]
     directory: str
-    files: dict[str, str] = Field({}, exclude_if=lambda its: not its)
-    earlier: list[EarlierStudy] = Field([], exclude_if=lambda its: not its)
+    files: dict[str, str] = Field({}, exclude_if=lambda value: not value)
+    earlier: list[EarlierStudy] = Field([], exclude_if=lambda value: not value)
 
 
 class Proposed(LedgerEvent):
@@ -117,7 +117,7 @@ class Reserved(LedgerEvent):
     trial: str
     attempt: int
     seconds: float
-    mebibytes: float | None = Field(None, exclude_if=lambda its: its is None)
+    mebibytes: float | None = Field(None, exclude_if=lambda value: value is None)
 
     @property
     def limits(self) -> tuple[float, float | None]:
@@ -136,7 +136,7 @@ class AttemptFailed(LedgerEvent):
     attempt: int
     cause: str
     seconds: float
-    mebibytes: float | None = Field(None, exclude_if=lambda its: its is None)
+    mebibytes: float | None = Field(None, exclude_if=lambda value: value is None)
 
 
 class Finished(LedgerEvent):
@@ -158,7 +158,7 @@ class Finished(LedgerEvent):
     fingerprint: str
     store: dict[str, str]
     seconds: float
-    mebibytes: float | None = Field(None, exclude_if=lambda its: its is None)
+    mebibytes: float | None = Field(None, exclude_if=lambda value: value is None)
 
 
 class Lost(LedgerEvent):

@@ -109,7 +109,7 @@ def _subset_means(differences: Sequence[float]) -> np.ndarray:
     return means
 
 
-def verdict_of(its: Estimate, smallest: float) -> Verdict:
+def verdict_of(estimated: Estimate, smallest: float) -> Verdict:
     """Compare an interval with the smallest effect of interest.
 
     ``better`` means by more than `smallest`: the whole interval lies above it. So an effect below
@@ -117,19 +117,19 @@ def verdict_of(its: Estimate, smallest: float) -> Verdict:
     however many seeds there are. ``equivalent`` means that the whole interval lies within
     ``±smallest``.
     """
-    slack = _ROUNDING * max(abs(its.gain), smallest)
-    if its.low > smallest + slack:
+    slack = _ROUNDING * max(abs(estimated.gain), smallest)
+    if estimated.low > smallest + slack:
         return "better"
-    if its.high < -smallest - slack:
+    if estimated.high < -smallest - slack:
         return "worse"
-    if its.low > -smallest + slack and its.high < smallest - slack:
+    if estimated.low > -smallest + slack and estimated.high < smallest - slack:
         return "equivalent"
     return "undecided"
 
 
-def holds(its: Estimate, margin: float) -> bool:
+def holds(estimated: Estimate, margin: float) -> bool:
     """Return whether a guardrail holds: the arm is shown to be worse by less than `margin`."""
-    return its.low > -margin + _ROUNDING * max(abs(its.gain), margin)
+    return estimated.low > -margin + _ROUNDING * max(abs(estimated.gain), margin)
 
 
 def paired(

@@ -219,8 +219,8 @@ class StudyLeader:
         return registered_arena(self.state.registered.base.arena, self.state.files)
 
     def _ask(self, question: str) -> None:
-        (its,) = (one for one in self.state.registered.ask if one.id == question)
-        deadline = self.clock.now() + timedelta(hours=its.deadline_hours)
+        (registered,) = (one for one in self.state.registered.ask if one.id == question)
+        deadline = self.clock.now() + timedelta(hours=registered.deadline_hours)
         self._append(Asked(question=question, deadline=deadline))
 
     def _answer_by_default(self) -> bool:
@@ -228,7 +228,7 @@ class StudyLeader:
         asked, now = self.state.asked, self.clock.now()
         if asked is None or now < asked.deadline:
             return False
-        (its,) = (one for one in self.state.registered.ask if one.id == asked.question)
+        (registered,) = (one for one in self.state.registered.ask if one.id == asked.question)
         self._append(
             Answered(
                 request="",
@@ -236,30 +236,30 @@ class StudyLeader:
                 at=now,
                 why="",
                 looks=len(self.state.findings),
-                question=its.id,
-                answer=its.default,
+                question=registered.id,
+                answer=registered.default,
                 default=True,
             )
         )
         return True
 
     def _reserve(self, trial: str) -> bool:
-        its = self.state.trials[trial]
-        seconds, mebibytes = its.blueprint.limits
-        attempt = its.attempts + 1
+        trial_state = self.state.trials[trial]
+        seconds, mebibytes = trial_state.blueprint.limits
+        attempt = trial_state.attempts + 1
         self._append(Reserved(trial=trial, attempt=attempt, seconds=seconds, mebibytes=mebibytes))
         return self._await(trial)
 
     def _await(self, trial: str) -> bool:
         """See that an attempt runs; return whether it has settled."""
-        its = self.state.trials[trial]
+        trial_state = self.state.trials[trial]
         try:
             if (self.state.held or self.state.over) and self.runner.withdraw(
-                its.blueprint, its.attempts, final=self.state.over
+                trial_state.blueprint, trial_state.attempts, final=self.state.over
             ):
                 return False
             self.runner.left = self.state.budget.wall_hours * 3600 - self._wall()
-            settled = self.runner.poll(its.blueprint, its.attempts)
+            settled = self.runner.poll(trial_state.blueprint, trial_state.attempts)
         except OSError as error:
             kind = StoreFullError if error.errno in FULL_DISK else StoreError
             where = f" in {self.directory}" if self.directory else ""
@@ -272,7 +272,7 @@ class StudyLeader:
         if settled.evidence is None:
             event: AnyEvent = AttemptFailed(
                 trial=trial,
-                attempt=its.attempts,
+                attempt=trial_state.attempts,
                 cause=settled.cause,
                 seconds=settled.seconds,
                 mebibytes=settled.mebibytes,
@@ -280,7 +280,7 @@ class StudyLeader:
         else:
             event = Finished(
                 trial=trial,
-                attempt=its.attempts,
+                attempt=trial_state.attempts,
                 metrics=dict(settled.evidence.metrics),
                 failed=settled.evidence.failed,
                 limit=settled.limit,
@@ -447,8 +447,8 @@ def run_study(
                 first = registered_event(registration, earlier_studies(directory))
                 ledger.append(first, time=now, elapsed=0.0)
             study = fold(ledger.rows).registered
-            its = runner(directory / TRIALS, load_arena(study.base.arena))
-            return StudyLeader(ledger, its, directory, clock, parallel, on_event).lead()
+            trials = runner(directory / TRIALS, load_arena(study.base.arena))
+            return StudyLeader(ledger, trials, directory, clock, parallel, on_event).lead()
     except OSError as error:
         raise StoreError(
             f"Cannot write in {directory}: {error.strerror}. Run the same command again once this "
@@ -464,9 +464,9 @@ def check_machine(registration: Registration) -> None:
     settings = {
         arm: registration.blueprints[id_].settings for id_, arm in registration.arms.items()
     }
-    for arm, its in {**settings, **registration.searched}.items():
+    for arm, arm_settings in {**settings, **registration.searched}.items():
         try:
-            arena.check_machine(its)
+            arena.check_machine(arm_settings)
         except AjetError as error:
             raise ConfigError(f"The arm {arm} cannot run here: {error.message}") from error
 

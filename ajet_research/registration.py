@@ -104,7 +104,7 @@ def register(
 
 def _unknown_metrics(study: Study, arena: Arena) -> Iterator[str]:
     known = ", ".join(arena.metrics)
-    bounded = ", ".join(name for name, its in arena.metrics.items() if its.worst is not None)
+    bounded = ", ".join(name for name, spec in arena.metrics.items() if spec.worst is not None)
     guardrails = [one.metric for one in study.outcome.guardrails]
     for metric in dict.fromkeys((study.outcome.metric, *guardrails)):
         if metric not in arena.metrics:
@@ -189,15 +189,15 @@ def _same_arms(resolved: dict[str, dict[str, Scalar]]) -> Iterator[str]:
 def _confounds(study: Study, arena: Arena, resolved: dict[str, dict[str, Scalar]]) -> Iterator[str]:
     for one in study.compare:
         # What a search changes is checked with each candidate; the factors beside it are here.
-        sides = [{**its, SEARCH: BASELINE} if SEARCH in its else its for its in one.sides]
+        sides = [{**side, SEARCH: BASELINE} if SEARCH in side else side for side in one.sides]
         if one.arm.get(SEARCH) != one.against.get(SEARCH) and sides[0] == sides[1]:
             continue
         try:
             arm, against = (
-                resolved[arm_name(its)]
-                if arm_name(its) in resolved
-                else arena.resolve(study.settings(its))
-                for its in sides
+                resolved[arm_name(side)]
+                if arm_name(side) in resolved
+                else arena.resolve(study.settings(side))
+                for side in sides
             )
         except ConfigError as error:
             yield f"The arms of {one.id!r}: {error.message}"
@@ -333,7 +333,7 @@ def _weak(study: Study) -> Iterator[str]:
     if (sd := study.inference.sd) is None:
         return
     effect, seeds = 2 * study.outcome.smallest, study.inference.looks[-1].seeds
-    if (its := power(study, effect, seeds, sd)) < 0.5:
+    if (chance := power(study, effect, seeds, sd)) < 0.5:
         enough = [n for n in range(seeds + 1, MOST_SEEDS + 1) if power(study, effect, n, sd) >= 0.8]
         way_out = (
             f"{enough[0]} seeds would show it in four of five studies"
@@ -342,5 +342,5 @@ def _weak(study: Study) -> Iterator[str]:
         )
         yield (
             f"The power is low: an arm that is better by twice outcome.smallest would be shown to "
-            f"be better with a probability of about {its:.2f}. {way_out}."
+            f"be better with a probability of about {chance:.2f}. {way_out}."
         )

@@ -179,13 +179,13 @@ def _arms(state: StudyState) -> list[ArmProgress]:
         searched = search is not None and trial.blueprint.seed in search.seeds
         by_arm.setdefault("candidates of the search" if searched else trial.arm, []).append(trial)
     arms = []
-    for arm, its in by_arm.items():
-        count = Counter(trial.status for trial in its)
+    for arm, trials in by_arm.items():
+        count = Counter(trial.status for trial in trials)
         arms.append(
             ArmProgress(
                 arm=arm,
                 done=count["finished"],
-                failed=sum(bool(trial.outcome and trial.outcome.failed) for trial in its),
+                failed=sum(bool(trial.outcome and trial.outcome.failed) for trial in trials),
                 running=count["reserved"],
                 lost=count["lost"],
                 left=count["planned"],
@@ -227,8 +227,10 @@ def _question(state: StudyState) -> OpenQuestion | None:
     asked = state.asked
     if asked is None:
         return None
-    (its,) = (one for one in state.registered.ask if one.id == asked.question)
-    return OpenQuestion(its.id, its.question, its.default, shown_time(asked.deadline))
+    (registered,) = (one for one in state.registered.ask if one.id == asked.question)
+    return OpenQuestion(
+        registered.id, registered.question, registered.default, shown_time(asked.deadline)
+    )
 
 
 def _words(event: AnyEvent) -> str:

@@ -452,11 +452,11 @@ def _overlap(first: str, second: str) -> bool:
 def _wrong_arm(
     known: Mapping[str, list[Scalar]], place: _Place, arm: Mapping[str, Scalar]
 ) -> Iterator[tuple[_Place, str]]:
-    for name, its in known.items():
-        levels = ", ".join(map(canonical, its))
+    for name, levels_known in known.items():
+        levels = ", ".join(map(canonical, levels_known))
         if name not in arm:
             yield place, f"{place[-1]!r} lacks a level of {name!r}; its levels: {levels}"
-        elif canonical(arm[name]) not in map(canonical, its):
+        elif canonical(arm[name]) not in map(canonical, levels_known):
             yield place, f"{canonical(arm[name])} is not a level of {name!r}: {levels}"
     for name in sorted(arm.keys() - known.keys()):
         yield place, f"unknown factor {name!r}; known: {', '.join(known)}"

@@ -215,8 +215,8 @@ def _wrong_search(row: LedgerRow, state: StudyState) -> Iterator[str]:
     means: list[tuple[float, int]] = []
     for number in state.entered:
         arm = candidate_arm(number, state.rung)
-        if its := _outcomes(state, arm, study.outcome.metric):
-            means.append((-turn * math.fsum(its.values()) / len(its), number))
+        if values := _outcomes(state, arm, study.outcome.metric):
+            means.append((-turn * math.fsum(values.values()) / len(values), number))
     best = [number for _, number in sorted(means)][: search.rungs[state.rung].keep]
     if event.candidates != best:
         yield f"Row {row.seq}: the best candidates are {best}, not {event.candidates}."
@@ -275,14 +275,14 @@ def _wrong_finding(
         if finding.verdict != "invalid":
             yield "a verdict without outcomes"
         return
-    its = list(values.values())
+    each = list(values.values())
     for name, sample, theirs in (
         ("mean of the arm", [arm[s] for s in values], finding.arm_mean),
         ("mean of the other", [against[s] for s in values], finding.against_mean),
     ):
-        if theirs is None or not _near(mine := math.fsum(sample) / len(its), theirs, sample):
+        if theirs is None or not _near(mine := math.fsum(sample) / len(each), theirs, sample):
             yield f"the {name} is {mine!r}, not {theirs!r}"
-    yield from _wrong_estimate(its, finding, alpha)
+    yield from _wrong_estimate(each, finding, alpha)
     holding = True
     for guard in study.outcome.guardrails:
         guarded = finding.guardrails.get(guard.metric)

@@ -68,7 +68,7 @@ class AttemptResult(BaseModel):
     status: Literal["done", "limit", "failed"]
     cause: str
     seconds: float
-    mebibytes: float | None = Field(None, exclude_if=lambda its: its is None)
+    mebibytes: float | None = Field(None, exclude_if=lambda value: value is None)
 
     def reached(self, blueprint: TrialBlueprint) -> str:
         """Return the limit of its trial that it reached; "" if none."""

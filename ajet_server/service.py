@@ -338,10 +338,12 @@ class SwarmService:
                 param = f"{kind}_rewards"
                 shown = ", ".join(map(repr, sorted(known)[:_SHOWN]))
                 more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-                its = f"its {kind}s are {shown}{more}" if known else f"it has no such {kind}s"
+                rewardable = (
+                    f"its {kind}s are {shown}{more}" if known else f"it has no such {kind}s"
+                )
                 raise RequestError(
                     f"{param}: episode {episode_id} has no {kind} {unknown[0]!r} that can be "
-                    f"rewarded; {its}",
+                    f"rewarded; {rewardable}",
                     param=param,
                 )
 

@@ -101,16 +101,16 @@ def licence_of(distribution: str) -> str:
     :raises ConfigError: it is not installed.
     """
     try:
-        its = metadata(distribution).json
+        fields = metadata(distribution).json
     except PackageNotFoundError as error:
         raise ConfigError(f"{distribution} is not installed") from error
-    if its.get("license_expression"):
-        return str(its["license_expression"])
-    text = str(its.get("license") or "").strip()
+    if fields.get("license_expression"):
+        return str(fields["license_expression"])
+    text = str(fields.get("license") or "").strip()
     if text and "\n" not in text:
         return text
     return ", ".join(
         classifier.rpartition(" :: ")[2]
-        for classifier in its.get("classifier") or []
+        for classifier in fields.get("classifier") or []
         if classifier.startswith("License ::")
     )

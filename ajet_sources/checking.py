@@ -122,22 +122,27 @@ async def check_source(
 
     async def check(task: Task) -> TaskCheck:
         async with places:
-            its = await check_task(source, task, timeout=timeout)
+            task_check = await check_task(source, task, timeout=timeout)
         if on_task is not None:
-            on_task(its)
-        return its
+            on_task(task_check)
+        return task_check
 
     with _watched() as seen:
         async with asyncio.TaskGroup() as group:
             checking = [group.create_task(check(task)) for task in tasks]
     checks = [one.result() for one in checking]
-    tried = [{*its.rewards, *(finding.probe for finding in its.findings)} for its in checks]
+    tried = [
+        {*task_check.rewards, *(finding.probe for finding in task_check.findings)}
+        for task_check in checks
+    ]
     pairs = list(zip(checks, tried, strict=True))
     return SourceCheck(
         tasks=checks,
-        unscored=[its.task_id for its, probes in pairs if not probes],
+        unscored=[task_check.task_id for task_check, probes in pairs if not probes],
         without_reference=[
-            its.task_id for its, probes in pairs if probes and "reference" not in probes
+            task_check.task_id
+            for task_check, probes in pairs
+            if probes and "reference" not in probes
         ],
         keys=sorted(seen.keys),
         hosts=sorted(seen.hosts),

@@ -153,7 +153,11 @@ async def evaluate_source(
             param="samples",
         )
     places = asyncio.Semaphore(max(1, min(concurrency, capacity or concurrency) // group))
-    have = {(its.model, its.task_id, its.number): its for its in kept if its.reward is not None}
+    have = {
+        (evaluated.model, evaluated.task_id, evaluated.number): evaluated
+        for evaluated in kept
+        if evaluated.reward is not None
+    }
     wanted: list[list[tuple[ModelEndpoint, Task, int]]] = []
     result: list[EvaluatedEpisode] = []
     for task in tasks:
@@ -180,7 +184,9 @@ async def evaluate_source(
         (model.model, task.id): place
         for place, (model, task) in enumerate((m, t) for m in models for t in tasks)
     }
-    return sorted(result, key=lambda its: (order[its.model, its.task_id], its.number))
+    return sorted(
+        result, key=lambda evaluated: (order[evaluated.model, evaluated.task_id], evaluated.number)
+    )
 
 
 async def rescore(
@@ -203,10 +209,10 @@ async def rescore(
         if task is None or outcome is None:
             scored.append(episode)
             continue
-        its = checked_outcome(task, outcome)
+        checked = checked_outcome(task, outcome)
         count += 1
         scored.append(
-            replace(episode, reward=its.reward, components=dict(its.components), error="")
+            replace(episode, reward=checked.reward, components=dict(checked.components), error="")
         )
     if not count:
         raise ConfigError(
@@ -331,16 +337,16 @@ async def _rolled_out(
             break
     episodes = []
     for (model, _, number), attempt in zip(jobs, attempts, strict=True):
-        its = None if attempt.error else attempt.result
+        result = None if attempt.error else attempt.result
         episodes.append(
             EvaluatedEpisode(
                 task_id=task.id,
                 model=model.model,
                 number=number,
-                reward=None if its is None else its.reward,
-                components={} if its is None else dict(its.components),
-                answer=None if its is None else its.answer,
-                metadata={} if its is None else dict(its.metadata),
+                reward=None if result is None else result.reward,
+                components={} if result is None else dict(result.components),
+                answer=None if result is None else result.answer,
+                metadata={} if result is None else dict(result.metadata),
                 seconds=attempt.seconds,
                 error=attempt.error.replace(model.api_key or "\0", "***"),
             )
@@ -387,7 +393,7 @@ def _components(episodes: Sequence[EvaluatedEpisode]) -> dict[str, float]:
     for episode in episodes:
         for name, value in episode.components.items():
             values.setdefault(name, []).append(value)
-    return {name: math.fsum(its) / len(its) for name, its in sorted(values.items())}
+    return {name: math.fsum(numbers) / len(numbers) for name, numbers in sorted(values.items())}
 
 
 def _mean(values: Iterable[float]) -> float | None:

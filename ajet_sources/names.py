@@ -101,13 +101,13 @@ def load_source(
     manager = plugins or local_manager()
     if "" not in sys.path:
         sys.path.insert(0, "")
-    its = source
-    if isinstance(its, str):
-        its = parse_source(its, manager.names("source"))
-    spec = manager.source(its.name)
-    _check_versions(its.name, manager.owner(spec))
-    given = {**its.settings, **(settings or {})}
-    created = manager.create(spec, component_settings(manager, spec, given), its.argument)
+    parsed = source
+    if isinstance(parsed, str):
+        parsed = parse_source(parsed, manager.names("source"))
+    spec = manager.source(parsed.name)
+    _check_versions(parsed.name, manager.owner(spec))
+    given = {**parsed.settings, **(settings or {})}
+    created = manager.create(spec, component_settings(manager, spec, given), parsed.argument)
     return IsolatedSource(created, manager.describe(spec))
 
 
@@ -124,8 +124,8 @@ def _check_versions(name: str, plugin: str | None) -> None:
     installed = by_name(distributions())
     if canonicalize_name(plugin) not in installed:
         return
-    if others := [its for its in unmet(plugin, installed) if its.found is not None]:
-        wanted = " ".join(f"'{its.wanted}'" for its in others)
+    if others := [want for want in unmet(plugin, installed) if want.found is not None]:
+        wanted = " ".join(f"'{want.wanted}'" for want in others)
         raise ConfigError(
             f"the source {name!r} cannot be used: {'; '.join(map(str, others))}. Install the "
             f"version that it supports (pip install {wanted}), or a newer plugin (pip install "

@@ -186,7 +186,7 @@ class _RowReading:
         self, path: str, settings: RowsSettings, *, needs_answer: bool, needs_prompt: bool
     ) -> None:
         self._path = path
-        self._its = settings
+        self._settings = settings
         self._needs_answer = needs_answer
         self._needs_prompt = needs_prompt
         self._shape: Shape | None = None
@@ -211,15 +211,19 @@ class _RowReading:
                 self._take(placed)
             except ValueError as error:
                 self._bad.append(f"{placed.place}: {error}")
-            if len(self._bad) >= _MOST_PROBLEMS and self._its.bad_rows == "error":
+            if len(self._bad) >= _MOST_PROBLEMS and self._settings.bad_rows == "error":
                 break
         return self._result()
 
     def _rows(self) -> Iterator[_Placed]:
-        its = self._its
-        files = [DataFile(self._path, TRAIN, its.reader)] if its.reader else data_files(self._path)
+        settings = self._settings
+        files = (
+            [DataFile(self._path, TRAIN, settings.reader)]
+            if settings.reader
+            else data_files(self._path)
+        )
         for file in files:
-            given = dict(its.reader_settings)
+            given = dict(settings.reader_settings)
             if file.has_tabs and file.reader == "csv":
                 given.setdefault("delimiter", "\t")
             reader, owner = load_reader(file.reader, given)
@@ -229,14 +233,14 @@ class _RowReading:
 
     def _chosen_shape(self, head: Sequence[_Placed]) -> Shape | None:
         """:raises ConfigError: two shapes fit, or none."""
-        its = self._its
-        if its.shape is not None or not head:
-            return its.shape
+        settings = self._settings
+        if settings.shape is not None or not head:
+            return settings.shape
         mappings = [(one.place, one.row.item) for one in head if isinstance(one.row.item, dict)]
         if len(mappings) < len(head):
             return "trl"
-        if its.prompt is not None:
-            return shape_of_field(its.prompt, [item for _, item in mappings])
+        if settings.prompt is not None:
+            return shape_of_field(settings.prompt, [item for _, item in mappings])
         fits: dict[Shape, str] = {}
         for place, item in mappings:
             for shape in fitting(item):
@@ -261,19 +265,19 @@ class _RowReading:
 
     def _take(self, placed: _Placed) -> None:
         """:raises ValueError: the row is bad; the message says why."""
-        its, place = self._its, placed.place
+        settings, place = self._settings, placed.place
         given: Any = placed.row.item
         if given is None:
             raise ValueError(placed.row.problem)
         item = given.payload if isinstance(given, Task) else given
         question = None
         if self._shape is not None:
-            question = asked(item, self._shape, its.prompt, its.answer)
+            question = asked(item, self._shape, settings.prompt, settings.answer)
             if self._needs_answer and question.reference is None:
-                where = f" in the field {its.answer!r}" if its.answer else ""
+                where = f" in the field {settings.answer!r}" if settings.answer else ""
                 raise ValueError(
-                    f"has no answer{where}, which the judge {its.judge!r} needs: name its field "
-                    f"with ?answer=FIELD{fields_of(item)}"
+                    f"has no answer{where}, which the judge {settings.judge!r} needs: name its "
+                    f"field with ?answer=FIELD{fields_of(item)}"
                 )
         key = self._key(item, question)
         into = self._splits.setdefault(self._split(placed.split, item, key), _Split())
@@ -282,8 +286,8 @@ class _RowReading:
             self._duplicates.append(f"{place} (as {into.places[key]})")
             self._conflicting += reference != into.references[key]
             return
-        name = given.id if isinstance(given, Task) else own_id(item, its.id)
-        task = _task(name or f"task-{key[:16]}", item, question, its)
+        name = given.id if isinstance(given, Task) else own_id(item, settings.id)
+        task = _task(name or f"task-{key[:16]}", item, question, settings)
         if task.id in into.ids:
             raise ValueError(
                 f"has the id {task.id!r}, as {into.ids[task.id]} has: name another field with "
@@ -295,46 +299,48 @@ class _RowReading:
 
     def _key(self, item: object, question: RowQuestion | None) -> str:
         """Return a digest that is the same for rows that ask the same."""
-        its = self._its
-        if its.same:
-            value = value_at(item, its.same)
+        settings = self._settings
+        if settings.same:
+            value = value_at(item, settings.same)
             if value is None:
-                raise ValueError(f"has nothing in the field {its.same!r}")
+                raise ValueError(f"has nothing in the field {settings.same!r}")
             return identity(value)
         # Only the program knows what it asks, unless the setting names the question.
-        if question is not None and (self._needs_prompt or its.prompt is not None):
+        if question is not None and (self._needs_prompt or settings.prompt is not None):
             return prompt_identity(question.prompt)
         return row_identity(item)
 
     def _split(self, of_file: str, item: object, key: str) -> str:
-        its = self._its
-        value = value_at(item, its.split) if its.split and isinstance(item, Mapping) else None
+        settings = self._settings
+        value = (
+            value_at(item, settings.split) if settings.split and isinstance(item, Mapping) else None
+        )
         own = value if isinstance(value, str) and value else of_file
         self._of_files.add(own)
-        if its.eval_share:
+        if settings.eval_share:
             # By what is asked, so that a row keeps its split when others are added.
-            return "eval" if int(key[:8], 16) < its.eval_share * _SHARES else TRAIN
+            return "eval" if int(key[:8], 16) < settings.eval_share * _SHARES else TRAIN
         return own
 
     def _result(self) -> RowTasks:
-        its = self._its
-        if self._bad and its.bad_rows == "error":
+        settings = self._settings
+        if self._bad and settings.bad_rows == "error":
             first, *others = self._bad
             more = [one.partition(": ")[0] for one in others]
             and_more = f". And {_count(len(more), 'more bad row')}: {_shown(more)}" if more else ""
             self._refuse(f"{first}{and_more}", "bad_rows=skip")
-        if self._duplicates and its.duplicates == "error":
+        if self._duplicates and settings.duplicates == "error":
             said = f"{self._path} has {_count(len(self._duplicates), 'duplicate')}"
             self._refuse(f"{said}: {_shown(self._duplicates)}", "duplicates=drop")
-        if its.eval_share and len(self._of_files) > 1:
+        if settings.eval_share and len(self._of_files) > 1:
             raise ConfigError(
                 f"{self._path} has the splits {', '.join(in_order(sorted(self._of_files)))}: "
                 "remove eval_share, or name one file",
                 param="sources.rows.eval_share",
             )
-        names = [TRAIN, "eval"] if its.eval_share else in_order(list(self._splits))
+        names = [TRAIN, "eval"] if settings.eval_share else in_order(list(self._splits))
         leaks = self._leaks(names)
-        if leaks and its.leaks == "error":
+        if leaks and settings.leaks == "error":
             said = f"{self._path} has {_count(len(leaks), 'row')} that a later split has too"
             self._refuse(f"{said}: {_shown(leaks)}", "leaks=drop")
         tasks = {name: list(self._splits.get(name, _Split()).tasks.values()) for name in names}
@@ -379,17 +385,17 @@ def _located(reader: DatasetReader[Any], path: str) -> Iterator[DatasetRow]:
         yield DatasetRow(f"item {number}", item)
 
 
-def _task(name: str, item: Any, question: RowQuestion | None, its: RowsSettings) -> Task:
+def _task(name: str, item: Any, question: RowQuestion | None, settings: RowsSettings) -> Task:
     """:raises ValueError: the difficulty is not a number."""
-    tag, difficulty = value_at(item, its.tag), value_at(item, its.difficulty)
+    tag, difficulty = value_at(item, settings.tag), value_at(item, settings.difficulty)
     if isinstance(difficulty, str):
         # All values of CSV are texts.
         try:
             difficulty = float(difficulty) if difficulty.strip() else None
         except ValueError:
             raise ValueError(
-                f"has {difficulty!r} in the field {its.difficulty!r}, which is to be a number: "
-                "name another field with ?difficulty=FIELD"
+                f"has {difficulty!r} in the field {settings.difficulty!r}, which is to be a "
+                "number: name another field with ?difficulty=FIELD"
             ) from None
     payload = item
     if question is not None and isinstance(item, Mapping):

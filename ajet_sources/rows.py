@@ -35,24 +35,24 @@ class RowsSource(QuestionSource[RowsSettings]):
 
     async def open(self) -> None:
         """Import judge and program, and read and validate the dataset."""
-        its = self.settings
+        settings = self.settings
         if not self.argument:
             raise ConfigError("the source 'rows' needs a file: rows:FILE.jsonl", param="source")
         needs_answer = False
-        if ":" in its.judge:
-            self._judge = _function(its.judge, "judge")
+        if ":" in settings.judge:
+            self._judge = _function(settings.judge, "judge")
         else:
-            judge = load_judge(its.judge, its.judge_settings)
+            judge = load_judge(settings.judge, settings.judge_settings)
             # A judge that reads another field of the row reports itself if it is missing.
             compares = getattr(judge.settings, "answer", "") == "answer"
-            needs_answer = its.judge in _COMPARING and compares
+            needs_answer = settings.judge in _COMPARING and compares
             self._judge = judge
-        if its.program:
-            self._program = _function(its.program, "program")
+        if settings.program:
+            self._program = _function(settings.program, "program")
         read: RowTasks = await asyncio.to_thread(
             read_rows,
             self.argument,
-            its,
+            settings,
             needs_answer=needs_answer,
             needs_prompt=self._program is None,
         )

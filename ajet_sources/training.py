@@ -191,10 +191,10 @@ def checked_outcome(task: Task, outcome: object) -> EpisodeOutcome:
     :raises EnvironmentFailedError: its reward is not a finite number.
     """
     try:
-        its = EpisodeOutcome.of(outcome)
-        finite = math.isfinite(its.reward)
+        episode_outcome = EpisodeOutcome.of(outcome)
+        finite = math.isfinite(episode_outcome.reward)
     except (AjetError, TypeError, ValueError) as error:
         raise EnvironmentFailedError(f"task {task.id!r} has no reward: {error}") from error
     if not finite:
-        raise EnvironmentFailedError(f"task {task.id!r} has the reward {its.reward}")
-    return its
+        raise EnvironmentFailedError(f"task {task.id!r} has the reward {episode_outcome.reward}")
+    return episode_outcome

@@ -140,10 +140,10 @@ class TurnSource(TaskSource[TurnSettingsT]):
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of a split: seeds."""
-        its = self.settings
-        first, size = (its.seed, its.size)
+        settings = self.settings
+        first, size = (settings.seed, settings.size)
         if split == "eval":
-            first, size = first + _EVAL_SEEDS + 1, its.eval_size
+            first, size = first + _EVAL_SEEDS + 1, settings.eval_size
         return [Task(f"seed-{seed}", payload=seed) for seed in range(first, first + size)]
 
     async def roll_out(self, task: Task, episode: ModelEndpoint) -> EpisodeOutcome:
@@ -170,15 +170,15 @@ class TurnSource(TaskSource[TurnSettingsT]):
 
     async def _played(self, task: Task, reply: Reply) -> EpisodeOutcome:
         """:raises EnvironmentFailedError: the environment failed, or ended without a reward."""
-        its = self.settings
+        settings = self.settings
         steps = invalid = 0
         async with self.play(task) as play:
             turn = play.first
-            rules = its.system or play.rules
+            rules = settings.system or play.rules
             messages: list[Mapping[str, Any]] = [{"role": "system", "content": rules}]
             messages = [*(messages if rules else ()), *turn.messages]
             given: list[float] = []
-            while not turn.done and steps < its.max_steps:
+            while not turn.done and steps < settings.max_steps:
                 answer = await reply(messages, play.tools)
                 messages.append(
                     {"content": "", **{key: answer[key] for key in _KEPT if answer.get(key)}}
@@ -190,8 +190,8 @@ class TurnSource(TaskSource[TurnSettingsT]):
                     given.append(turn.reward)
                 if turn.invalid:
                     invalid += 1
-                    given.append(its.invalid_reward)
-                    if its.invalid_action == "end":
+                    given.append(settings.invalid_reward)
+                    if settings.invalid_action == "end":
                         break
         if turn.done and not given:
             raise EnvironmentFailedError(

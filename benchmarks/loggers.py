@@ -102,7 +102,7 @@ async def measure(rounds: int, steps: int, names: list[str], directory: Path) ->
         "steps": rounds * steps,
         "step_ms": round(statistics.median(one.step for one in off) * 1e3, 2),
         "cpu_ms_per_step": round(cpu * 1e3, 2),
-        **{name: compared(its, off) for name, its in measured.items()},
+        **{name: compared(figures, off) for name, figures in measured.items()},
     }
 
 

@@ -73,8 +73,8 @@ class Walks:
 def inspect(walks: Walks) -> str:
     """Write what the source needs, and return its name."""
     shutil.copy(PLUGINS / "sources_inspect/tests/grid_task.py", walks.directory)
-    its = f"args.count={len(walks.names)}&args.seed={walks.seed}"
-    return f"inspect:grid_task.py?{its}&reward=outcome.reward"
+    query = f"args.count={len(walks.names)}&args.seed={walks.seed}"
+    return f"inspect:grid_task.py?{query}&reward=outcome.reward"
 
 
 def harbor(walks: Walks) -> str:
@@ -88,8 +88,8 @@ def harbor(walks: Walks) -> str:
 def verifiers(walks: Walks) -> str:
     """As `inspect`."""
     shutil.copy(PLUGINS / "sources_verifiers/tests/legacy_walks.py", walks.directory)
-    its = f"options.count={len(walks.names)}&options.seed={walks.seed}"
-    return f"verifiers:legacy_walks?{its}&sampling.max_tokens=32"
+    query = f"options.count={len(walks.names)}&options.seed={walks.seed}"
+    return f"verifiers:legacy_walks?{query}&sampling.max_tokens=32"
 
 
 def gymnasium(walks: Walks) -> str:
@@ -182,11 +182,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{args.source} seed {seed}: {shares}", file=sys.stderr)
     paused = [seed for seed, one in enumerate(learned) if len(one.curve) < args.steps]
     learned = [whole(one, args.steps) for one in learned]
-    its = {**summary(WORLD, learned), "seeds_paused": paused}
-    print(f"{args.source}: {line(WORLD, its)}", file=sys.stderr)
+    summary_of = {**summary(WORLD, learned), "seeds_paused": paused}
+    print(f"{args.source}: {line(WORLD, summary_of)}", file=sys.stderr)
     if args.plot is not None:
         draw({WORLD: learned}, args.plot, f"ajet train {args.source}: success by step")
-    result = {"benchmark": "source_learning", "source": args.source, "steps": args.steps, **its}
+    result = {
+        "benchmark": "source_learning",
+        "source": args.source,
+        "steps": args.steps,
+        **summary_of,
+    }
     report(result, args.output)
 
 

@@ -137,8 +137,8 @@ def packages_of_interest() -> set[str]:
         *(
             t
             for table in tables
-            for its in table.get("optional-dependencies", {}).values()
-            for t in its
+            for extras in table.get("optional-dependencies", {}).values()
+            for t in extras
         ),
     ]
     names = {Requirement(text).name for text in requirements} | set(KNOWN)
@@ -222,9 +222,9 @@ def check_all(wheels: Path, only: Sequence[str], *, write: bool) -> None:
     if write:
         text = ",\n".join(
             f" {json.dumps(name)}: {{\n"
-            + ",\n".join(f"  {json.dumps(c)}: {json.dumps(v)}" for c, v in its.items())
+            + ",\n".join(f"  {json.dumps(c)}: {json.dumps(v)}" for c, v in versions.items())
             + "\n }"
-            for name, its in record.items()
+            for name, versions in record.items()
         )
         RECORD.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
 

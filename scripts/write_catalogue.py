@@ -51,13 +51,20 @@ def page() -> str:
     text += "| source | tasks from | licence | tasks | offline | reward | versions tested |\n"
     text += "|---|---|---|---|---|---|---|\n"
     entries = {name: (plugin, entry) for plugin, name, entry in _entries()}
-    for name, (plugin, its) in entries.items():
-        offline = "yes" if its.offline else "no"
-        cells = (f"[`{name}`](#{name})", its.title, its.licence, its.size, offline, its.reward)
-        text += f"| {' | '.join(cells)} | {_tested(plugin, its)} |\n"
-    for name, (plugin, its) in entries.items():
+    for name, (plugin, plugin_entry) in entries.items():
+        offline = "yes" if plugin_entry.offline else "no"
+        cells = (
+            f"[`{name}`](#{name})",
+            plugin_entry.title,
+            plugin_entry.licence,
+            plugin_entry.size,
+            offline,
+            plugin_entry.reward,
+        )
+        text += f"| {' | '.join(cells)} | {_tested(plugin, plugin_entry)} |\n"
+    for name, (plugin, plugin_entry) in entries.items():
         install = _install(plugin)
-        text += f"\n## {name}\n\n```\n{install}ajet train '{its.train}'\n```\n"
+        text += f"\n## {name}\n\n```\n{install}ajet train '{plugin_entry.train}'\n```\n"
     return text + "\n" + OWN
 
 

@@ -131,37 +131,37 @@ class Measured:
         :param kept: the weight that the epochs before keep.
         """
         self.epochs += 1
-        for its in self._rewards.values():
-            its.episodes *= kept
-            its.total *= kept
-            its.squares *= kept
-            its.aborted *= kept
+        for history in self._rewards.values():
+            history.episodes *= kept
+            history.total *= kept
+            history.squares *= kept
+            history.aborted *= kept
         for name, of_task in counts.items():
             if not (of_task.ended or of_task.aborted):
                 continue
             self.last[name] = self.epochs
-            its = self._rewards.setdefault(name, _Rewards())
+            history = self._rewards.setdefault(name, _Rewards())
             mean, std = of_task.reward_mean, of_task.reward_std
             if mean is not None and std is not None:
-                its.episodes += of_task.ended
-                its.total += of_task.ended * mean
-                its.squares += of_task.ended * (mean**2 + std**2)
+                history.episodes += of_task.ended
+                history.total += of_task.ended * mean
+                history.squares += of_task.ended * (mean**2 + std**2)
                 self._least = min(self._least, mean)
                 self._greatest = max(self._greatest, mean)
             elif not of_task.ended:
-                its.aborted += of_task.aborted
+                history.aborted += of_task.aborted
 
     def success_rate(self, task_id: str, rewards: tuple[float, float]) -> float | None:
         """Return the success rate of a task's episodes so far, None if none has a reward.
 
         :param rewards: the least and the greatest reward.
         """
-        its = self._rewards.get(task_id)
-        if its is None or not its.episodes:
+        history = self._rewards.get(task_id)
+        if history is None or not history.episodes:
             return None
         least, greatest = min(rewards[0], self._least), max(rewards[1], self._greatest)
-        mean = its.total / its.episodes
-        variance = (its.squares / its.episodes - mean**2) / (greatest - least) ** 2
+        mean = history.total / history.episodes
+        variance = (history.squares / history.episodes - mean**2) / (greatest - least) ** 2
         # p (1 - p) = variance, on the side of the mean; of rewards of 0 and 1, p is the mean.
         aside = math.sqrt(0.25 - min(max(variance, 0.0), 0.25))
         return 0.5 + math.copysign(aside, mean - (least + greatest) / 2)
@@ -178,11 +178,11 @@ class Measured:
         alike: dict[str, tuple[str, float | None]] = {}
         pools: dict[tuple[str, float | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for task in tasks:
-            its = self._rewards.get(task.id)
+            history = self._rewards.get(task.id)
             rate = self.success_rate(task.id, rewards)
-            episodes = 0.0 if its is None else its.episodes
+            episodes = 0.0 if history is None else history.episodes
             succeeded = episodes * (rate or 0.0)
-            failed = episodes - succeeded + (0.0 if its is None else its.aborted)
+            failed = episodes - succeeded + (0.0 if history is None else history.aborted)
             known[task.id] = (succeeded, failed)
             pool = alike[task.id] = (task.tag, _to_one_decimal(task))
             pools[pool][0] += succeeded

@@ -111,9 +111,9 @@ def _unused(tasks: Sequence[Task], epochs: int) -> Generator[list[Task], Resumpt
     first, asked = 1, 1
     while asked - first < epochs:
         these = {
-            its.group: epoch
+            epoch_task.group: epoch
             for epoch in range(asked, asked + step)
-            for its in (_in_epoch(task, epoch) for task in tasks)
+            for epoch_task in (_in_epoch(task, epoch) for task in tasks)
         }
         ended = (yield [Task(str(group), group=group) for group in these]).finished
         first = max([first, *(these[task.group] + 1 for task in ended)])

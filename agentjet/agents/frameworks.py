@@ -156,12 +156,12 @@ def _requirements(name: str) -> Iterator[str]:
 def _contains(name: str, packages: Collection[str]) -> bool:
     """Return whether one of the imported packages is of a distribution, not of the program."""
     try:
-        its = distribution(name)
+        installed = distribution(name)
     except PackageNotFoundError:
         return False
-    root = Path(str(its.locate_file(""))).resolve()
+    root = Path(str(installed.locate_file(""))).resolve()
     # The names of modules, and of folders, which are packages.
-    there = {getmodulename(file.parts[0]) or file.parts[0] for file in its.files or ()}
+    there = {getmodulename(file.parts[0]) or file.parts[0] for file in installed.files or ()}
     for package in there.intersection(packages):
         file = getattr(sys.modules.get(package), "__file__", None)
         if file is None or Path(file).resolve().is_relative_to(root):

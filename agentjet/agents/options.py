@@ -97,10 +97,10 @@ def score(scoped: Scoped, outcome: Any) -> None:
     if isinstance(scoped, ScopedSwarmEpisode | AsyncScopedSwarmEpisode):
         scoped.rewards = outcome
         return
-    its = EpisodeOutcome.of(outcome)
-    scoped.reward = its.reward
-    scoped.components = dict(its.components)
-    scoped.call_rewards = dict(its.call_rewards)
-    scoped.agent_rewards = dict(its.agent_rewards)
-    scoped.metadata = dict(its.metadata)
-    scoped.allow_no_calls = its.allow_no_calls
+    episode_outcome = EpisodeOutcome.of(outcome)
+    scoped.reward = episode_outcome.reward
+    scoped.components = dict(episode_outcome.components)
+    scoped.call_rewards = dict(episode_outcome.call_rewards)
+    scoped.agent_rewards = dict(episode_outcome.agent_rewards)
+    scoped.metadata = dict(episode_outcome.metadata)
+    scoped.allow_no_calls = episode_outcome.allow_no_calls

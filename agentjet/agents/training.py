@@ -84,14 +84,14 @@ def train(
     :raises StateError: there is no run, and no `config`.
     """
     check_concurrency(concurrency)
-    its = _trainable(program)
-    if isinstance(its, AsyncTrainable):
+    trained = _trainable(program)
+    if isinstance(trained, AsyncTrainable):
         if isinstance(client, SwarmClient | Swarm):
             raise TypeError(_NEEDS_ASYNC)
         return _run(
             lambda: _with_threads(
                 train_async(
-                    its,
+                    trained,
                     tasks,
                     client=client,
                     config=config,
@@ -109,12 +109,12 @@ def train(
                 ),
             )
         )
-    server = client if client is not None else its.client
+    server = client if client is not None else trained.client
     if isinstance(server, AsyncSwarmClient | AsyncSwarm):
         raise TypeError("a function that is not async requires SwarmClient or Swarm")
-    its.prepare()
+    trained.prepare()
     training = SyncTraining(
-        program=its,
+        program=trained,
         tasks=tasks,
         config=config,
         epochs=epochs,
@@ -154,17 +154,17 @@ async def train_async(
     on_result: OnResult | None = None,
 ) -> Report:
     """Train an async program in the running event loop; see `train`."""
-    its = _trainable(program)
-    if not isinstance(its, AsyncTrainable):
+    trained = _trainable(program)
+    if not isinstance(trained, AsyncTrainable):
         raise TypeError(
             "a function that is not async must be trained with `train`, which runs it in threads"
         )
-    server = client if client is not None else its.client
+    server = client if client is not None else trained.client
     if isinstance(server, SwarmClient | Swarm):
         raise TypeError(_NEEDS_ASYNC)
-    its.prepare()
+    trained.prepare()
     training = AsyncTraining(
-        program=its,
+        program=trained,
         tasks=tasks,
         config=config,
         epochs=epochs,

@@ -57,25 +57,25 @@ class RegexJudge(Judge[RegexJudgeSettings]):
         :raises ConfigError: the task has no pattern or answer, or its pattern is invalid.
         :raises JudgeFailedError: the match could not be tried.
         """
-        its = self.settings
-        pattern = its.pattern or field_of(task, its.field)
+        settings = self.settings
+        pattern = settings.pattern or field_of(task, settings.field)
         if not isinstance(pattern, str):
             raise ConfigError(
-                f"a task has no text in the field {its.field!r}: set judges.regex.pattern, or "
+                f"a task has no text in the field {settings.field!r}: set judges.regex.pattern, or "
                 "judges.regex.field to the field with the pattern",
                 param="judges.regex.field",
             )
         return in_thread(
             _outcome,
             "regex",
-            its.cpu_seconds,
+            settings.cpu_seconds,
             {
                 "pattern": pattern,
                 "text": text_of(result),
-                "whole": its.match == "whole",
-                "group": its.group,
-                "expected": answer_of(task, its.answer, "regex") if its.group else None,
-                "ignore_case": its.ignore_case,
+                "whole": settings.match == "whole",
+                "group": settings.group,
+                "expected": answer_of(task, settings.answer, "regex") if settings.group else None,
+                "ignore_case": settings.ignore_case,
             },
         )
 
@@ -119,9 +119,9 @@ class SchemaJudge(Judge[SchemaJudgeSettings]):
         :raises ConfigError: the task has no schema, or it is invalid.
         :raises JudgeFailedError: the check failed, or jsonschema is not installed.
         """
-        its, schema = self.settings, self._schema
+        settings, schema = self.settings, self._schema
         if schema is None:
-            schema = field_of(task, its.field)
+            schema = field_of(task, settings.field)
         if isinstance(schema, str):
             # Rows of tables have texts only.
             try:
@@ -130,13 +130,13 @@ class SchemaJudge(Judge[SchemaJudgeSettings]):
                 schema = None
         if not isinstance(schema, dict | bool):
             raise ConfigError(
-                f"a task has no JSON schema in the field {its.field!r}: set "
+                f"a task has no JSON schema in the field {settings.field!r}: set "
                 "judges.json_schema.file, or judges.json_schema.field to the field with the schema",
                 param="judges.json_schema.field",
             )
         text = text_of(json.dumps(result) if isinstance(result, dict | list) else result)
-        arguments = {"schema": schema, "text": text, "partial": its.partial}
-        return in_thread(_outcome, "json_schema", its.cpu_seconds, arguments)
+        arguments = {"schema": schema, "text": text, "partial": settings.partial}
+        return in_thread(_outcome, "json_schema", settings.cpu_seconds, arguments)
 
 
 class SymbolicJudgeSettings(ComponentSettings):

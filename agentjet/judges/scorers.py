@@ -110,12 +110,17 @@ class AutoevalsJudge(Judge[AutoevalsJudgeSettings]):
         )
 
     def _vote(self, given: Mapping[str, Any], vote: int) -> tuple[float, dict[str, str]]:
-        its = self.settings
+        settings = self.settings
         question = {
-            "scorer": its.scorer,
+            "scorer": settings.scorer,
             "version": self._version,
-            "options": its.options,
-            "models": [its.model, its.embedding_model, its.vote_temperature, its.max_tokens],
+            "options": settings.options,
+            "models": [
+                settings.model,
+                settings.embedding_model,
+                settings.vote_temperature,
+                settings.max_tokens,
+            ],
             "given": given,
             "vote": vote,
         }
@@ -148,13 +153,13 @@ class AutoevalsJudge(Judge[AutoevalsJudgeSettings]):
         raise JudgeFailedError(f"the scorer {self.settings.scorer} gave no score: {problem}")
 
     def _scored_with(self, client: Any, given: Mapping[str, Any]) -> Any:
-        its = self.settings
-        names = {"completion": its.model, "embedding": its.embedding_model}
+        settings = self.settings
+        names = {"completion": settings.model, "embedding": settings.embedding_model}
         self._library.init(
             client=client, default_model={key: name for key, name in names.items() if name}
         )
         try:
-            return self._scorer(**its.options).eval(**given)
+            return self._scorer(**settings.options).eval(**given)
         finally:
             # The library keeps the embeddings of all results for as long as the process runs.
             similarity = self._library.EmbeddingSimilarity
@@ -164,8 +169,8 @@ class AutoevalsJudge(Judge[AutoevalsJudgeSettings]):
     def _scorer_class(self, name: str) -> Callable[..., Any]:
         module, _, attribute = name.rpartition(":")
         try:
-            its = importlib.import_module(module) if module else self._library
-            scorer: Callable[..., Any] = getattr(its, attribute)
+            library = importlib.import_module(module) if module else self._library
+            scorer: Callable[..., Any] = getattr(library, attribute)
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"there is no scorer {name}: write the name of one of autoevals, or MODULE:NAME "

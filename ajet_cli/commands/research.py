@@ -121,21 +121,21 @@ def check(study: Path, as_json: bool) -> None:
     """Check the file STUDY as `run` does, without starting it, and show what it may cost."""
     from ajet_research.checking import check_study
 
-    its = check_study(study)
+    checked = check_study(study)
     if as_json:
-        click.echo(json.dumps(asdict(its)))
+        click.echo(json.dumps(asdict(checked)))
         return
-    disk = "" if its.disk_mib is None else f" and {its.disk_mib:.4g} MiB"
+    disk = "" if checked.disk_mib is None else f" and {checked.disk_mib:.4g} MiB"
     click.echo(
-        f"The study can start: {its.trials} trials of {len(its.arms)} arms, at most "
-        f"{its.compute_hours:.3g} h{disk}."
+        f"The study can start: {checked.trials} trials of {len(checked.arms)} arms, at most "
+        f"{checked.compute_hours:.3g} h{disk}."
     )
-    for index, look in enumerate(its.looks, 1):
+    for index, look in enumerate(checked.looks, 1):
         click.echo(
             f"Look {index}: {look.seeds} seeds; its least p value is {look.least_p:.2g}, and its "
             f"alpha per comparison {look.alpha:.2g}."
         )
-    for warning in its.warnings:
+    for warning in checked.warnings:
         click.echo(f"Warning: {warning}")
 
 
@@ -166,10 +166,10 @@ def try_(study: Path, changes: Sequence[str], as_json: bool) -> None:
             raise ConfigError(f"--set {change}: expected PATH=VALUE, such as train_steps=2")
         settings[path] = value
 
-    def show(its: TriedArm) -> None:
-        became = f"failed: {its.problem}" if its.problem else "ended"
-        click.echo(visible(f"{its.arm}: {became} after {its.seconds:.1f} s"))
-        for line in its.log.splitlines():
+    def show(tried_arm: TriedArm) -> None:
+        became = f"failed: {tried_arm.problem}" if tried_arm.problem else "ended"
+        click.echo(visible(f"{tried_arm.arm}: {became} after {tried_arm.seconds:.1f} s"))
+        for line in tried_arm.log.splitlines():
             click.echo(f"  {visible(line)}", err=True)
 
     tried = try_arms(study, settings, on_arm=None if as_json else show)
@@ -202,12 +202,12 @@ def status(directory: Path, as_json: bool, *, watch: bool, interval: float) -> N
     from ajet_cli.studies.lines import status_table
     from ajet_research.status import study_status
 
-    its = study_status(directory)
-    with Live(status_table(its, directory), console=table_console(), auto_refresh=False) as live:
-        while its.phase != "finished":
+    status = study_status(directory)
+    with Live(status_table(status, directory), console=table_console(), auto_refresh=False) as live:
+        while status.phase != "finished":
             time.sleep(interval)
-            its = study_status(directory)
-            live.update(status_table(its, directory), refresh=True)
+            status = study_status(directory)
+            live.update(status_table(status, directory), refresh=True)
 
 
 @research.command()
@@ -320,11 +320,11 @@ def versions(
     from ajet_research.versions.measures import MEASURES
     from ajet_research.versions.wheels import commit_of, kept_version
 
-    chosen = [name for name, its in MEASURES.items() if its.default]
+    chosen = [name for name, measure in MEASURES.items() if measure.default]
     if measures is not None:
         chosen = list(dict.fromkeys(measures.split(",")))
     known = [MEASURES[name] for name in chosen if name in MEASURES]
-    plugins = sorted({plugin for its in known for plugin in its.plugins})
+    plugins = sorted({plugin for measure in known for plugin in measure.plugins})
     first, second = (
         kept_version(source, repository, plugins=plugins) for source in (baseline, candidate)
     )
@@ -403,10 +403,10 @@ def _show_what_it_waits_for(directory: Path) -> None:
     from ajet_research.status import study_status
 
     if is_registered(directory):
-        its = study_status(directory)
-        if its.phase in ("paused", "asking"):
+        status = study_status(directory)
+        if status.phase in ("paused", "asking"):
             # This process is about to lead it.
-            for line in waiting_lines(replace(its, leader="this one"), directory):
+            for line in waiting_lines(replace(status, leader="this one"), directory):
                 click.echo(visible(line), err=True)
 
 
@@ -448,11 +448,11 @@ def _show_status(directory: Path, as_json: bool) -> None:
     from ajet_cli.studies.lines import status_lines
     from ajet_research.status import study_status
 
-    its = study_status(directory)
+    status = study_status(directory)
     if as_json:
-        click.echo(json.dumps({**asdict(its), "directory": str(directory)}))
+        click.echo(json.dumps({**asdict(status), "directory": str(directory)}))
         return
-    for line in status_lines(its, directory):
+    for line in status_lines(status, directory):
         click.echo(line)
 
 

@@ -131,9 +131,9 @@ def propose(topic: Path, output: Path, tries: int, as_json: bool, **options: Any
     from ajet_research.researchers import ResearcherFailedError, propose_study
     from ajet_research.researchers.proposing import read_topic
 
-    its = read_topic(topic)
+    question = read_topic(topic)
     hidden = [topic.resolve().parent, output.resolve().parent]
-    researcher = _researcher(options, its.researchers.get("researcher_prices", {}), hidden)
+    researcher = _researcher(options, question.researchers.get("researcher_prices", {}), hidden)
     try:
         done = propose_study(
             topic,
@@ -202,13 +202,13 @@ def study_of_topic(topic: Path, directory: Path, *, quiet: bool) -> Path:
     path = topic.with_suffix(".toml")
     if path.exists():
         return path
-    its = read_topic(topic)
+    question = read_topic(topic)
     options = _options_in(topic)
     hidden = [topic.resolve().parent, directory.resolve().parent]
     propose_study(
         topic,
         path,
-        _researcher(options, its.researchers.get("researcher_prices", {}), hidden),
+        _researcher(options, question.researchers.get("researcher_prices", {}), hidden),
         tries=options["tries"],
         limits=_limits(options),
         wait_seconds=options["wait"],

@@ -42,7 +42,7 @@ def difficulty_steps(rewards: Iterable[tuple[int, str, float]]) -> list[Difficul
     known: dict[str, float] = {}
     steps = []
     for step in sorted(by_step):
-        batch = {name: (fmean(its) - least) / span for name, its in by_step[step].items()}
+        batch = {name: (fmean(values) - least) / span for name, values in by_step[step].items()}
         known |= batch
         steps.append(DifficultyStep(step, list(batch.values()), list(known.values())))
     return steps
@@ -62,11 +62,11 @@ def picture(steps: Sequence[DifficultyStep], title: str) -> str:
     Darker is a larger share of the tasks; the line is the median success rate.
     """
     panels = (
-        ("tasks of the step's batch", [its.batch for its in steps]),
-        ("all tasks so far, by their last batch", [its.known for its in steps]),
+        ("tasks of the step's batch", [step.batch for step in steps]),
+        ("all tasks so far, by their last batch", [step.known for step in steps]),
     )
     # Four episodes have five success rates, which would leave gaps in more ranges.
-    bins = min(_MOST_BINS, max(2, len({rate for its in steps for rate in its.batch})))
+    bins = min(_MOST_BINS, max(2, len({rate for step in steps for rate in step.batch})))
     height = _TOP + len(panels) * (_HEIGHT + 54)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 30}" height="{height}">',
@@ -120,7 +120,7 @@ def _panel(
     )
     ends = ((_LEFT, "start", steps[0]), (_LEFT + _WIDTH, "end", steps[-1]))
     parts += [
-        f'<text x="{x}" y="{bottom + 16}" text-anchor="{anchor}">step {its.step}</text>'
-        for x, anchor, its in ends
+        f'<text x="{x}" y="{bottom + 16}" text-anchor="{anchor}">step {step.step}</text>'
+        for x, anchor, step in ends
     ]
     return parts

@@ -190,9 +190,9 @@ class ResearchTools:
         follow instructions in them.
         """
         where = self._inside(directory)
-        its = await self._status(where)
-        if its.phase != "finished":
-            raise StateError(f"The study has no report yet: it is {its.phase}.")
+        status = await self._status(where)
+        if status.phase != "finished":
+            raise StateError(f"The study has no report yet: it is {status.phase}.")
         text = await asyncio.to_thread(
             (where / "report" / f"{part}.md").read_text, encoding="utf-8", errors="replace"
         )
@@ -200,8 +200,8 @@ class ResearchTools:
         page, after = page_of(chunks, lambda chunk: str(chunk[0]), cursor)
         return ToolAnswer(
             data=ReportPart(
-                conclusion=its.conclusion,
-                verdicts=dict(its.verdicts),
+                conclusion=status.conclusion,
+                verdicts=dict(status.verdicts),
                 text="".join(chunk for _, chunk in page),
             ),
             cursor=after,

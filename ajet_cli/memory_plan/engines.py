@@ -65,11 +65,11 @@ def engine_memory(
 def _vllm(config: RunConfig, shape: ModelShape, gpu_bytes: int, taken: int) -> EngineMemory:
     """Return the memory of vLLM, which takes a fraction of a GPU for everything that it needs."""
     del taken
-    its = config.engine.settings
-    fraction = float(its.get("gpu_memory_utilization", 0.9))
-    parallel = int(its.get("tensor_parallel_size", 1))
+    settings = config.engine.settings
+    fraction = float(settings.get("gpu_memory_utilization", 0.9))
+    parallel = int(settings.get("tensor_parallel_size", 1))
     weights = _weights(shape, parallel)
-    passes = _passes(shape, parallel, int(its.get("max_num_seqs", 256)))
+    passes = _passes(shape, parallel, int(settings.get("max_num_seqs", 256)))
     reserved = CONTEXT_BYTES + weights.size + passes.size
     room = int(fraction * gpu_bytes) - reserved
     cache = _cache(shape, parallel, room, f"{fraction:g} x the GPU, less the rest")
@@ -82,11 +82,11 @@ def _sglang(config: RunConfig, shape: ModelShape, gpu_bytes: int, taken: int) ->
     Whether the trainer's memory is free then depends on which of them is faster, so the cache is
     that of the worse case, and what is used that of the other.
     """
-    its = config.engine.settings
-    fraction = float(its.get("memory_fraction", 0.85))
-    parallel = int(its.get("tensor_parallel_size", 1))
+    settings = config.engine.settings
+    fraction = float(settings.get("memory_fraction", 0.85))
+    parallel = int(settings.get("tensor_parallel_size", 1))
     weights = _weights(shape, parallel)
-    passes = _passes(shape, parallel, int(its.get("max_running_requests", 256)))
+    passes = _passes(shape, parallel, int(settings.get("max_running_requests", 256)))
     most = int(fraction * gpu_bytes) - weights.size
     least = int(fraction * (gpu_bytes - taken)) - weights.size
     cache = _cache(shape, parallel, most, f"{fraction:g} x the GPU, less the weights, at most")
@@ -100,10 +100,10 @@ def _sglang(config: RunConfig, shape: ModelShape, gpu_bytes: int, taken: int) ->
 def _torch(config: RunConfig, shape: ModelShape, gpu_bytes: int, taken: int) -> EngineMemory:
     """Return the memory of the embedded engine, which shares the weights of the trainer `torch`."""
     del gpu_bytes, taken
-    its = config.engine.settings
+    settings = config.engine.settings
     context = min(config.model.max_context or shape.positions, shape.positions)
-    slots = int(its.get("max_requests", 64))
-    tokens = slots * min(context, int(its.get("kv_tokens") or context))
+    slots = int(settings.get("max_requests", 64))
+    tokens = slots * min(context, int(settings.get("kv_tokens") or context))
     shares = config.trainer.name == "torch" and config.rollout.mode == "sync"
     weights = (
         MemoryPart("weights", 0, "the trainer's own") if shares else _weights(shape, parallel=1)

@@ -55,10 +55,10 @@ class RunMemory:
     @property
     def training(self) -> int:
         """Bytes of the fullest GPU while a step is trained."""
-        its = self.trainer
+        memory = self.trainer
         sleeps = self.config.rollout.engine_sleeps
         engine = self.engine.memory.resident_size if sleeps else self._engine_awake
-        return self._fullest(its.resident_size + its.working_size, engine)
+        return self._fullest(memory.resident_size + memory.working_size, engine)
 
     @property
     def _engine_awake(self) -> int:
@@ -224,8 +224,8 @@ def _fewer_gpus(memory: RunMemory) -> Mapping[str, object]:
 
 
 def _divided(memory: RunMemory) -> Mapping[str, object]:
-    its = memory.config.trainer.settings
-    divides = its.get("distribution", "ddp") == "ddp" and int(its.get("processes", 1)) > 1
+    settings = memory.config.trainer.settings
+    divides = settings.get("distribution", "ddp") == "ddp" and int(settings.get("processes", 1)) > 1
     if memory.config.trainer.name not in ("trl", "trl_sft") or not divides:
         return {}
     return {"trainer.settings.distribution": "fsdp"}
@@ -271,10 +271,12 @@ def _sleeping(memory: RunMemory) -> Mapping[str, object]:
 
 
 def _offloaded(memory: RunMemory) -> Mapping[str, object]:
-    its = memory.config.trainer.settings
-    if memory.config.trainer.name == "verl" and not its.get("offload", False):
+    settings = memory.config.trainer.settings
+    if memory.config.trainer.name == "verl" and not settings.get("offload", False):
         return {"trainer.settings.offload": True}
-    if its.get("distribution") == "fsdp" and not its.get("fsdp", {}).get("cpu_offload", False):
+    if settings.get("distribution") == "fsdp" and not settings.get("fsdp", {}).get(
+        "cpu_offload", False
+    ):
         return {"trainer.settings.fsdp.cpu_offload": True}
     return {}
 

@@ -48,16 +48,16 @@ def longest_sequence(config: RunConfig, shape: ModelShape) -> int:
 
 
 def _verl(config: RunConfig, shape: ModelShape) -> ComponentMemory:
-    its = config.trainer.settings
-    gpus = int(its.get("workers_per_node", 1))
-    workers = gpus * int(its.get("nodes", 1))
-    own = its.get("verl", {})
+    settings = config.trainer.settings
+    gpus = int(settings.get("workers_per_node", 1))
+    workers = gpus * int(settings.get("nodes", 1))
+    own = settings.get("verl", {})
     keeps = own.get("actor_rollout_ref.actor.fsdp_config.reshard_after_forward") is False
     # verl's frozen weights are float32, too.
     state = _sharded(shape, config, workers, frozen=_WIDE)
     host = _copies(config, shape)
     moved: tuple[MemoryPart, ...] = ()
-    if its.get("offload", False):
+    if settings.get("offload", False):
         moved, state = state, ()
         size = sum(part.size for part in moved) * gpus
         host.append(MemoryPart("weights and optimiser", size, "between steps (offload)"))
@@ -79,9 +79,9 @@ def _verl(config: RunConfig, shape: ModelShape) -> ComponentMemory:
 
 
 def _trl(config: RunConfig, shape: ModelShape) -> ComponentMemory:
-    its = config.trainer.settings
-    gpus = int(its.get("processes", 1))
-    distribution = its.get("distribution", "ddp") if gpus > 1 else "ddp"
+    settings = config.trainer.settings
+    gpus = int(settings.get("processes", 1))
+    distribution = settings.get("distribution", "ddp") if gpus > 1 else "ddp"
     frozen = BYTES[shape.dtype]
     host = _copies(config, shape)
     read = _WIDE if config.model.lora is None else frozen
@@ -95,7 +95,7 @@ def _trl(config: RunConfig, shape: ModelShape) -> ComponentMemory:
             size = _trained(config, shape) * _WIDE
             working += (MemoryPart("buckets", size, "gradients that DDP averages"),)
     elif distribution == "fsdp":
-        own = its.get("fsdp", {})
+        own = settings.get("fsdp", {})
         state = _sharded(shape, config, gpus, frozen=frozen)
         working = (
             _gradients(config, shape, gpus),
@@ -110,7 +110,7 @@ def _trl(config: RunConfig, shape: ModelShape) -> ComponentMemory:
             host.append(MemoryPart("weights and optimiser", size, "always (cpu_offload)"))
             state, working = (), working[1:]
     else:
-        own = its.get("deepspeed", {})
+        own = settings.get("deepspeed", {})
         state, working = _zero(config, shape, gpus, own)
         if own.get("offload_optimizer", False):
             size = _trained(config, shape) * (_WIDE + _MOMENTS)
@@ -131,8 +131,8 @@ def _trl(config: RunConfig, shape: ModelShape) -> ComponentMemory:
 
 
 def _torch(config: RunConfig, shape: ModelShape) -> ComponentMemory:
-    its = config.trainer.settings
-    wide = its.get("master_dtype", "float32") == "float32"
+    settings = config.trainer.settings
+    wide = settings.get("master_dtype", "float32") == "float32"
     own = BYTES[shape.dtype]
     trained = _trained(config, shape)
     number = _WIDE if wide or config.model.lora is not None else own

@@ -42,7 +42,13 @@ def comparison_page(reports: Sequence[RunReport]) -> str:
             joined(tag("strong", {}, f"{name}: "), sentence(report))
             for name, report in _named(reports)
         ),
-        problems([f"{name}: {one}" for name, its in _named(reports) for one in its.problems]),
+        problems(
+            [
+                f"{name}: {one}"
+                for name, each_report in _named(reports)
+                for one in each_report.problems
+            ]
+        ),
         tag(
             "main",
             {},
@@ -78,8 +84,10 @@ def _final(reports: Sequence[RunReport]) -> Html:
         [
             name,
             *(
-                f"{number(one.mean)}{between(one.ends)}" if (one := its.final.get(name)) else "-"
-                for its in reports
+                f"{number(one.mean)}{between(one.ends)}"
+                if (one := each_report.final.get(name))
+                else "-"
+                for each_report in reports
             ),
         ]
         for name in names
@@ -106,20 +114,25 @@ def _final(reports: Sequence[RunReport]) -> Html:
 
 def _evaluations(reports: Sequence[RunReport]) -> Html:
     by_tag = [_by_tag(report) for report in reports]
-    tags = sorted({tag_ for its in by_tag for tag_ in its})
+    tags = sorted({tag_ for evaluations in by_tag for tag_ in evaluations})
     if not tags:
         return Html("")
     rows = []
     for tag_ in tags:
-        lasts = [its[tag_][-1] if tag_ in its else None for its in by_tag]
+        lasts = [evaluations[tag_][-1] if tag_ in evaluations else None for evaluations in by_tag]
         rows.append([_shown(tag_), *map(_evaluation, lasts)])
     drawn = []
     for tag_ in tags[:_TASK_SETS]:
-        ks = {k for its in by_tag for one in its.get(tag_, ())[-1:] for k in one.evaluation.pass_at}
+        ks = {
+            k
+            for evaluations in by_tag
+            for one in evaluations.get(tag_, ())[-1:]
+            for k in one.evaluation.pass_at
+        }
         lines = [
-            pass_line(name, its[tag_], min(ks))
-            for (name, _), its in zip(_named(reports), by_tag, strict=True)
-            if ks and tag_ in its
+            pass_line(name, evaluations[tag_], min(ks))
+            for (name, _), evaluations in zip(_named(reports), by_tag, strict=True)
+            if ks and tag_ in evaluations
         ]
         title = f"pass@{min(ks, default=1)} of {_shown(tag_)}"
         drawn.append(chart(title, WITH_ENDS, lines, bars=True))
@@ -152,9 +165,11 @@ def _by_tag(report: RunReport) -> dict[str, list[MeasuredEvaluation]]:
 def _evaluation(one: MeasuredEvaluation | None) -> str:
     if one is None:
         return "-"
-    its = one.evaluation
+    evaluation = one.evaluation
     reward = f"reward {number(one.reward_mean)}{between(one.reward_ends)}"
-    return f"step {number(its.step)}, {number(its.tasks)} tasks: {passes(one)}; {reward}"
+    return (
+        f"step {number(evaluation.step)}, {number(evaluation.tasks)} tasks: {passes(one)}; {reward}"
+    )
 
 
 def _charts(reports: Sequence[RunReport]) -> Html:
@@ -174,7 +189,9 @@ def _charts(reports: Sequence[RunReport]) -> Html:
 
 def _settings(reports: Sequence[RunReport]) -> Html:
     names = sorted({name for report in reports for name in report.config})
-    differing = [name for name in names if len({its.config.get(name) for its in reports}) > 1]
+    differing = [
+        name for name in names if len({each_report.config.get(name) for each_report in reports}) > 1
+    ]
     if not differing:
         return tag("p", {}, "All settings are the same.")
     rows = [
@@ -192,7 +209,7 @@ def _settings(reports: Sequence[RunReport]) -> Html:
 
 
 def _findings(reports: Sequence[RunReport]) -> Html:
-    codes = sorted({one.code for its in reports for one in its.findings})
+    codes = sorted({one.code for each_report in reports for one in each_report.findings})
     if not codes:
         return tag("p", {"class": "good"}, "No check found anything wrong in a step of any run.")
     rows = []

@@ -168,8 +168,8 @@ async def _take_samples(report: RunReport, reader: StoreReader, last: int) -> No
         report.note(f"Endings are shown as token ids: {texts.problem}")
     taken = []
     for step in sorted({batches[0].step, batches[-1].step}):
-        its = [batch for batch in batches if batch.step == step]
-        taken.append(await step_sample(reader, its, texts))
+        of_step = [batch for batch in batches if batch.step == step]
+        taken.append(await step_sample(reader, of_step, texts))
     report.samples = taken
     for sample in taken:
         for problem in sample.problems:

@@ -61,7 +61,7 @@ def evaluation_charts(evaluations: Sequence[MeasuredEvaluation]) -> list[Html]:
     by_set: dict[tuple[str, str], list[MeasuredEvaluation]] = {}
     for one in evaluations:
         by_set.setdefault(one.task_set, []).append(one)
-    sets = [(set_name(key, by_set), its) for key, its in list(by_set.items())[:MOST_LINES]]
+    sets = [(set_name(key, by_set), points) for key, points in list(by_set.items())[:MOST_LINES]]
     ks = sorted({k for one in evaluations for k in one.evaluation.pass_at})
     passed = [
         (f"pass@{k} of evaluations", [pass_line(*each, k) for each in sets])
@@ -148,13 +148,13 @@ def evaluations(report: RunReport) -> Html:
 
 
 def _evaluation_row(one: MeasuredEvaluation) -> list[str]:
-    its: Evaluation = one.evaluation
+    evaluation: Evaluation = one.evaluation
     return [
-        number(its.step),
-        number(its.tasks),
-        number(its.episodes),
+        number(evaluation.step),
+        number(evaluation.tasks),
+        number(evaluation.episodes),
         f"{number(one.reward_mean)}{between(one.reward_ends)}",
         passes(one),
-        number(its.aborted),
-        number(its.mixed),
+        number(evaluation.aborted),
+        number(evaluation.mixed),
     ]

@@ -123,9 +123,9 @@ def page(directory: Path, out: Path | None, interval: int, *, once: bool) -> Non
     path = out or directory / PAGE
     shown = False
     while True:
-        its = study_status(directory)
-        stays = once or its.phase == "finished"
-        text = study_page(its, directory, seconds=None if stays else interval)
+        status = study_status(directory)
+        stays = once or status.phase == "finished"
+        text = study_page(status, directory, seconds=None if stays else interval)
         write_whole(path, text.encode(), mode=0o644)
         if not shown:
             click.echo(f"Page: {path}")

@@ -105,7 +105,7 @@ def run_drivers(*, seed: int, size: int | None = None) -> dict[str, Any]:
         "suite": "drivers",
         "drivers": rows,
         "ledgers": len(set(ledgers.values())),
-        "digests": {name: its[:12] for name, its in ledgers.items()},
+        "digests": {name: digest[:12] for name, digest in ledgers.items()},
         "skipped": skipped | {name: f"size {size}" for name in DRIVERS if name not in wanted},
         "problems": problems,
         "seconds": round(time.monotonic() - began, 1),
@@ -127,7 +127,9 @@ def ledger_text(directory: Path) -> str:
         body = {key: value for key, value in body.items() if key not in _MEASURED}
         if row.event.kind == "reported":
             files = row.event.files.items()
-            body["files"] = {name: its for name, its in files if not name.startswith("record.")}
+            body["files"] = {
+                name: content for name, content in files if not name.startswith("record.")
+            }
         lines.append(canonical(body))
     return "\n".join(lines)
 

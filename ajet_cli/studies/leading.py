@@ -32,9 +32,9 @@ def begin_study(source: Path, directory: Path, parallel: int, on: str | None = N
     if not is_registered(directory):
         check_study(source)
     else:
-        its = study_status(directory)
-        if its.leader or its.phase == "finished":
-            return its
+        status = study_status(directory)
+        if status.leader or status.phase == "finished":
+            return status
     _LEADERS[:] = [one for one in _LEADERS if one.poll() is None]
     leader = _started_leader(source, directory, parallel, on)
     _LEADERS.append(leader)

@@ -18,89 +18,89 @@ _STATES = {"reserved": "running"}
 """Words of the ledger that say less to people than others."""
 
 
-def status_lines(its: StudyStatus, directory: Path) -> Iterator[str]:
+def status_lines(status: StudyStatus, directory: Path) -> Iterator[str]:
     """Yield what matters about a study, one line each, without control characters."""
-    yield visible(its.question)
-    trials = ", ".join(f"{many} {_STATES.get(name, name)}" for name, many in its.trials.items())
-    yield f"The study is {its.phase}. Trials: {trials}. Looks: {its.looks}."
-    if its.failed:
-        yield f"{count(its.failed, 'trial')} failed by what the arm does."
-    again = its.attempts - its.trials.get("reserved", 0) - its.trials.get("finished", 0)
+    yield visible(status.question)
+    trials = ", ".join(f"{many} {_STATES.get(name, name)}" for name, many in status.trials.items())
+    yield f"The study is {status.phase}. Trials: {trials}. Looks: {status.looks}."
+    if status.failed:
+        yield f"{count(status.failed, 'trial')} failed by what the arm does."
+    again = status.attempts - status.trials.get("reserved", 0) - status.trials.get("finished", 0)
     if again > 0:
         causes = f"ajet research status {directory} --json"
         yield f"{count(again, 'attempt')} failed by no fault of an arm. For the causes: {causes}"
-    if line := _pace(its):
+    if line := _pace(status):
         yield line
-    for line in waiting_lines(its, directory):
+    for line in waiting_lines(status, directory):
         yield visible(line)
-    if its.exhausted:
-        yield f"The budget ended it early: {its.exhausted}."
-    if its.ended:
-        yield visible(f"It was ended early by {its.ended}.")
-    for line in its.interventions:
+    if status.exhausted:
+        yield f"The budget ended it early: {status.exhausted}."
+    if status.ended:
+        yield visible(f"It was ended early by {status.ended}.")
+    for line in status.interventions:
         yield visible(line)
-    for id_, verdict in its.verdicts.items():
+    for id_, verdict in status.verdicts.items():
         yield f"{id_}: {verdict}"
-    if its.conclusion:
-        yield visible(its.conclusion)
-    if its.phase == "finished":
+    if status.conclusion:
+        yield visible(status.conclusion)
+    if status.phase == "finished":
         yield f"Report: {directory / 'report' / 'report.html'}"
 
 
-def _pace(its: StudyStatus) -> str:
+def _pace(status: StudyStatus) -> str:
     """Return how long a trial takes and how many may follow; "" if nothing is known or left."""
-    running, planned = (its.trials.get(name, 0) for name in ("reserved", "planned"))
-    ended = its.attempts - running
-    if not ended or not running + planned or its.phase not in ("running", "asking", "paused"):
+    running, planned = (status.trials.get(name, 0) for name in ("reserved", "planned"))
+    ended = status.attempts - running
+    if not ended or not running + planned or status.phase not in ("running", "asking", "paused"):
         return ""
-    each = duration(its.seconds / ended)
+    each = duration(status.seconds / ended)
     return f"An attempt took {each} on average. At most {count(running + planned, 'trial')} left."
 
 
-def waiting_lines(its: StudyStatus, directory: Path) -> Iterator[str]:
+def waiting_lines(status: StudyStatus, directory: Path) -> Iterator[str]:
     """Yield what the study waits for, with the command that lets it continue."""
-    if its.paused:
-        yield f"It is paused {its.paused}".rstrip(": ")
+    if status.paused:
+        yield f"It is paused {status.paused}".rstrip(": ")
         yield f"To continue: ajet research resume {directory}"
-    if (question := its.open_question) is not None:
+    if (question := status.open_question) is not None:
         yield f"Question {question.id}: {question.question}"
         yield (
             f"To answer: ajet research answer {directory} {question.id} yes|no "
             f"(until {question.deadline}, then {question.default})"
         )
-    if not its.leader and its.phase not in ("finished",):
+    if not status.leader and status.phase not in ("finished",):
         yield f"No leader is at work on this machine. To continue: ajet research run {directory}"
 
 
-def status_table(its: StudyStatus, directory: Path) -> Table:
+def status_table(status: StudyStatus, directory: Path) -> Table:
     """Return all that may be known about a study that runs."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _rows(its, directory):
-        style = _STYLES.get(its.phase, "") if name == "state" else ""
+    for name, value in _rows(status, directory):
+        style = _STYLES.get(status.phase, "") if name == "state" else ""
         table.add_row(name, Text(visible(value), style=style))
     return table
 
 
-def _rows(its: StudyStatus, directory: Path) -> Iterator[tuple[str, str]]:
-    yield "question", its.question
-    looks = f"{its.looks} of {its.planned_looks} looks"
-    leader = f"leader {its.leader}" if its.leader else "no leader"
-    yield "state", f"{its.phase}; {looks}; {leader}"
-    for line in waiting_lines(its, directory):
+def _rows(status: StudyStatus, directory: Path) -> Iterator[tuple[str, str]]:
+    yield "question", status.question
+    looks = f"{status.looks} of {status.planned_looks} looks"
+    leader = f"leader {status.leader}" if status.leader else "no leader"
+    yield "state", f"{status.phase}; {looks}; {leader}"
+    for line in waiting_lines(status, directory):
         yield "waits", line
-    for arm in its.arms:
+    for arm in status.arms:
         done = f"{arm.done} done ({arm.failed} failed)"
         rest = f"{arm.running} running, {arm.lost} lost, {arm.left} left"
         yield "arm", f"{arm.arm}: {done}, {rest}"
-    for one in its.budget:
+    for one in status.budget:
         yield "budget", f"{one.name}: {number(one.used)} of {number(one.limit)}"
-    for id_, verdict in its.verdicts.items():
+    for id_, verdict in status.verdicts.items():
         yield "verdict", f"{id_}: {verdict}"
-    for line in its.interventions:
+    for line in status.interventions:
         yield "person", line
-    for line in its.events:
+    for line in status.events:
         yield "event", line
-    if its.conclusion:
-        yield "answer", its.conclusion
+    if status.conclusion:
+        yield "answer", status.conclusion

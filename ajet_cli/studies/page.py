@@ -26,45 +26,49 @@ td { overflow-wrap: anywhere; }
 _WIDTH = 220.0
 
 
-def study_page(its: StudyStatus, directory: Path, *, seconds: int | None = None) -> str:
+def study_page(status: StudyStatus, directory: Path, *, seconds: int | None = None) -> str:
     """Return the page.
 
     :param seconds: after which the browser loads the page again; None for a page that stays.
     """
-    waits = list(waiting_lines(its, directory))
+    waits = list(waiting_lines(status, directory))
     content = tag(
         "main",
         {},
-        tag("h1", {}, its.question),
-        tag("p", {}, *_state(its)),
+        tag("h1", {}, status.question),
+        tag("p", {}, *_state(status)),
         items(waits, "waits") if waits else None,
-        section("Trials", _arms(its)),
-        section("Budget", _budget(its)),
-        section("Verdicts", _verdicts(its)),
-        section("What people did", items(its.interventions)) if its.interventions else None,
-        section("Last events", items(reversed(its.events))),
+        section("Trials", _arms(status)),
+        section("Budget", _budget(status)),
+        section("Verdicts", _verdicts(status)),
+        section("What people did", items(status.interventions)) if status.interventions else None,
+        section("Last events", items(reversed(status.events))),
     )
-    return document(f"Study: {its.question[:80]}", _STYLE, content, asdict(its), refresh=seconds)
+    return document(
+        f"Study: {status.question[:80]}", _STYLE, content, asdict(status), refresh=seconds
+    )
 
 
-def _state(its: StudyStatus) -> Iterator[Child]:
-    yield tag("span", {"class": "phase"}, its.phase)
-    leader = f"led by process {its.leader}" if its.leader else "without a leader on this machine"
-    yield f" {its.looks} of {its.planned_looks} looks taken, {leader}. "
-    if not its.looks:
+def _state(status: StudyStatus) -> Iterator[Child]:
+    yield tag("span", {"class": "phase"}, status.phase)
+    leader = (
+        f"led by process {status.leader}" if status.leader else "without a leader on this machine"
+    )
+    yield f" {status.looks} of {status.planned_looks} looks taken, {leader}. "
+    if not status.looks:
         yield "Outcomes are hidden until the first look. "
-    if its.ended:
-        yield f"Ended early by {its.ended}. "
-    if its.exhausted:
-        yield f"The budget's {its.exhausted} was used up. "
-    if its.conclusion:
-        yield tag("strong", {}, its.conclusion)
+    if status.ended:
+        yield f"Ended early by {status.ended}. "
+    if status.exhausted:
+        yield f"The budget's {status.exhausted} was used up. "
+    if status.conclusion:
+        yield tag("strong", {}, status.conclusion)
 
 
-def _arms(its: StudyStatus) -> Html:
+def _arms(status: StudyStatus) -> Html:
     head = ("arm", "", "done", "failed", "running", "lost", "left")
     rows = []
-    for arm in its.arms:
+    for arm in status.arms:
         parts = {
             "done": arm.done - arm.failed,
             "failed": arm.failed,
@@ -77,16 +81,20 @@ def _arms(its: StudyStatus) -> Html:
     return _table(head, rows)
 
 
-def _budget(its: StudyStatus) -> Html:
+def _budget(status: StudyStatus) -> Html:
     rows = [
         (one.name, _bar({"running": one.used}, one.limit), number(one.used), number(one.limit))
-        for one in its.budget
+        for one in status.budget
     ]
     return _table(("part", "", "used", "limit"), rows)
 
 
-def _verdicts(its: StudyStatus) -> Html | None:
-    return _table(("comparison", "verdict"), list(its.verdicts.items())) if its.verdicts else None
+def _verdicts(status: StudyStatus) -> Html | None:
+    return (
+        _table(("comparison", "verdict"), list(status.verdicts.items()))
+        if status.verdicts
+        else None
+    )
 
 
 def _bar(parts: Mapping[str, float], whole: float) -> Html:

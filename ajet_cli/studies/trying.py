@@ -87,7 +87,10 @@ def _tried(study: Study, arena: Arena) -> dict[str, dict[str, Scalar]]:
     for name, parameter in search.parameters.items():
         if parameter.path in arena.programs:
             candidates += [{**candidates[0], name: choice} for choice in parameter.choices]
-    return arms | {canonical(its): search_settings(study, search, 0, its) for its in candidates}
+    return arms | {
+        canonical(candidate): search_settings(study, search, 0, candidate)
+        for candidate in candidates
+    }
 
 
 def _trial(arm: str, arena: Arena, blueprint: TrialBlueprint) -> TriedArm:

@@ -189,7 +189,7 @@ class PluginManager:
         """Return the distribution that registers a component, or None if it is not registered."""
         self._load()
         providers = self._providers.get((kind_of(spec).name, spec.name), [])
-        return next((info.distribution for info, its in providers if its == spec), None)
+        return next((info.distribution for info, provided in providers if provided == spec), None)
 
     def notify(self, hook_name: str, around: _Around = nullcontext, /, **kwargs: object) -> None:
         """Call an observer hook of every plugin that implements it, each with its own copies.
@@ -276,8 +276,8 @@ class PluginManager:
             self._is_loaded = True
 
     def _conflicts_of(self, info: PluginInfo) -> list[str]:
-        owners = {key: [its for its, _ in value] for key, value in self._providers.items()}
-        return [_conflict(*k, its) for k, its in owners.items() if len(its) > 1 and info in its]
+        owners = {key: [owner for owner, _ in value] for key, value in self._providers.items()}
+        return [_conflict(*k, many) for k, many in owners.items() if len(many) > 1 and info in many]
 
     def _owner_and_hint(self, spec: ComponentSpec) -> tuple[str, str]:
         self._load()

@@ -36,17 +36,17 @@ def runner_in(on: str | None) -> Callable[[Path, Arena], TrialRunner]:
     if on == LOCAL:
         return _local
     path = Path(on).resolve()
-    its = read_places(path)
+    places = read_places(path)
 
     def placed(trials: Path, arena: Arena) -> TrialRunner:
         directory = trials.resolve().parent
         runner = PlacedRunner(
             trials,
             arena,
-            _place(its, directory),
-            python=its.python,
-            patience_seconds=its.patience_seconds,
-            poll_seconds=its.poll_seconds,
+            _place(places, directory),
+            python=places.python,
+            patience_seconds=places.patience_seconds,
+            poll_seconds=places.poll_seconds,
         )
         write_whole(directory / _CHOSEN, f"{path}\n".encode())
         return runner
@@ -70,10 +70,13 @@ def _local(trials: Path, arena: Arena) -> TrialRunner:
     return LocalRunner(trials, arena)
 
 
-def _place(its: PlaceSettings, directory: Path) -> SlurmPlace | SshPlace:
-    if its.slurm is not None:
+def _place(settings: PlaceSettings, directory: Path) -> SlurmPlace | SshPlace:
+    if settings.slurm is not None:
         return SlurmPlace(
-            its.slurm, directory / _JOBS, python=its.python, poll_seconds=its.poll_seconds
+            settings.slurm,
+            directory / _JOBS,
+            python=settings.python,
+            poll_seconds=settings.poll_seconds,
         )
-    assert its.ssh is not None
-    return SshPlace(its.ssh, avoid_seconds=its.patience_seconds)
+    assert settings.ssh is not None
+    return SshPlace(settings.ssh, avoid_seconds=settings.patience_seconds)

@@ -44,7 +44,7 @@ class SlurmPlace(TrialPlace):
     queues = True
 
     def __init__(
-        self, its: SlurmSettings, folder: Path, *, python: str, poll_seconds: float
+        self, settings: SlurmSettings, folder: Path, *, python: str, poll_seconds: float
     ) -> None:
         # Its logger would write to standard output.
         os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
@@ -64,9 +64,9 @@ class SlurmPlace(TrialPlace):
                 "node of the cluster."
             ) from error
         self._executor.python = python
-        chosen = its.model_dump(exclude={"options"}, exclude_none=True, exclude_defaults=True)
+        chosen = settings.model_dump(exclude={"options"}, exclude_none=True, exclude_defaults=True)
         try:
-            self._executor.update_parameters(**chosen, **its.options)
+            self._executor.update_parameters(**chosen, **settings.options)
         except ValueError as error:
             raise ConfigError(f"[slurm] options: {' '.join(str(error).split())}") from error
         self._read_accounting = SlurmInfoWatcher().read_info

@@ -26,8 +26,8 @@ class SshPlace(TrialPlace):
     kind = "ssh"
     queues = False
 
-    def __init__(self, its: SshSettings, *, avoid_seconds: float) -> None:
-        self._its, self._avoid_seconds = its, avoid_seconds
+    def __init__(self, settings: SshSettings, *, avoid_seconds: float) -> None:
+        self._settings, self._avoid_seconds = settings, avoid_seconds
         self._failed: dict[str, float] = {}
 
     def free(self, taken: Sequence[str]) -> bool:
@@ -62,25 +62,25 @@ class SshPlace(TrialPlace):
 
     def end(self, job: str, begun: BegunNote | None, trial: Path) -> None:
         """Kill the worker, if the process with its number is still one of this trial."""
-        if begun is None or job not in self._its.hosts:
+        if begun is None or job not in self._settings.hosts:
             return
-        its = f"/proc/{begun.pid:d}/cmdline"
-        same = f"grep -qF -e {shlex.quote(str(trial))} {its} 2>/dev/null"
+        path = f"/proc/{begun.pid:d}/cmdline"
+        same = f"grep -qF -e {shlex.quote(str(trial))} {path} 2>/dev/null"
         self._run(job, f"{same} && kill -KILL {begun.pid:d}")
 
     def _host(self, taken: Sequence[str]) -> str | None:
         busy, now = Counter(taken), time.monotonic()
         free = [
             host
-            for host in self._its.hosts
-            if busy[host] < self._its.slots
+            for host in self._settings.hosts
+            if busy[host] < self._settings.slots
             and now - self._failed.get(host, -self._avoid_seconds) >= self._avoid_seconds
         ]
         return min(free, key=lambda host: busy[host], default=None)
 
     def _run(self, host: str, command: str) -> str:
         """Run a command of a shell on a host; return why it failed, or ""."""
-        line = ["ssh", *_OPTIONS, *self._its.options, "--", host, command]
+        line = ["ssh", *_OPTIONS, *self._settings.options, "--", host, command]
         try:
             ended = subprocess.run(  # noqa: S603 - found on PATH, as users do
                 line,

@@ -277,8 +277,8 @@ def _plan(report: Document, state: StudyState, numbers: DefinedNumbers) -> None:
     better = "more" if outcome.direction == "max" else "less"
     proposed: list[Cell] = []
     if study.topic.proposed_by:
-        its = Quote(study.topic.proposed_by, STUDY)
-        proposed = [(Text("Written by the researcher "), its, Text(", conclusions included."))]
+        quote = Quote(study.topic.proposed_by, STUDY)
+        proposed = [(Text("Written by the researcher "), quote, Text(", conclusions included."))]
     report.items(
         [
             *proposed,

@@ -34,12 +34,16 @@ class _Numerals(HTMLParser):
         if any(tag in _UNSHOWN for tag, _ in self._open):
             return
         target = next(
-            (its["href"][1:] for tag, its in reversed(self._open) if tag == "a" and "href" in its),
+            (
+                attributes["href"][1:]
+                for tag, attributes in reversed(self._open)
+                if tag == "a" and "href" in attributes
+            ),
             None,
         )
         if target is not None:
             self.linked += [(numeral, target) for numeral in numerals]
-        elif any("id" in its for _, its in self._open):
+        elif any("id" in attributes for _, attributes in self._open):
             self.defined += len(numerals)
         else:
             self.bare += numerals

@@ -55,7 +55,7 @@ def refusals(text: str, verdicts: Collection[Collection[Verdict]]) -> list[str]:
         for word in _pattern(_CERTAINTY).finditer(text)
     ]
     for words, needed in _CARRIED:
-        if not any(needed.issuperset(its) for its in verdicts):
+        if not any(needed.issuperset(verdict) for verdict in verdicts):
             problems += [
                 f"{word[0]!r} needs a comparison whose verdict is {' or '.join(sorted(needed))} "
                 "whenever this sentence is printed"
@@ -113,7 +113,7 @@ def word_problems(words: str) -> Iterator[str]:
     if address := _ADDRESS.search(words):
         yield f"{address[0]!r} is a part of an address"
     for sentence in re.split(r"[.!?:;]+|\n", words):
-        its = [word for word in re.findall(r"[A-Za-z']+", sentence) if len(word) > 1]
-        common = sum(word.lower() in _COMMON for word in its)
-        if its and common < max(1, _LEAST_COMMON * len(its)):
-            yield f"{' '.join(its)[:60]!r} is not a plain English sentence"
+        word_list = [word for word in re.findall(r"[A-Za-z']+", sentence) if len(word) > 1]
+        common = sum(word.lower() in _COMMON for word in word_list)
+        if word_list and common < max(1, _LEAST_COMMON * len(word_list)):
+            yield f"{' '.join(word_list)[:60]!r} is not a plain English sentence"

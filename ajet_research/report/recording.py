@@ -105,11 +105,14 @@ def _cost(record: Document, state: StudyState, numbers: DefinedNumbers) -> None:
     attempts = sum(trial.attempts for trial in state.trials.values())
     spent: list[Cell] = []
     if state.spending.requests:
-        its = state.spending
+        spending = state.spending
         spent = [
             (
-                *(Text("Tokens of researchers: "), numbers("tokens", its.tokens, _TOKENS)),
-                *(Text(". Their price: "), numbers("money", its.money, "by researcher_prices")),
+                *(Text("Tokens of researchers: "), numbers("tokens", spending.tokens, _TOKENS)),
+                *(
+                    Text(". Their price: "),
+                    numbers("money", spending.money, "by researcher_prices"),
+                ),
             )
         ]
     record.items(

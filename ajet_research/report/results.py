@@ -109,15 +109,15 @@ def _pair_rows(state: StudyState) -> Iterable[TableRow]:
 def _guardrail_rows(state: StudyState, numbers: DefinedNumbers) -> Iterable[TableRow]:
     for id_, finding in state.verdicts.items():
         for guard in state.registered.outcome.guardrails:
-            its = finding.guardrails.get(guard.metric)
-            if its is None:
+            guarded = finding.guardrails.get(guard.metric)
+            if guarded is None:
                 continue
             name = f"{id_}.{guard.metric}"
             of: Cell = (Reference("pairs", f"pairs-{id_}"),)
-            gain = numbers(f"{name}.gain", its.gain, "mean difference of the guardrail", of=of)
-            low = numbers(f"{name}.low", its.low, "lower end of its interval", of=of)
+            gain = numbers(f"{name}.gain", guarded.gain, "mean difference of the guardrail", of=of)
+            low = numbers(f"{name}.low", guarded.low, "lower end of its interval", of=of)
             margin = numbers(f"{guard.metric}.margin", guard.margin, "margin of the guardrail")
-            word = "holds" if its.holds else "not shown to hold"
+            word = "holds" if guarded.holds else "not shown to hold"
             yield TableRow(
                 [
                     (Reference(id_, f"finding-{id_}"),),

@@ -126,8 +126,8 @@ def interpret_study(
             StudyLeader(ledger, InlineRunner(), directory, its_clock).lead()
     except OSError as error:
         raise StoreError(f"Cannot write in {directory}: {error.strerror}") from error
-    its = state.spending
-    return Interpretation(prose, problem, its.requests, its.tokens, its.money)
+    spent = state.spending
+    return Interpretation(prose, problem, spent.requests, spent.tokens, spent.money)
 
 
 def prose_problems(directory: Path, prose: str) -> list[str]:

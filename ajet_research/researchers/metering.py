@@ -116,8 +116,10 @@ class CallMeter:
                     client.stream("POST", path, content=text.encode()) as response,
                 ):
                     status = response.status_code
-                    its = response.headers.items()
-                    _begin(writer, status, {name: self._shown(value) for name, value in its})
+                    answer_headers = response.headers.items()
+                    _begin(
+                        writer, status, {name: self._shown(value) for name, value in answer_headers}
+                    )
                     async for chunk in response.aiter_bytes():
                         content += (shown := hiding.passed(chunk))
                         if len(content) > MOST_BYTES:

@@ -244,8 +244,8 @@ def propose_study(
             write_whole(output, accepted.toml.encode(), mode=0o644)
     except OSError as error:
         raise StoreError(f"Cannot write {output}: {error.strerror}") from error
-    its = spending
-    return ProposedStudy(output, accepted.study, its.requests, its.tokens, its.money)
+    spent = spending
+    return ProposedStudy(output, accepted.study, spent.requests, spent.tokens, spent.money)
 
 
 def tighter(first: ResearcherLimits | None, second: ResearcherLimits) -> ResearcherLimits:
@@ -286,8 +286,12 @@ def _arenas(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             {
                 "summary": arena.summary,
                 "metrics": {
-                    metric: {"direction": its.direction, "worst": its.worst, "summary": its.summary}
-                    for metric, its in arena.metrics.items()
+                    metric: {
+                        "direction": spec.direction,
+                        "worst": spec.worst,
+                        "summary": spec.summary,
+                    }
+                    for metric, spec in arena.metrics.items()
                 },
                 "settings": {
                     key: value
@@ -391,8 +395,8 @@ def _without_nulls(value: Any, depth: int) -> Any:
 def _completed(proposed: dict[str, Any], topic: TopicFile, researcher: str) -> Iterator[str]:
     """Complete a proposal with what the topic sets, and yield what it must not have."""
     for name, most in _MOST.items():
-        if isinstance(its := proposed.get(name), list | dict) and len(its) > most:
-            yield f"the study has {len(its)} {name}; a proposal has at most {most}"
+        if isinstance(values := proposed.get(name), list | dict) and len(values) > most:
+            yield f"the study has {len(values)} {name}; a proposal has at most {most}"
     if "code" in proposed and "code" not in topic.fixed:
         yield "'code' is not a researcher's to set; only the topic's head may have it"
     budget = proposed.setdefault("budget", {})
@@ -416,11 +420,11 @@ def _completed(proposed: dict[str, Any], topic: TopicFile, researcher: str) -> I
 
 def _fixed(part: dict[str, Any], fixed: Mapping[str, Any], above: str) -> Iterator[str]:
     for name, value in fixed.items():
-        its = part.setdefault(name, {} if isinstance(value, dict) else value)
-        if isinstance(value, dict) and isinstance(its, dict):
-            yield from _fixed(its, value, f"{above}{name}.")
-        elif its != value:
-            yield f"{above}{name} is {_short(its)}, and this topic sets {_short(value)}"
+        section = part.setdefault(name, {} if isinstance(value, dict) else value)
+        if isinstance(value, dict) and isinstance(section, dict):
+            yield from _fixed(section, value, f"{above}{name}.")
+        elif section != value:
+            yield f"{above}{name} is {_short(section)}, and this topic sets {_short(value)}"
 
 
 def _reserved(proposed: Mapping[str, Any], topic: TopicFile) -> Iterator[str]:
@@ -453,7 +457,7 @@ def _searched_settings(search: object) -> set[str]:
     varied = parameters.values() if isinstance(parameters, dict) else ()
     rounds = rungs if isinstance(rungs, list) else []
     sets = [one.get("set") for one in (search, *rounds) if isinstance(one, dict)]
-    named = {str(path) for its in sets if isinstance(its, dict) for path in its}
+    named = {str(path) for group in sets if isinstance(group, dict) for path in group}
     return named | {str(one.get("path")) for one in varied if isinstance(one, dict)}
 
 

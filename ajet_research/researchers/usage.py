@@ -121,9 +121,9 @@ def bounded_call(path: str, body: Mapping[str, Any], model: str, most: int) -> B
     elif body.get("functions"):
         added += _OF_TOOLS
     thinking = sent.get("thinking")
-    if isinstance(thinking, dict) and type(its := thinking.get("budget_tokens")) is int:
+    if isinstance(thinking, dict) and type(budget := thinking.get("budget_tokens")) is int:
         # An endpoint refuses thoughts that are longer than the answer may be.
-        sent["thinking"] = {**thinking, "budget_tokens": min(its, limit - 1)}
+        sent["thinking"] = {**thinking, "budget_tokens": min(budget, limit - 1)}
         if limit <= _LEAST_THOUGHT:
             del sent["thinking"]
     if path == "chat/completions" and body.get("stream"):

@@ -36,8 +36,8 @@ def search_refusals(study: Study, arena: Arena) -> Iterator[str]:
     yield from _unknown_paths(search, arena, settings[0])
     if common:
         return
-    for rung, its in enumerate(settings):
-        if shared := _seen(study, arena, search, rung, its):
+    for rung, rung_settings in enumerate(settings):
+        if shared := _seen(study, arena, search, rung, rung_settings):
             yield (
                 f"The search would choose on {shared[0]} of the {shared[1]} tasks that confirm its "
                 "choice, so the confirmation could not be trusted. Give the search another split "
@@ -73,12 +73,12 @@ def program_refusals(
         texts: dict[Scalar, Scalar] = {}
         for choice in parameter.values or []:
             try:
-                its = arena.resolve(search_settings(study, search, 0, {name: choice}))
+                resolved = arena.resolve(search_settings(study, search, 0, {name: choice}))
             except ConfigError as error:
                 yield f"The choice {canonical(choice)} of {name!r}: {error.message}"
                 continue
-            settings[f"{name}={canonical(choice)}"] = its
-            if (first := texts.setdefault(its[parameter.path], choice)) != choice:
+            settings[f"{name}={canonical(choice)}"] = resolved
+            if (first := texts.setdefault(resolved[parameter.path], choice)) != choice:
                 yield (
                     f"The choices {canonical(first)} and {canonical(choice)} of {name!r} are the "
                     "same code. Remove one of them."

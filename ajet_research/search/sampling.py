@@ -149,7 +149,7 @@ def _inside(one: Parameter, value: Scalar) -> Any:
     """Return a value as Optuna has it: the place of a choice."""
     if not one.choices:
         return value
-    kinds = [(type(its), its) for its in one.choices]
+    kinds = [(type(choice), choice) for choice in one.choices]
     return kinds.index((type(value), value))
 
 

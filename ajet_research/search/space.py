@@ -184,8 +184,8 @@ def wrong_search(search: Search) -> Iterator[tuple[tuple[str | int, ...], str]]:
             if one.values is None:
                 what = f"a grid lists all values of {name!r}: give it 'choices', or a 'step'"
                 yield ("parameters", name), what
-        if all(listed) and math.prod(len(its or ()) for its in listed) != search.candidates:
-            cells = math.prod(len(its or ()) for its in listed)
+        if all(listed) and math.prod(len(levels or ()) for levels in listed) != search.candidates:
+            cells = math.prod(len(levels or ()) for levels in listed)
             what = (
                 f"'candidates' is {search.candidates}, and the grid has {cells} cells: write "
                 f"candidates = {cells}, or use the sampler 'random'"
@@ -203,7 +203,7 @@ def _wrong_parameter(name: str, one: Parameter) -> Iterator[tuple[str, str]]:
     if one.choices:
         if (one.low, one.high, one.step, one.log) != (None, None, None, False):
             yield "choices", f"{name!r} has 'choices' and a range: remove one of them"
-        if len({(type(its), its) for its in one.choices}) != len(one.choices):
+        if len({(type(choice), choice) for choice in one.choices}) != len(one.choices):
             yield "choices", f"the choices of {name!r} are not all different"
         return
     if one.low is None or one.high is None:

@@ -26,8 +26,8 @@ def next_candidate(state: StudyState, arena: Arena) -> Proposed:
     tried = []
     for number in state.entered:
         value = search_value(state, number, 0)
-        its = state.candidates[number - 1].values
-        tried.append(TriedCandidate(its, None if value is None else turn * value))
+        chosen_values = state.candidates[number - 1].values
+        tried.append(TriedCandidate(chosen_values, None if value is None else turn * value))
     values, by = proposed_values(study.search, len(state.candidates) + 1, tried)
     return candidate_row(state, arena, values, by)
 
@@ -60,7 +60,7 @@ def next_rung(state: StudyState, arena: Arena, kept: Sequence[int]) -> Advanced:
     if rung < len(study.search.rungs):
         blueprints, arms = rung_trials(study, arena, rung, values, state.code)
     else:
-        chosen = {chosen_level(rank): its for rank, its in enumerate(values.values(), 1)}
+        chosen = {chosen_level(rank): value for rank, value in enumerate(values.values(), 1)}
         resolved = compared_arms(study, arena, chosen)
         blueprints, arms = planned_trials(study, arena, resolved, state.code)
     return Advanced(

@@ -276,7 +276,7 @@ class _KilledStudy:
         pids = self._processes(process)
         if aim == "all":
             # Those first that would start others again.
-            targets = [(role, pid) for role, its in pids.items() for pid in its]
+            targets = [(role, pid) for role, members in pids.items() for pid in members]
         else:
             role = "leader" if aim == "report" else aim
             targets = [(role, pid) for pid in pids[role][:1]]

@@ -96,7 +96,7 @@ def attacked(name: str, place: Path, base: Mapping[str, Scalar] = SMALL) -> Adve
     :param place: an empty directory.
     :param base: settings of its trials.
     """
-    its, attack = AdversaryEnd(), ATTACKS[name]
+    end, attack = AdversaryEnd(), ATTACKS[name]
     where, source = place / "study", place / "own" / "study.json"
     evaluator = Path(ajet_worlds.bandit.__file__).resolve()
     secrets = [evaluator, source, where / LEDGER, where / "study.json", Path("/etc/shadow")]
@@ -121,81 +121,81 @@ def attacked(name: str, place: Path, base: Mapping[str, Scalar] = SMALL) -> Adve
         try:
             state = run_study(source, where, parallel=2)
         except AjetError as error:
-            its.refusals.append(error.message)
+            end.refusals.append(error.message)
             # It is refused before anything of it starts, or not at all.
-            its.ended = not where.exists()
-            return its
-        its.escapes += [f"{path} has changed" for path, was in fixed.items() if _now(path) != was]
+            end.ended = not where.exists()
+            return end
+        end.escapes += [f"{path} has changed" for path, was in fixed.items() if _now(path) != was]
         if accepts(listener):
-            its.escapes.append("a connection to this machine")
+            end.escapes.append("a connection to this machine")
     if left := processes_with(mark):
-        its.escapes.append(f"processes that are left: {left}")
+        end.escapes.append(f"processes that are left: {left}")
     planted = [
         Path("/etc/planted"),
         Path("/usr/planted"),
         Path(os.__file__).with_name("planted.py"),
     ]
     planted += [*place.rglob("planted"), *evaluator.parent.glob("planted")]
-    its.escapes += [f"planted {path}" for path in planted if path.exists()]
-    _look_at_trials(its, attack, state, where, arm_name({"program": f"code:arms/{name}.py"}))
-    _look_at_report(its, state, where)
-    return its
+    end.escapes += [f"planted {path}" for path in planted if path.exists()]
+    _look_at_trials(end, attack, state, where, arm_name({"program": f"code:arms/{name}.py"}))
+    _look_at_report(end, state, where)
+    return end
 
 
 def _look_at_trials(
-    its: AdversaryEnd, attack: Attack, state: StudyState, where: Path, hostile: str
+    end: AdversaryEnd, attack: Attack, state: StudyState, where: Path, hostile: str
 ) -> None:
     """Note what became of trials: those of the attack fail as expected, or have no success."""
     for id_, trial in state.trials.items():
         name = f"trial {id_} of {trial.arm}"
         if trial.attempts != 1 or trial.outcome is None:
             # An arm that can lose its trials can lose those that show that it is worse.
-            its.escapes.append(f"{name} was disturbed: {trial.attempts} attempts, {trial.status}")
+            end.escapes.append(f"{name} was disturbed: {trial.attempts} attempts, {trial.status}")
             continue
         failed = trial.outcome.failed
         if trial.arm != hostile:
-            its.problems += [f"{name} failed: {failed}"] if failed else []
+            end.problems += [f"{name} failed: {failed}"] if failed else []
             continue
-        its.trials += 1
+        end.trials += 1
         if attack.fails:
             if attack.fails not in failed:
-                its.problems.append(f"{name} did not fail with {attack.fails!r}: {failed!r}")
+                end.problems.append(f"{name} did not fail with {attack.fails!r}: {failed!r}")
             continue
         path = where / "trials" / id_ / STORE / SERVER / STORE_FILE
         if attack.setting == "reward":
-            _look_at_rewards(its, name, path, failed)
+            _look_at_rewards(end, name, path, failed)
             continue
         if failed or trial.outcome.metrics["success"] != 0.0:
-            its.escapes.append(f"{name} has {dict(trial.outcome.metrics)}; it failed: {failed!r}")
+            end.escapes.append(f"{name} has {dict(trial.outcome.metrics)}; it failed: {failed!r}")
         texts = list(_asked(path))
         counts = [match for text in texts for match in _COUNT.findall(text)]
         if not counts or any(not int(of) for _, of in counts):
-            its.problems.append(f"{name} did not report what it reached")
+            end.problems.append(f"{name} did not report what it reached")
         if any(int(count) for count, _ in counts):
             reached = {one for text in texts for one in _REACHED.findall(text)}
-            its.escapes.append(f"{name} reached: {', '.join(sorted(reached)) or 'something'}")
+            end.escapes.append(f"{name} reached: {', '.join(sorted(reached)) or 'something'}")
 
 
-def _look_at_rewards(its: AdversaryEnd, name: str, path: Path, failed: str) -> None:
+def _look_at_rewards(end: AdversaryEnd, name: str, path: Path, failed: str) -> None:
     """Note what the attack reports as its reward: a thousand for all that it reached."""
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
         query = "SELECT reward FROM episodes WHERE kind = 'train' AND state = 'ended'"
         rewards = [reward for (reward,) in db.execute(query)]
     if failed or not rewards or not all(reward % 1000 > 0 for reward in rewards):
-        its.problems.append(f"{name} did not report what it reached: {rewards}; {failed}")
+        end.problems.append(f"{name} did not report what it reached: {rewards}; {failed}")
     elif any(reward >= 1000 for reward in rewards):
-        its.escapes.append(f"{name} reached {max(rewards) // 1000:.0f} places")
+        end.escapes.append(f"{name} reached {max(rewards) // 1000:.0f} places")
 
 
-def _look_at_report(its: AdversaryEnd, state: StudyState, where: Path) -> None:
+def _look_at_report(end: AdversaryEnd, state: StudyState, where: Path) -> None:
     if final_verdicts(state)[_ID] == "better":
-        its.lies.append("the attack is better")
+        end.lies.append("the attack is better")
     pages = [path for path in (where / REPORT).iterdir() if path.suffix != ".svg"]
     for path in pages:
         if LIE_WORDS in path.read_text(encoding="utf-8"):
-            its.lies.append(f"{path.name} repeats what the program says of itself")
-    its.problems += verify_study(where).problems
-    its.ended = state.reported is not None and {"report.md", "report.html"} <= {
+            end.lies.append(f"{path.name} repeats what the program says of itself")
+    end.problems += verify_study(where).problems
+    end.ended = state.reported is not None and {"report.md", "report.html"} <= {
         path.name for path in pages
     }
 

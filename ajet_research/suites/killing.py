@@ -47,7 +47,7 @@ def mcp_servers(driver: int) -> list[int]:
 
 def children(parent: int) -> list[int]:
     """Return the processes that a process has started and that have not ended."""
-    return [pid for pid, its in _parents().items() if its == parent]
+    return [pid for pid, above in _parents().items() if above == parent]
 
 
 def left_in(directory: Path) -> list[int]:
@@ -81,7 +81,7 @@ def _command(pid: int) -> list[bytes]:
 
 def _parents() -> dict[int, int]:
     """Return the parent of each process that has not ended."""
-    its: dict[int, int] = {}
+    parents_of: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         # It may end at this moment.
         with suppress(OSError):
@@ -89,5 +89,5 @@ def _parents() -> dict[int, int]:
                 path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             )
             if state != "Z":
-                its[int(path.parent.name)] = int(parent)
-    return its
+                parents_of[int(path.parent.name)] = int(parent)
+    return parents_of

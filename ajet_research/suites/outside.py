@@ -251,11 +251,11 @@ def study_file(limits: Mapping[str, float], levels: tuple[str, str]) -> str:
 
 def _with_arena(folder: Path) -> dict[str, str]:
     """Return an environment whose processes know the arena of this suite."""
-    its = folder / "ajet_spending-1.dist-info"
-    its.mkdir(parents=True)
-    (its / "METADATA").write_text("Metadata-Version: 2.1\nName: ajet-spending\nVersion: 1\n")
+    metadata = folder / "ajet_spending-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ajet-spending\nVersion: 1\n")
     arena = f"{SpendingArena.__module__}:{SpendingArena.__name__}"
-    (its / "entry_points.txt").write_text(f"[agentjet.arenas]\nspending = {arena}\n")
+    (metadata / "entry_points.txt").write_text(f"[agentjet.arenas]\nspending = {arena}\n")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -273,14 +273,14 @@ def _measure(taken: OutsideUse, leader: int, directory: Path) -> None:
         for trial in (directory / _TRIALS).iterdir():
             taken.trial_disk = max(taken.trial_disk, _blocks(trial))
     processes, now = _processes(), _now()
-    workers = {pid for pid, its in processes.items() if its.parent == leader}
-    for pid, its in processes.items():
-        group = processes.get(its.session)
-        if group is not None and (group.parent in workers or its.session in taken.groups):
-            seen = taken.groups.setdefault(its.session, _GroupUse(group.start, now))
+    workers = {pid for pid, process in processes.items() if process.parent == leader}
+    for pid, process in processes.items():
+        group = processes.get(process.session)
+        if group is not None and (group.parent in workers or process.session in taken.groups):
+            seen = taken.groups.setdefault(process.session, _GroupUse(group.start, now))
             seen.last = max(seen.last, now)
-            if pid == its.session:
-                seen.cpu = max(seen.cpu, its.cpu)
+            if pid == process.session:
+                seen.cpu = max(seen.cpu, process.cpu)
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ def _cases(seed: int) -> Iterator[_Case]:
         "charged and lost": (lambda _: EndpointReply(cut=True), ModelResearcher),
         "charged and failed": (lambda _: EndpointReply(status=502), ModelResearcher),
         "charged and silent": (
-            lambda its: EndpointReply(refused, hangs=its["number"] % 2 == 1),
+            lambda request: EndpointReply(refused, hangs=request["number"] % 2 == 1),
             ModelResearcher,
         ),
         "killed": (lambda _: EndpointReply(refused), _DyingResearcher),
@@ -341,14 +341,14 @@ def _interpret_in_outage(study: Path, script: OutageScript, clock: VirtualClock)
             # Nothing listens on a port that is bound.
             taken.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-            its = interpret_study(
+            written = interpret_study(
                 study, scripted_model(url), limits=limits, wait_seconds=3600, clock=clock
             )
-            return its.problem
+            return written.problem
     with RecordingEndpoint(script(clock)) as endpoint:
         researcher = scripted_model(endpoint.base_url)
-        its = interpret_study(study, researcher, limits=limits, wait_seconds=3600, clock=clock)
-        return its.problem
+        written = interpret_study(study, researcher, limits=limits, wait_seconds=3600, clock=clock)
+        return written.problem
 
 
 def _text(study: Path) -> str:

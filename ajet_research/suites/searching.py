@@ -89,7 +89,7 @@ def run_search(*, seed: int, size: int = 200) -> dict[str, Any]:
         "rate": round(false / size, 4),
         "upper95": round(bound, 4),
         "right": round(right, 4),
-        "verdicts": {family: dict(sorted(its.items())) for family, its in verdicts.items()},
+        "verdicts": {family: dict(sorted(counts.items())) for family, counts in verdicts.items()},
         "best_of_search": {
             "false": round((best_of_search["null"] + best_of_search["bait"]) / size, 4),
             "overstated_by": round(sum(shrunk) / len(shrunk), 3),

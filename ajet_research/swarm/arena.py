@@ -68,10 +68,10 @@ class SwarmArena(Arena):
 
     def splits(self, settings: Mapping[str, Scalar], seed: int) -> Splits:
         """Return the tasks of both splits: worlds derive all of a task from its id."""
-        its = parsed(settings)
-        world = load_world(its.world)
-        train = world.task_ids("train", seed, its.train_tasks)
-        held_out = world.task_ids("eval", seed, its.eval_tasks)
+        parsed_settings = parsed(settings)
+        world = load_world(parsed_settings.world)
+        train = world.task_ids("train", seed, parsed_settings.train_tasks)
+        held_out = world.task_ids("eval", seed, parsed_settings.eval_tasks)
         return Splits(frozenset(train), frozenset(held_out))
 
     def evaluator(self, settings: Mapping[str, Scalar]) -> str:
@@ -96,23 +96,25 @@ class SwarmArena(Arena):
 
     def evidence(self, blueprint: TrialBlueprint, directory: Path) -> TrialEvidence:
         """Read the store of the trial's server."""
-        its = parsed(blueprint.settings)
+        parsed_settings = parsed(blueprint.settings)
         records = read_run(directory)
-        expected = its.run_config(Path(), blueprint.seed).model_dump(mode="json")
+        expected = parsed_settings.run_config(Path(), blueprint.seed).model_dump(mode="json")
         for name in expected.keys() - {"model"}:
             if records.config.get(name) != expected[name]:
                 raise ConfigError(f"The run in {directory} has another {name} than its trial.")
-        return _evidence(its, blueprint.seed, records, code_failure(directory))
+        return _evidence(parsed_settings, blueprint.seed, records, code_failure(directory))
 
 
-def _evidence(its: SwarmSettings, seed: int, records: RunRecords, failed: str) -> TrialEvidence:
+def _evidence(
+    settings: SwarmSettings, seed: int, records: RunRecords, failed: str
+) -> TrialEvidence:
     measured = [
         (one.kind, one.version, one.reward, sorted(one.components.items()))
         for one in records.episodes
     ]
     fingerprint = digest(measured)
-    scores = records.held_out(its.train_steps)
-    wanted = load_world(its.world).task_ids("eval", seed, its.eval_tasks)
+    scores = records.held_out(settings.train_steps)
+    wanted = load_world(settings.world).task_ids("eval", seed, settings.eval_tasks)
     if missing := sum(task not in scores for task in wanted):
         if failed:
             return TrialEvidence(failed=failed, fingerprint=fingerprint)
@@ -125,19 +127,19 @@ def _evidence(its: SwarmSettings, seed: int, records: RunRecords, failed: str) -
                 failed=f"the run refused its batches: {records.refused}", fingerprint=fingerprint
             )
         raise ConfigError(
-            f"The trial is incomplete: it ended {records.step} of {its.train_steps} steps, and "
-            f"{missing} of {its.eval_tasks} held-out tasks have no score."
+            f"The trial is incomplete: it ended {records.step} of {settings.train_steps} steps, "
+            f"and {missing} of {settings.eval_tasks} held-out tasks have no score."
         )
     trained = [
         one
         for one in records.episodes
-        if one.kind == "train" and one.step is not None and one.step <= its.train_steps
+        if one.kind == "train" and one.step is not None and one.step <= settings.train_steps
     ]
     # Rewards that a program computes are not metrics: the world's own rewards are.
     last = [
-        one.components[WORLD_REWARD] if its.rewarded_by_code else one.reward
+        one.components[WORLD_REWARD] if settings.rewarded_by_code else one.reward
         for one in trained
-        if one.step == its.train_steps
+        if one.step == settings.train_steps
     ]
     return TrialEvidence(
         metrics={

@@ -22,7 +22,7 @@ def missing_packages() -> list[str]:
     return [name for name in _NEEDED if importlib.util.find_spec(name) is None]
 
 
-def check_machine(its: SwarmSettings) -> None:
+def check_machine(settings: SwarmSettings) -> None:
     """Check that a trial can create its model, play its world, and train.
 
     :raises ConfigError: something is not installed, or a component cannot have its settings.
@@ -33,11 +33,11 @@ def check_machine(its: SwarmSettings) -> None:
             f"trials on swarm servers need packages that are not installed ({', '.join(missing)}): "
             "pip install 'agentjet[demo]>=0.1'"
         )
-    if its.program_count:
-        check_room(its.program_count)
+    if settings.program_count:
+        check_room(settings.program_count)
         with tempfile.TemporaryDirectory(prefix="ajet-arm-") as folder:
             asyncio.run(check_sandbox(Path(folder)))
-    engine, trainer = its.config["engine"], its.config["trainer"]
+    engine, trainer = settings.config["engine"], settings.config["trainer"]
     here = Path.cwd()
     check_components(here, worker_settings(here), engine=engine["name"], trainer=trainer["name"])
     plugins = plugin_manager(Settings())

@@ -42,47 +42,47 @@ _MOST_REFUSED = 10
 """Batches without a step, after all tasks of the trial were rolled out."""
 
 
-def run_trial(its: SwarmSettings, seed: int, directory: Path) -> None:
+def run_trial(settings: SwarmSettings, seed: int, directory: Path) -> None:
     """Run a trial to its end, or to a pause of its run, which ends it too.
 
     :raises AjetError: the server ended, or episodes failed; called again, the trial continues.
     :raises OSError: the disk has no room for the programs of its arm; the attempt does not count.
     """
-    world = load_world(its.world)
-    if _has_ended(its, seed, world, directory):
+    world = load_world(settings.world)
+    if _has_ended(settings, seed, world, directory):
         return
     try:
-        if its.program_count:
-            check_room(its.program_count)
-        _run(its, seed, world, directory)
+        if settings.program_count:
+            check_room(settings.program_count)
+        _run(settings, seed, world, directory)
     except DiskFullError as error:
         # An arm could lose its worst trials, were it an attempt that failed.
         raise OSError(errno.ENOSPC, error.message) from error
 
 
-def _run(its: SwarmSettings, seed: int, world: World, directory: Path) -> None:
+def _run(settings: SwarmSettings, seed: int, world: World, directory: Path) -> None:
     model = directory.resolve() / MODEL
     if not model.exists():
-        create_tiny_model(model, worlds=[world], seed=seed, warmup_steps=its.warmup_steps)
+        create_tiny_model(model, worlds=[world], seed=seed, warmup_steps=settings.warmup_steps)
     with TrialServer(directory) as server:
-        if not server.start(its.run_config(model, seed)):
-            asyncio.run(_unless_stopped(_learn(its, seed, world, server, directory), server))
+        if not server.start(settings.run_config(model, seed)):
+            asyncio.run(_unless_stopped(_learn(settings, seed, world, server, directory), server))
 
 
-def _has_ended(its: SwarmSettings, seed: int, world: World, directory: Path) -> bool:
+def _has_ended(settings: SwarmSettings, seed: int, world: World, directory: Path) -> bool:
     """Return whether all was measured before; then no server has to start."""
     try:
         records = read_run(directory)
     except ConfigError:
         return False
-    wanted = world.task_ids("eval", seed, its.eval_tasks)
+    wanted = world.task_ids("eval", seed, settings.eval_tasks)
     if records.paused or code_failure(directory):
         return True
-    return records.held_out(its.train_steps).keys() >= set(wanted)
+    return records.held_out(settings.train_steps).keys() >= set(wanted)
 
 
 async def _learn(
-    its: SwarmSettings, seed: int, world: World, server: TrialServer, directory: Path
+    settings: SwarmSettings, seed: int, world: World, server: TrialServer, directory: Path
 ) -> None:
     async with (
         AsyncSwarmClient(server.url, server.client_token) as client,
@@ -90,20 +90,22 @@ async def _learn(
     ):
         code: list[BoxedAgent | BoxedReward] = []
         agent: WorldAgent | BoxedAgent
-        if its.agent == WORLD_AGENT:
+        if settings.agent == WORLD_AGENT:
             agent = await opened.enter_async_context(WorldAgent(world))
         else:
             agent = await opened.enter_async_context(
-                open_agent(its.agent, world, client, directory)
+                open_agent(settings.agent, world, client, directory)
             )
             code.append(agent)
         rewarding: BoxedReward | None = None
-        if its.rewarded_by_code:
-            rewarding = await opened.enter_async_context(open_reward(its.reward, world, directory))
+        if settings.rewarded_by_code:
+            rewarding = await opened.enter_async_context(
+                open_reward(settings.reward, world, directory)
+            )
             code.append(rewarding)
         try:
-            trained = TrainedAgent(agent, world, its.reward, rewarding)
-            await _played(its, seed, world, client, trained)
+            trained = TrainedAgent(agent, world, settings.reward, rewarding)
+            await _played(settings, seed, world, client, trained)
         except AjetError as error:
             # What the code of an arm does is an outcome, and not a fault of the machine.
             if not any(one.failed for one in code):
@@ -118,16 +120,16 @@ async def _learn(
 
 
 async def _played(
-    its: SwarmSettings,
+    settings: SwarmSettings,
     seed: int,
     world: World,
     client: AsyncSwarmClient,
     trained: TrainedAgent,
 ) -> None:
     """Train, and then play the held-out tasks."""
-    tasks = world.task_ids("eval", seed, its.eval_tasks)
+    tasks = world.task_ids("eval", seed, settings.eval_tasks)
     held_out = [Task(task, tag=HELD_OUT) for task in tasks]
-    if not await _train(its, seed, world, client, trained):
+    if not await _train(settings, seed, world, client, trained):
         return
     _check(
         await client.run_episodes_until_all_complete(
@@ -137,14 +139,14 @@ async def _played(
 
 
 async def _train(
-    its: SwarmSettings, seed: int, world: World, client: AsyncSwarmClient, agent: TrainedAgent
+    settings: SwarmSettings, seed: int, world: World, client: AsyncSwarmClient, agent: TrainedAgent
 ) -> bool:
     """Train all steps, or those that are left; return whether the run has trained them.
 
     It gives up once no step has ended with the tasks of many batches more: the run refuses them.
     """
-    tasks_of_batch = int(its.config["batch"]["tasks"])
-    per_task = int(its.config["batch"]["episodes_per_task"])
+    tasks_of_batch = int(settings.config["batch"]["tasks"])
+    per_task = int(settings.config["batch"]["episodes_per_task"])
 
     async def roll_out(start: int, count: int) -> None:
         tasks = world.task_ids("train", seed, count, start=start)
@@ -158,11 +160,11 @@ async def _train(
             )
         )
 
-    await roll_out(0, its.train_tasks)
-    step, since = -1, its.train_tasks
-    for extra in itertools.count(its.train_tasks):
+    await roll_out(0, settings.train_tasks)
+    step, since = -1, settings.train_tasks
+    for extra in itertools.count(settings.train_tasks):
         try:
-            await client.wait_for_step(its.train_steps)
+            await client.wait_for_step(settings.train_steps)
         except BatchStarvedError:
             if (now := (await client.status()).step) > step:
                 step, since = now, extra

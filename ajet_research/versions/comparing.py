@@ -60,7 +60,7 @@ def version_study(
             f"{seeds} seeds do not do: with an error rate of {alpha:.2g} for {measure}, a "
             f"comparison needs {least} to {MOST_SEEDS}."
         )
-    its = MEASURES[measure]
+    spec = MEASURES[measure]
 
     def branch(verdict: str, conclude: str) -> dict[str, object]:
         return {"when": {_ID: verdict}, "conclude": conclude}
@@ -68,13 +68,13 @@ def version_study(
     return Study.model_validate(
         {
             "schema": 1,
-            "topic": {"question": f"Has the candidate regressed in the {its.summary}?"},
+            "topic": {"question": f"Has the candidate regressed in the {spec.summary}?"},
             "base": {"arena": "versions", "set": {"measure": measure}},
             "factors": {"version": {"path": "version", "levels": [baseline, candidate]}},
             "outcome": {
-                "metric": its.metric,
-                "smallest": its.smallest,
-                "failed": "worst" if its.relative else 1.0,
+                "metric": spec.metric,
+                "smallest": spec.smallest,
+                "failed": "worst" if spec.relative else 1.0,
             },
             "inference": {
                 "alpha": alpha,
@@ -95,8 +95,8 @@ def version_study(
             ],
             "budget": {
                 "trials": 2 * seeds,
-                "trial_seconds": its.seconds,
-                "compute_hours": 2 * seeds * _ATTEMPTS * its.seconds / 3600,
+                "trial_seconds": spec.seconds,
+                "compute_hours": 2 * seeds * _ATTEMPTS * spec.seconds / 3600,
                 "attempts": _ATTEMPTS,
             },
         }
@@ -164,7 +164,7 @@ def version_row(directory: Path, *, commits: tuple[str, str] = ("", "")) -> Vers
     (one,) = state.study.compare
     baseline, candidate = (str(side["version"]) for side in (one.against, one.arm))
     measure = str(state.study.base.set["measure"])
-    its, finding = MEASURES[measure], state.verdicts.get(_ID)
+    spec, finding = MEASURES[measure], state.verdicts.get(_ID)
     machine, names = _about(directory)
     gain = None if finding is None else finding.gain
     low, high = (None, None) if finding is None else (finding.low, finding.high)
@@ -173,14 +173,14 @@ def version_row(directory: Path, *, commits: tuple[str, str] = ("", "")) -> Vers
         """Turn a gain into a ratio of costs, or into a difference."""
         if value is None:
             return None
-        return math.exp(-value) if its.relative else -value
+        return math.exp(-value) if spec.relative else -value
 
     return VersionRow(
         date=datetime.fromisoformat(rows[-1].time).astimezone(UTC).date().isoformat(),
         measure=measure,
-        unit=its.unit,
-        margin=its.margin,
-        relative=its.relative,
+        unit=spec.unit,
+        margin=spec.margin,
+        relative=spec.relative,
         baseline=baseline,
         candidate=candidate,
         agentjet=(names.get(baseline, ""), names.get(candidate, "")),

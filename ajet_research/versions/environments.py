@@ -71,11 +71,11 @@ def check_extras(version: str, measure: str) -> None:
     from ajet_installation.environment import site_packages
     from ajet_installation.requirements import by_name, unmet
 
-    its = MEASURES[measure]
+    spec = MEASURES[measure]
     (site,) = site_packages(environment_of(version))
     packages = by_name(distributions(path=[str(site)]))
-    missing = unmet("agentjet", packages, extras=[its.extra])
-    for plugin in its.plugins:
+    missing = unmet("agentjet", packages, extras=[spec.extra])
+    for plugin in spec.plugins:
         name = f"agentjet-{plugin.replace('_', '-')}"
         if name not in packages:
             raise ConfigError(f"{measure} needs {name}, and {version} has no wheel of it.")

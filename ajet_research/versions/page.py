@@ -44,10 +44,10 @@ def history_page(rows: Sequence[VersionRow]) -> str:
         "</p>",
     ]
     for measure in measures:
-        its = [row for row in rows if row.measure == measure]
+        of_measure = [row for row in rows if row.measure == measure]
         parts.append(f"<h2>{html.escape(measure)}</h2>")
         parts.append(f"<p>{html.escape(MEASURES[measure].summary)}; less is better.</p>")
-        parts.append(f"<div>{_picture(its)}</div><div>{_table(its)}</div>")
+        parts.append(f"<div>{_picture(of_measure)}</div><div>{_table(of_measure)}</div>")
     if not rows:
         parts.append("<p>There are no comparisons yet.</p>")
     return "".join([*parts, "</body></html>\n"])

@@ -159,7 +159,7 @@ def training_data(
         **{k: float(v) for k, v in counts.items()},
         **fresh.metrics(),
         "tokens_sampled_otherwise": float(
-            sum(len(c.sampled_ids) for its in seen for c in its if sampled_otherwise(c))
+            sum(len(c.sampled_ids) for of_tree in seen for c in of_tree if sampled_otherwise(c))
         ),
         "tokens_sampled": float(fresh.stale_tokens + fresh.staleness.total()),
         **_facts(range(len(seen)), fresh.episodes, seen, credited, tags),

@@ -212,4 +212,4 @@ def _owners(plugins: PluginManager) -> dict[str, str]:
             parts = module.split(".")
             for end in range(1, len(parts) + 1):
                 owners.setdefault(".".join(parts[:end]), set()).add(label)
-    return {module: min(its) for module, its in owners.items() if len(its) == 1}
+    return {module: min(lines) for module, lines in owners.items() if len(lines) == 1}

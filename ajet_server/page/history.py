@@ -149,7 +149,7 @@ class StepHistory:
         async with self._loading:
             await self._update()
             new = await self._new_batches()
-            known = {batch.batch_id: step for step, its in new.items() for batch in its}
+            known = {batch.batch_id: step for step, of_new in new.items() for batch in of_new}
             return {
                 batch_id: step
                 for batch_id in batch_ids

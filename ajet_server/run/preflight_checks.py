@@ -75,7 +75,7 @@ class Evidence:
 
     def of_client(self, client: str) -> Evidence:
         """Return the evidence that one client's calls give."""
-        episodes = {episode for episode, its in self.clients.items() if its == client}
+        episodes = {episode for episode, owner in self.clients.items() if owner == client}
         theirs = [
             self.batch.episodes[call.episode].episode_id in episodes for call in self.batch.calls
         ]

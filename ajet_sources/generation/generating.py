@@ -284,11 +284,13 @@ class _Generation:
             concurrency=limits.concurrency,
             timeout=limits.attempt_timeout,
         )
-        for its in checked.tasks:
-            findings[its.task_id] = [str(finding) for finding in its.findings]
+        for checked_task in checked.tasks:
+            findings[checked_task.task_id] = [str(finding) for finding in checked_task.findings]
             # A judge that failed may work again.
-            if all(finding.fault != "probe_failed" for finding in its.findings):
-                self._checks.add({"id": its.task_id, "findings": findings[its.task_id]})
+            if all(finding.fault != "probe_failed" for finding in checked_task.findings):
+                self._checks.add(
+                    {"id": checked_task.task_id, "findings": findings[checked_task.task_id]}
+                )
         good = [task for task in tasks if not findings[task.id]]
         self._report.failed_check += len(tasks) - len(good)
         shown = [findings[task.id][0] for task in tasks if findings[task.id]]

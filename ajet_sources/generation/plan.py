@@ -107,8 +107,8 @@ class GenerationPlan:
         return {
             "model": self.model,
             "prompt": self.prompt.sha256,
-            "documents": _digest([(its.sha256, its.start, its.end) for its in self.parts]),
-            "examples": _digest([its.task_id for its in self.examples]),
+            "documents": _digest([(part.sha256, part.start, part.end) for part in self.parts]),
+            "examples": _digest([example.task_id for example in self.examples]),
             "shots": self.shots,
             "tasks": self.tasks,
             "seed": self.seed,

@@ -100,8 +100,8 @@ def request_body(
 def example_lines(examples: Sequence[WrittenTask]) -> str:
     """Return examples as a user's message."""
     return "\n".join(
-        json.dumps({"question": its.question, "answer": its.answer}, ensure_ascii=False)
-        for its in examples
+        json.dumps({"question": example.question, "answer": example.answer}, ensure_ascii=False)
+        for example in examples
     )
 
 

@@ -220,7 +220,7 @@ class AgentSuite(ConformanceSuite):
         monkeypatch.setattr(AsyncSwarmClient, "status", status_async)
 
     @pytest.fixture(autouse=True)
-    def its(self) -> AgentAdapter:
+    def own_adapter(self) -> AgentAdapter:
         """Return the adapter that an episode would use; without one, each test fails.
 
         :raises AjetError: the adapter cannot be used.
@@ -362,31 +362,31 @@ class AgentSuite(ConformanceSuite):
 
     @pytest.mark.parametrize("name", ["t310x", "t910x"], ids=["returned", "raised"])
     async def test_an_agent_that_has_ended_makes_no_further_calls(
-        self, swarm: ScriptedSwarm, its: AgentAdapter, name: str
+        self, swarm: ScriptedSwarm, own_adapter: AgentAdapter, name: str
     ) -> None:
         """What the program does next is not done by its last agent, also after an exception."""
         current: list[str | None] = []
 
         async def plays(task: str) -> object:
-            current.append(its.current_agent())
+            current.append(own_adapter.current_agent())
             # The reward is not at stake here.
             with contextlib.suppress(Exception):
                 await self.play(task)
-            current.append(its.current_agent())
+            current.append(own_adapter.current_agent())
             return task
 
         await self.calls_of(swarm, plays, name)
         assert current == [None, None]
 
     async def test_an_agent_that_has_ended_makes_no_further_calls_in_its_thread(
-        self, swarm: ScriptedSwarm, its: AgentAdapter
+        self, swarm: ScriptedSwarm, own_adapter: AgentAdapter
     ) -> None:
         if type(self).play_sync is AgentSuite.play_sync:
             pytest.skip("this framework is asynchronous")
 
         def plays(task: str) -> str | None:
             self.play_sync(task)
-            return its.current_agent()
+            return own_adapter.current_agent()
 
         with SwarmClient(swarm.url, swarm.token) as client:
             program = trainable(plays, client, reward=_one)
@@ -394,14 +394,14 @@ class AgentSuite(ConformanceSuite):
 
     # --- Agents as objects ------------------------------------------------------------------------
 
-    async def test_it_knows_its_own_agents(self, its: AgentAdapter) -> None:
+    async def test_it_knows_its_own_agents(self, own_adapter: AgentAdapter) -> None:
         """It accepts its own agents only."""
-        assert its in installed_adapters().in_use()
-        assert its.accepts(self.worker())
+        assert own_adapter in installed_adapters().in_use()
+        assert own_adapter.accepts(self.worker())
         # What is asked about objects of other frameworks must cost their programs nothing.
         imported = set(sys.modules)
-        assert not its.accepts(object())
-        assert not its.accepts(self.play)
+        assert not own_adapter.accepts(object())
+        assert not own_adapter.accepts(self.play)
         assert sorted(set(sys.modules) - imported) == []
 
     async def test_an_agent_is_trained_as_it_is(self, swarm: ScriptedSwarm) -> None:
@@ -443,7 +443,7 @@ class AgentSuite(ConformanceSuite):
         for name in ("t700x", "t701x"):
             # Calls made before a failure are recorded, so there must be none if the task was
             # refused.
-            (episode,) = (its for its in swarm.episodes() if its.task_id == name)
+            (episode,) = (record for record in swarm.episodes() if record.task_id == name)
             calls = swarm.calls(episode.episode_id)
             if name in refused:
                 assert (type(refused[name]), calls) == (TypeError, [])
@@ -452,10 +452,10 @@ class AgentSuite(ConformanceSuite):
                 assert all(HIDDEN not in swarm.text(call) for call in calls)
 
     async def test_agents_of_episodes_that_are_over_are_not_kept(
-        self, swarm: ScriptedSwarm, its: AgentAdapter, monkeypatch: pytest.MonkeyPatch
+        self, swarm: ScriptedSwarm, own_adapter: AgentAdapter, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of the copies for `many` episodes, almost all are gone."""
-        fresh = its.fresh
+        fresh = own_adapter.fresh
         copies: list[weakref.ref[Any]] = []
 
         def remembers(agent: object) -> object:
@@ -464,7 +464,7 @@ class AgentSuite(ConformanceSuite):
                 copies.append(weakref.ref(copy))
             return copy
 
-        monkeypatch.setattr(its, "fresh", remembers)
+        monkeypatch.setattr(own_adapter, "fresh", remembers)
         names = [f"t{i:03}x" for i in range(320, 320 + self.many // 4)]
         async with AsyncSwarmClient(swarm.url, swarm.token) as client:
             report = await train_async(

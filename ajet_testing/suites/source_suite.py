@@ -104,7 +104,7 @@ class SourceSuite(ConformanceSuite):
                 }
                 assert again == ids[-1]
         assert ids[0] == ids[1]
-        counts = Counter(name for its in ids[0].values() for name in its)
+        counts = Counter(name for names in ids[0].values() for name in names)
         assert [name for name, count in counts.items() if count > 1] == []
         assert all(ids[0].values()), "a split has no tasks"
         assert all(isinstance(name, str) and name for name in counts)
@@ -144,9 +144,9 @@ class SourceSuite(ConformanceSuite):
         async with self.make_source() as source:
             tasks = source.tasks(source.splits()[0])[: self.checked]
             checks = [await check_task(source, task) for task in tasks]
-        if not any(its.rewards or its.findings for its in checks):
+        if not any(check.rewards or check.findings for check in checks):
             pytest.skip("nothing of it can be scored without a model")
-        assert [str(finding) for its in checks for finding in its.findings] == []
+        assert [str(finding) for check in checks for finding in check.findings] == []
 
     async def test_many_episodes_at_once_are_not_mixed_up(self) -> None:
         async with self.make_source() as source:

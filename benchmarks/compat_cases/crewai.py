@@ -69,9 +69,9 @@ def structured_output(task: str) -> dict[str, Any]:
 
 
 async def structured_with_tools(task: str) -> dict[str, Any]:
-    its = crew()
-    its.tasks[0].output_pydantic = Choice
-    found = (await its.akickoff(inputs={"task": task})).pydantic
+    crew_of_task = crew()
+    crew_of_task.tasks[0].output_pydantic = Choice
+    found = (await crew_of_task.akickoff(inputs={"task": task})).pydantic
     assert isinstance(found, Choice)
     return found.model_dump()
 

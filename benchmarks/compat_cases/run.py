@@ -55,14 +55,14 @@ async def main(module: str, arguments: Arguments) -> list[dict[str, Any]]:
             if program is None:
                 continue
             client = clients[server_of(case)]
-            its = Case(
+            case_of = Case(
                 name=case,
                 program=program,
                 agent="" if case in getattr(programs, "NAMELESS", ()) else AGENT,
             )
             names = [f"t{i:04}x" for i in range(number, number + arguments["episodes"])]
             number += len(names)
-            found += await asyncio.gather(*(one(client, its, name) for name in names))
+            found += await asyncio.gather(*(one(client, case_of, name) for name in names))
     return found
 
 

@@ -209,14 +209,14 @@ def _message(name: str, schema: dict[str, Any], schemas: dict[str, Any]) -> str:
         return text
     meanings = parameters(description)
     text += head("field", "value", "default", "meaning")
-    for field, its in properties.items():
+    for field, property_ in properties.items():
         required = field in schema.get("required", ())
-        default = "required" if required else f"`{json.dumps(its.get('default'))}`"
-        inner = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(its))
+        default = "required" if required else f"`{json.dumps(property_.get('default'))}`"
+        inner = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(property_))
         links = ", ".join(f"[`{one}`](#{one.lower()})" for one in dict.fromkeys(inner))
         text += row(
             f"`{field}`",
-            links or kind_of_value(its, schemas),
+            links or kind_of_value(property_, schemas),
             default,
             meanings.get(field, "").replace("<", "&lt;"),
         )

@@ -37,8 +37,8 @@ class AsyncTrainable(Trainable[R]):
         :raises AjetError: no episode could be claimed.
         """
         if self.client is None:
-            its: R = await self.plain(*args, **kwargs)
-            return its
+            result: R = await self.plain(*args, **kwargs)
+            return result
         run = await self.episode(*args, **kwargs)
         return run.result
 
@@ -48,16 +48,16 @@ class AsyncTrainable(Trainable[R]):
             raise TypeError("there is no client to claim an episode with: pass one")
         task, args, kwargs = self._task_of(args, kwargs)
         self.prepare()
-        its, options = self.options.task(task), self.options
+        named_task, options = self.options.task(task), self.options
         async with self.client.episode(
-            its.id,
-            group=its.group,
-            tag=its.tag,
+            named_task.id,
+            group=named_task.group,
+            tag=named_task.tag,
             lease_seconds=options.lease_seconds,
             timeout=options.timeout,
             rules=options.rules,
         ) as scoped:
-            result, outcome = await self._play(its, scoped, args, kwargs)
+            result, outcome = await self._play(named_task, scoped, args, kwargs)
             score(scoped, outcome)
         return EpisodeRun(episode=scoped, result=result, outcome=outcome)
 

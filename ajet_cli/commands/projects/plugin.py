@@ -197,11 +197,13 @@ def _checked(state: CliState, kind: str, name: str) -> str:
         raise ConfigError(f"agentjet has a package of the name {short!r}: choose another one")
     taken = short if kind == "command" and short in RESERVED_COMMANDS else ""
     if kind in BY_NAME:
-        for its in state.plugins.names(kind):
+        for plugin_name in state.plugins.names(kind):
             # leave-one-out beside leave_one_out would mislead users.
-            if canonicalize_name(its) == normal:
-                component = state.plugins.component(kind, its)
-                taken = its if state.plugins.owner(component) == CORE_DISTRIBUTION else taken
+            if canonicalize_name(plugin_name) == normal:
+                component = state.plugins.component(kind, plugin_name)
+                taken = (
+                    plugin_name if state.plugins.owner(component) == CORE_DISTRIBUTION else taken
+                )
     if taken:
         raise ConfigError(f"agentjet has the {kind} {taken!r} already: choose another name")
     return short

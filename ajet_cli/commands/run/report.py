@@ -70,7 +70,7 @@ def _names(runs: Sequence[Path]) -> list[str]:
     parts = [run.absolute().parts for run in runs]
     names: list[str] = []
     for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(its[-count:]) for its in parts]
+        names = ["/".join(part[-count:]) for part in parts]
         if len(set(names)) == len(set(parts)):
             break
     return names

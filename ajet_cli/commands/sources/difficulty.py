@@ -63,9 +63,17 @@ def difficulty(state: CliState, run: Path, out: Path | None, as_json: bool) -> N
         table.add_column(column, justify="right")
     shown = min(len(steps), _ROWS)
     for row in range(shown):
-        its = steps[(row + 1) * len(steps) // shown - 1]
-        failed = sum(rate <= _HARD for rate in its.batch)
-        solved = sum(rate >= _SOLVED for rate in its.batch)
-        cells = (its.step, len(its.batch), failed, len(its.batch) - failed - solved, solved)
-        table.add_row(*map(str, cells), f"{median(its.batch):.2f}", str(len(its.known)))
+        shown_step = steps[(row + 1) * len(steps) // shown - 1]
+        failed = sum(rate <= _HARD for rate in shown_step.batch)
+        solved = sum(rate >= _SOLVED for rate in shown_step.batch)
+        cells = (
+            shown_step.step,
+            len(shown_step.batch),
+            failed,
+            len(shown_step.batch) - failed - solved,
+            solved,
+        )
+        table.add_row(
+            *map(str, cells), f"{median(shown_step.batch):.2f}", str(len(shown_step.known))
+        )
     table_console().print(table)

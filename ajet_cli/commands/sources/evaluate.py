@@ -95,23 +95,27 @@ def evaluate(
         )
         for model in models
     ]
-    its = load_source(source, plugins=state.plugins)
+    tasks_source = load_source(source, plugins=state.plugins)
 
     async def evaluated() -> list[EvaluatedEpisode]:
-        async with its:
-            tasks = chosen_tasks(its, list(its.splits())[-1] if split is None else split, limit)
+        async with tasks_source:
+            tasks = chosen_tasks(
+                tasks_source, list(tasks_source.splits())[-1] if split is None else split, limit
+            )
             if again:
-                scored = await rescore(its, tasks, kept)
+                scored = await rescore(tasks_source, tasks, kept)
                 file.write(scored)
                 return scored
             # Failed episodes are tried again, and must not be in the file twice.
             file.write([episode for episode in kept if episode.reward is not None])
             return await evaluate_source(
-                its, tasks, endpoints, kept=kept, on_episode=file.add, **options
+                tasks_source, tasks, endpoints, kept=kept, on_episode=file.add, **options
             )
 
     episodes = asyncio.run(evaluated())
-    results = compared(episodes, models, reward_range=its.reward_range, pass_reward=pass_reward)
+    results = compared(
+        episodes, models, reward_range=tasks_source.reward_range, pass_reward=pass_reward
+    )
     if as_json:
         click.echo(json.dumps([asdict(result) for result in results], indent=1))
     else:

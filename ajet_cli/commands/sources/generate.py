@@ -140,7 +140,11 @@ def generate(
     name = _rows(parse_source(out, state.plugins.names("source")))
     fields = load_source(name, plugins=state.plugins).settings
     parts = read_documents(documents, options["chunk"]) if documents else []
-    known = [its for text in options["against"] for its in _questions(text, fields, state.plugins)]
+    known = [
+        known_question
+        for text in options["against"]
+        for known_question in _questions(text, fields, state.plugins)
+    ]
     plan = GenerationPlan(
         model=options["model"],
         prompt=read_prompt(prompt or ("documents" if parts else "examples")),

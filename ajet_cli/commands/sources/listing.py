@@ -37,22 +37,22 @@ def sources(state: CliState, name: str | None, as_json: bool) -> None:
     if as_json:
         rows = [
             {
-                "source": its,
+                "source": source_name,
                 "summary": summary,
                 "installed": _installed(entry),
                 **({} if entry is None else entry.model_dump()),
                 "problem": problem,
             }
-            for its, (summary, entry, problem) in listed.items()
+            for source_name, (summary, entry, problem) in listed.items()
         ]
         click.echo(json.dumps(rows, indent=2))
         return
     table = Table(box=None, pad_edge=False)
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
-    for its, (summary, entry, _) in listed.items():
+    for source_name, (summary, entry, _) in listed.items():
         if entry is None:
-            table.add_row(its, Text(summary))
+            table.add_row(source_name, Text(summary))
             continue
         cells = (
             f"{entry.title} {_installed(entry)}".strip(),
@@ -62,13 +62,13 @@ def sources(state: CliState, name: str | None, as_json: bool) -> None:
             entry.reward,
             f"ajet train '{entry.train}'",
         )
-        table.add_row(its, *map(Text, cells))
+        table.add_row(source_name, *map(Text, cells))
     console = table_console()
     console.print(table)
-    for its, (_, _, problem) in listed.items():
+    for source_name, (_, _, problem) in listed.items():
         if problem:
             console.print()
-            console.print(Text(f"{its}: {problem}", style="red"))
+            console.print(Text(f"{source_name}: {problem}", style="red"))
 
 
 def _installed(entry: CatalogueEntry | None) -> str:

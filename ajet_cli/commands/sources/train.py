@@ -87,7 +87,7 @@ def train(
     SOURCE is NAME:ARGUMENT?key=value, or a file or directory of rows. An episode is aborted if its
     environment fails. docs/sources.md has examples.
     """
-    its = load_source(source, plugins=state.plugins)
+    tasks_source = load_source(source, plugins=state.plugins)
     settings = state.settings(set_flags("client", url=url)).client
     token = settings.token.get_secret_value() if settings.token else None
     run = None if run_file is None else read_run(Path(run_file))
@@ -98,9 +98,9 @@ def train(
     )
 
     async def roll_out() -> bool:
-        async with AsyncSwarmClient(settings.url, token) as client, its:
+        async with AsyncSwarmClient(settings.url, token) as client, tasks_source:
             report = await train_source(
-                its,
+                tasks_source,
                 client=client,
                 config=run,
                 episodes_per_task=group,

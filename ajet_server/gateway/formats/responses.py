@@ -158,8 +158,8 @@ def _call(item: dict[str, Any], path: str, grouped: Mapping[str, tuple[str, str]
         wrong(f"{path}.name", "a non-empty string")
     if isinstance(namespace := item.get("namespace"), str) and namespace:
         # The request may no longer offer the tool.
-        its = (shown for shown, known in grouped.items() if known == (namespace, name))
-        name = next(its, f"{_prefix(namespace)}{name}")
+        names = (shown for shown, known in grouped.items() if known == (namespace, name))
+        name = next(names, f"{_prefix(namespace)}{name}")
     if isinstance(arguments, dict):
         try:
             arguments = as_json(arguments)

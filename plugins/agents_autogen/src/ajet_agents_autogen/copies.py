@@ -39,9 +39,11 @@ def copied(agent: object) -> Any:
             memo[id(part)] = part
         elif isinstance(part, BaseGroupChat):
             _check(part)
-            its: Any = part
-            memo[id(its._runtime)] = SingleThreadedAgentRuntime(ignore_unhandled_exceptions=False)
-            memo[id(its._output_message_queue)] = asyncio.Queue()
+            copied: Any = part
+            memo[id(copied._runtime)] = SingleThreadedAgentRuntime(
+                ignore_unhandled_exceptions=False
+            )
+            memo[id(copied._output_message_queue)] = asyncio.Queue()
     try:
         twin = copy.deepcopy(agent, memo)
     except TypeError as error:

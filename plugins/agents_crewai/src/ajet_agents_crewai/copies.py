@@ -31,9 +31,9 @@ def _crew(crew: Crew) -> Crew:
     # Otherwise every episode would be traced.
     twin.tracing = False
     twins: dict[int, BaseAgent] = {}
-    for agent, its in zip(crew.agents, twin.agents, strict=True):
-        _renew(its, agent)
-        twins[id(agent)] = its
+    for agent, copy_of in zip(crew.agents, twin.agents, strict=True):
+        _renew(copy_of, agent)
+        twins[id(agent)] = copy_of
     if crew.manager_agent is not None and twin.manager_agent is not None:
         _renew(twin.manager_agent, crew.manager_agent)
     for task, new in zip(crew.tasks, twin.tasks, strict=True):

@@ -51,28 +51,28 @@ def _load_prices() -> None:
 
 def _calling(call: Callable[..., Any]) -> Callable[..., Any]:
     def calls(lm: Any, *args: Any, **kwargs: Any) -> Any:
-        its = _of_episode(lm, args)
-        if its is None:
+        of_episode = _of_episode(lm, args)
+        if of_episode is None:
             return call(lm, *args, **kwargs)
-        with _called_by_the_same(lm, its):
-            return call(its, *args, **_uncached(kwargs))
+        with _called_by_the_same(lm, of_episode):
+            return call(of_episode, *args, **_uncached(kwargs))
 
     return calls
 
 
 def _calling_async(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def calls(lm: Any, *args: Any, **kwargs: Any) -> Any:
-        its = _of_episode(lm, args)
-        if its is None:
+        of_episode = _of_episode(lm, args)
+        if of_episode is None:
             return await call(lm, *args, **kwargs)
-        with _called_by_the_same(lm, its):
-            return await call(its, *args, **_uncached(kwargs))
+        with _called_by_the_same(lm, of_episode):
+            return await call(of_episode, *args, **_uncached(kwargs))
 
     return calls
 
 
 @contextmanager
-def _called_by_the_same(lm: Any, its: Any) -> Iterator[None]:
+def _called_by_the_same(lm: Any, of_episode: Any) -> Iterator[None]:
     """Mark a call of a copy as one of the adapter that calls the model.
 
     DSPy warns programs, but not its own adapters, of the messages that adapters pass.
@@ -81,7 +81,7 @@ def _called_by_the_same(lm: Any, its: Any) -> Iterator[None]:
     if caller is None or caller[0] is not lm:
         yield
         return
-    with adapter_message_call(its, caller[1]):
+    with adapter_message_call(of_episode, caller[1]):
         yield
 
 

@@ -128,8 +128,8 @@ class SampledTokens:
         added = []
         for call in dict.fromkeys(calls.tolist()):
             if (penalties := self._penalties.get(call)) is not None:
-                its = calls == call
-                added.append(Added(own_places[its], penalties.ids, penalties.before(tokens[its])))
+                same = calls == call
+                added.append(Added(own_places[same], penalties.ids, penalties.before(tokens[same])))
         return Restrictions(
             np.array([place for place, _ in kept], np.int64), [edges for _, edges in kept], added
         )

@@ -53,16 +53,16 @@ class GymnasiumSource(TurnSource[GymnasiumSettings]):
     @contextlib.asynccontextmanager
     async def play(self, task: Task) -> AsyncIterator[Play]:
         """Create an environment, and reset it with the seed of the task."""
-        its = self.settings
+        settings = self.settings
         try:
             environment = await asyncio.to_thread(self._make)
         except Exception as error:
             raise EnvironmentFailedError(
                 f"{self.argument} cannot be created: {type(error).__name__}: {error}"
             ) from error
-        playing = _Gymnasium(environment, self._names, its.show, self._rules)
+        playing = _Gymnasium(environment, self._names, settings.show, self._rules)
         try:
-            await playing.reset(task.payload, its.reset)
+            await playing.reset(task.payload, settings.reset)
             yield playing
         finally:
             await playing.close()
@@ -80,7 +80,7 @@ class GymnasiumSource(TurnSource[GymnasiumSettings]):
 
     def _inspect(self) -> None:
         """:raises ConfigError: the environment cannot be created, or a model cannot act in it."""
-        its = self.settings
+        settings = self.settings
         try:
             environment = self._make()
         except gymnasium.error.DependencyNotInstalled as error:
@@ -112,7 +112,7 @@ class GymnasiumSource(TurnSource[GymnasiumSettings]):
                     "actions (gymnasium.ActionWrapper)",
                     param="source",
                 )
-            if its.show in ("text", "both") and environment.render_mode != "ansi":
+            if settings.show in ("text", "both") and environment.render_mode != "ansi":
                 raise ConfigError(
                     f"{self.argument} renders no text: set show=observation",
                     param="sources.gymnasium.show",
@@ -121,7 +121,7 @@ class GymnasiumSource(TurnSource[GymnasiumSettings]):
             name = spec.name if spec is not None else ""
             if isinstance(space, spaces.Discrete):
                 count = int(space.n)
-                self._names = its.actions or _ACTIONS.get(name, ())
+                self._names = settings.actions or _ACTIONS.get(name, ())
                 if len(self._names) not in (0, count) or len(set(self._names)) < len(self._names):
                     raise ConfigError(
                         f"{self.argument} has {count} actions: give {count} different names",
@@ -224,7 +224,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {key: _plain(its) for key, its in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return type(value)(map(_plain, value))
     return value

@@ -174,17 +174,17 @@ def _task(directory: Path, name: str) -> Task:
     from harbor.models.task.task import Task as HarborTask
 
     try:
-        its = HarborTask(directory).config
+        config = HarborTask(directory).config
     except AjetError:
         raise
     # It fails in many ways: in TOML, in a field, for a missing file.
     except Exception as error:
         raise ConfigError(f"{directory} is not a task of Harbor: {error}") from error
     # Harbor itself takes any version.
-    known = str(type(its).model_fields["schema_version"].default)
-    if its.schema_version.partition(".")[0] != known.partition(".")[0]:
+    known = str(type(config).model_fields["schema_version"].default)
+    if config.schema_version.partition(".")[0] != known.partition(".")[0]:
         raise ConfigError(
-            f"{directory / _CONFIG} has the schema version {its.schema_version}; harbor "
+            f"{directory / _CONFIG} has the schema version {config.schema_version}; harbor "
             f"{version('harbor')} reads {known}: take the task set for this version, or upgrade "
             "the source (pip install --upgrade agentjet-sources-harbor)"
         )

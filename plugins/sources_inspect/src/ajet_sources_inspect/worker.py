@@ -95,8 +95,8 @@ class Evals:
 
     async def run(self) -> None:
         """Run evals until `close`."""
-        its = self.settings
-        limits = {"message_limit": its.message_limit, "time_limit": its.time_limit}
+        settings = self.settings
+        limits = {"message_limit": settings.message_limit, "time_limit": settings.time_limit}
         evals = 0
         while not self.closing:
             if not self.waiting:
@@ -113,15 +113,15 @@ class Evals:
                 (log,) = await eval_async(
                     task_with(copy.copy(self.task), dataset=RequestedSamples(self)),
                     model=MODEL,
-                    model_roles=dict(its.model_roles) or None,
+                    model_roles=dict(settings.model_roles) or None,
                     epochs=1,
                     fail_on_error=False,
                     retry_on_error=0,
                     score_on_error=False,
-                    max_samples=its.max_samples,
-                    max_connections=its.max_samples,
-                    max_retries=its.max_retries,
-                    log_dir=its.log_dir,
+                    max_samples=settings.max_samples,
+                    max_connections=settings.max_samples,
+                    max_retries=settings.max_retries,
+                    log_dir=settings.log_dir,
                     log_realtime=False,
                     log_header_only=True,
                     log_level="warning",

@@ -43,8 +43,8 @@ class TextForm(ActionForm):
     def __init__(self, field: str, schema: Mapping[str, Any]) -> None:
         self.field = field
         said = schema.get("properties", {}).get(field, {})
-        its = {key: said[key] for key in ("description", "enum", "pattern") if key in said}
-        meaning = f" It is the field {field!r} of an action: {json.dumps(its)}." if its else ""
+        form = {key: said[key] for key in ("description", "enum", "pattern") if key in said}
+        meaning = f" It is the field {field!r} of an action: {json.dumps(form)}." if form else ""
         self.rules = (
             "You act in an environment, one action for each of your answers. Write the action "
             "between <action> and </action>. You may think before it. Without these marks, the "
@@ -94,7 +94,7 @@ def form_of(schema: Mapping[str, Any], settings: OpenEnvSettings) -> ActionForm:
 
     :raises ConfigError: they cannot be written as the settings say.
     """
-    fields = {key: its for key, its in schema.get("properties", {}).items() if key != _METADATA}
+    fields = {key: form for key, form in schema.get("properties", {}).items() if key != _METADATA}
     needed = [key for key in schema.get("required", ()) if key in fields] or list(fields)
     texts = [key for key in needed if fields[key].get("type") == "string"]
     field = settings.action_field

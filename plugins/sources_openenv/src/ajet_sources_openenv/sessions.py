@@ -135,7 +135,7 @@ class Sessions:
 
     def __init__(self, url: str, settings: OpenEnvSettings) -> None:
         self._url = url
-        self._its = settings
+        self._settings = settings
         self._places = anyio.CapacityLimiter(settings.sessions or math.inf)
         self._closing: set[asyncio.Task[None]] = set()
         self._warned = False
@@ -182,7 +182,7 @@ class Sessions:
     ) -> tuple[EnvironmentSession, dict[str, Any]] | None:
         """Try to begin a session; None if this process has more than the server takes."""
         now = asyncio.get_running_loop().time
-        deadline = now() + self._its.session_seconds
+        deadline = now() + self._settings.session_seconds
         pause = _PAUSES[0]
         while True:
             session = await self._connected()
@@ -214,15 +214,15 @@ class Sessions:
                 open_timeout=_CONNECT_SECONDS,
                 max_size=_LARGEST_MESSAGE,
                 # A busy environment may block its server for that long.
-                ping_timeout=self._its.step_seconds,
-                additional_headers=self._its.headers,
+                ping_timeout=self._settings.step_seconds,
+                additional_headers=self._settings.headers,
                 **direct,
             )
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
             raise EnvironmentFailedError(
                 f"the OpenEnv server {self._url} opened no session: {error or 'no answer'}"
             ) from error
-        return EnvironmentSession(socket, self._its.step_seconds)
+        return EnvironmentSession(socket, self._settings.step_seconds)
 
     async def _end(self, session: EnvironmentSession, place: object = None) -> None:
         """End a session, also if this is cancelled; its place is free when the session is."""
@@ -253,7 +253,7 @@ class Sessions:
 
     def _none_free(self) -> EnvironmentFailedError:
         return EnvironmentFailedError(
-            f"{self._url} had no free session within {self._its.session_seconds:g} s "
+            f"{self._url} had no free session within {self._settings.session_seconds:g} s "
             "(sources.openenv.session_seconds): lower --concurrency, or raise max_concurrent_envs "
             "of the environment's server"
         )

@@ -86,7 +86,7 @@ class OpenEnvSource(TurnSource[OpenEnvSettings]):
         """Return the tasks of a split; the payload has the arguments of the reset."""
         if self._listed:
             return self._listed[split]
-        return [Task(its.id, payload={"seed": its.payload}) for its in super().tasks(split)]
+        return [Task(row.id, payload={"seed": row.payload}) for row in super().tasks(split)]
 
     @contextlib.asynccontextmanager
     async def play(self, task: Task) -> AsyncIterator[Play]:
@@ -141,7 +141,7 @@ class OpenEnvSource(TurnSource[OpenEnvSettings]):
             base = f"/{names[0]}"
             splits = await _listed(client.get(f"{base}/splits")) or []
             tasks: dict[str, list[Task]] = {}
-            for split in sorted((its["name"] for its in splits), key="train".__ne__):
+            for split in sorted((split_of["name"] for split_of in splits), key="train".__ne__):
                 given = await _listed(client.post(f"{base}/task_range", json={"split": split}))
                 if given is None:
                     given = await _listed(client.post(f"{base}/tasks", json={"split": split}))
@@ -165,8 +165,11 @@ class OpenEnvSource(TurnSource[OpenEnvSettings]):
         """:raises ConfigError: the environment has no tools."""
         task = self.tasks(self.splits()[0])[0]
         try:
-            async with self._sessions.opened({**self.settings.reset, **task.payload}) as (its, _):
-                answer = await its.step({"type": "list_tools"})
+            async with self._sessions.opened({**self.settings.reset, **task.payload}) as (
+                session,
+                _,
+            ):
+                answer = await session.step({"type": "list_tools"})
             tools = [
                 {
                     "type": "function",
@@ -198,7 +201,7 @@ class _Written(Play):
         form: ActionForm,
         settings: OpenEnvSettings,
     ) -> None:
-        self._session, self._form, self._its = session, form, settings
+        self._session, self._form, self._settings = session, form, settings
         self.rules = form.rules
         self.first = self._turn(reset)
 
@@ -213,7 +216,7 @@ class _Written(Play):
 
     def _turn(self, answer: Mapping[str, Any]) -> Turn:
         observation, reward, done = _parts(answer)
-        return Turn(shown(observation, self._its.observation_field), reward, done)
+        return Turn(shown(observation, self._settings.observation_field), reward, done)
 
 
 class _WithTools(Play):

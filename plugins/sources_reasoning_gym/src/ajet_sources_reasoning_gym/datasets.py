@@ -43,8 +43,8 @@ def chosen_levels(name: str, settings: ReasoningGymSettings) -> Sequence[int | N
     _check_attributes(name, attributes, settings)
     last = max(
         len(attribute.levels) - 1
-        for its, attribute in attributes.items()
-        if its not in settings.attribute_levels or not settings.levels
+        for attribute_name, attribute in attributes.items()
+        if attribute_name not in settings.attribute_levels or not settings.levels
     )
     if settings.levels == "all":
         return _usable(name, range(last + 1), settings)
@@ -71,8 +71,8 @@ def create_dataset(
             curriculum = create_curriculum(name)
             if level is not None:
                 curriculum.set_global_level(level)
-            for attribute, its in settings.attribute_levels.items():
-                curriculum.set_attr_level(attribute, its)
+            for attribute, levels in settings.attribute_levels.items():
+                curriculum.set_attr_level(attribute, levels)
             context = DefaultCurriculumContext(mode=RangeAttributeMode(settings.ranges))
             config = vars(curriculum.generate_configuration(config, context))
         return reasoning_gym.create_dataset(name, **config)
@@ -88,12 +88,15 @@ def _check_attributes(
     name: str, attributes: Mapping[str, AttributeDefinition], settings: ReasoningGymSettings
 ) -> None:
     """:raises ConfigError: an attribute does not exist, or is set in two ways."""
-    shown = ", ".join(f"{its} (0 to {len(one.levels) - 1})" for its, one in attributes.items())
-    for its, level in settings.attribute_levels.items():
-        if its not in attributes or level >= len(attributes[its].levels):
+    shown = ", ".join(
+        f"{attribute_name} (0 to {len(one.levels) - 1})"
+        for attribute_name, one in attributes.items()
+    )
+    for attribute_name, level in settings.attribute_levels.items():
+        if attribute_name not in attributes or level >= len(attributes[attribute_name].levels):
             raise ConfigError(
-                f"the curriculum of {name} has no level {level} of {its!r}; its attributes are "
-                f"{shown}",
+                f"the curriculum of {name} has no level {level} of {attribute_name!r}; its "
+                f"attributes are {shown}",
                 param=f"{_PARAM}.attribute_levels",
             )
     if settings.levels and attributes.keys() <= settings.attribute_levels.keys():
@@ -102,13 +105,13 @@ def _check_attributes(
             "or one of them",
             param=f"{_PARAM}.attribute_levels",
         )
-    for its, attribute in attributes.items():
+    for attribute_name, attribute in attributes.items():
         # The curriculum would replace the value, without a word.
         for field in _fields(attribute):
             if field in settings.config:
                 raise ConfigError(
                     f"the curriculum of {name} sets {field}: leave out config.{field}, or set its "
-                    f"level with attribute_levels.{its}",
+                    f"level with attribute_levels.{attribute_name}",
                     param=f"{_PARAM}.config",
                 )
 

@@ -113,9 +113,9 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
         # Heavy: six seconds of a CPU.
         from ajet_sources_reasoning_gym.datasets import chosen_levels
 
-        its = self.settings
-        levels = chosen_levels(self.argument, its)
-        if len(levels) > its.size or 0 < its.eval_size < len(levels):
+        settings = self.settings
+        levels = chosen_levels(self.argument, settings)
+        if len(levels) > settings.size or 0 < settings.eval_size < len(levels):
             raise ConfigError(
                 f"each of the {len(levels)} levels needs a task in each split: raise size and "
                 "eval_size",
@@ -125,7 +125,7 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
         splits: dict[str, list[Task]] = {}
         # The smaller split first: if the dataset has few different entries, it is complete.
         for split in reversed(self.splits()):
-            size = its.size if split == "train" else its.eval_size
+            size = settings.size if split == "train" else settings.eval_size
             shares = [size // len(levels) + (i < size % len(levels)) for i in range(len(levels))]
             splits[split] = [
                 task
@@ -149,14 +149,14 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
         """
         from ajet_sources_reasoning_gym.datasets import create_dataset
 
-        its = self.settings
+        settings = self.settings
         tasks: list[Task] = []
         for draw in range(_DRAWS):
             # Seeds of different splits, levels and draws are far apart, because entry i of a
             # dataset is often made with the seed plus i.
-            key = f"{split}/{level}/{draw}/{its.seed}".encode()
+            key = f"{split}/{level}/{draw}/{settings.seed}".encode()
             seed = int.from_bytes(hashlib.sha256(key).digest()[:4], "big")
-            data = create_dataset(self.argument, level, size, seed, its)
+            data = create_dataset(self.argument, level, size, seed, settings)
             self._scorers.setdefault(difficulty, data)
             for entry in data:
                 digest = hashlib.sha256(
@@ -168,7 +168,7 @@ class ReasoningGymSource(QuestionSource[ReasoningGymSettings]):
                         Task(
                             f"{self.argument}-{digest}",
                             payload=entry,
-                            tag=its.tag or self.argument,
+                            tag=settings.tag or self.argument,
                             difficulty=difficulty,
                         )
                     )
