@@ -13,20 +13,36 @@ RESERVE = "reserve"
 _BYTES = 2**16
 
 
-def used_mebibytes(directory: Path) -> float:
-    """Return what the content of a directory takes on the disk."""
+def used_mebibytes(directory: Path, *, unlock: bool = False) -> float:
+    """Return what the content of a directory takes on the disk, without what cannot be read.
+
+    :param unlock: make directories readable that are not, so that nothing can be hidden in them.
+    """
     total = 0
     folders = [directory]
     while folders:
-        # What was there a moment ago may be gone by now.
-        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
+        folder = folders.pop()
+        # What was there a moment ago may be gone by now, and a server of files may not answer.
+        with suppress(OSError):
+            for entry in _entries(folder, unlock=unlock):
+                with suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
                     total += max(status.st_size, 512 * getattr(status, "st_blocks", 0))
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(Path(entry))
     return total / 2**20
+
+
+def _entries(folder: Path, *, unlock: bool) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except PermissionError:
+        if not unlock:
+            raise
+    folder.chmod(0o700)
+    with os.scandir(folder) as entries:
+        return list(entries)
 
 
 class DiskReserve:

@@ -237,7 +237,7 @@ class _Size:
         """Measure it once more, and return the largest that was measured, in MiB."""
         if self._limit is None:
             return None
-        self._largest = max(self._largest, round(used_mebibytes(self._trial), 6))
+        self._largest = max(self._largest, round(used_mebibytes(self._trial, unlock=True), 6))
         return self._largest
 
     def is_over(self) -> bool:

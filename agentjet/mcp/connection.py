@@ -96,12 +96,15 @@ class ServerConnection:
         before = self._answered
         calling = asyncio.create_task(self._client.call_tool(tool, arguments))
         calling.add_done_callback(lambda task: task.cancelled() or task.exception())
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            await asyncio.wait(
-                {calling, self._task},
-                timeout=self.server.call_timeout,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            while (left := self._seconds_left(began, loop.time())) > 0:
+                done, _ = await asyncio.wait(
+                    {calling, self._task}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    break
         finally:
             if not calling.done():
                 calling.cancel()
@@ -117,6 +120,13 @@ class ServerConnection:
             raise error
         self.broken |= _is_closed(error)
         raise McpServerError(self.server.name, tool, self._with_stderr(leaves(error))) from error
+
+    def _seconds_left(self, began: float, now: float) -> float:
+        """Return how long a call may still take; the model calls that it needs do not count."""
+        limit = self.server.call_timeout
+        if self._sampler is None:
+            return began + limit - now
+        return limit if self._sampler.running else max(began, self._sampler.ended) + limit - now
 
     def is_alive(self) -> bool:
         """Whether a further call may succeed: nothing failed, and the process still runs."""

@@ -22,6 +22,8 @@ def text_of_block(block: Any) -> str:
     """Return a block of content as text, with a placeholder for what is not text."""
     from mcp_types import (
         AudioContent,
+        BlobResourceContents,
+        EmbeddedResource,
         ImageContent,
         ResourceLink,
         TextContent,
@@ -35,9 +37,11 @@ def text_of_block(block: Any) -> str:
             return f"[{block.type}: {block.mime_type}, {_bytes_in(block.data)} bytes]"
         case ResourceLink():
             return f"[resource: {block.name}, {block.uri}]"
-    if isinstance(block.resource, TextResourceContents):
-        return block.resource.text
-    return f"[resource: {block.resource.uri}, {_bytes_in(block.resource.blob)} bytes]"
+        case EmbeddedResource(resource=TextResourceContents() as resource):
+            return resource.text
+        case EmbeddedResource(resource=BlobResourceContents() as resource):
+            return f"[resource: {resource.uri}, {_bytes_in(resource.blob)} bytes]"
+    return f"[{block.type}]"
 
 
 def _bytes_in(base64: str) -> int:

@@ -21,6 +21,8 @@ class Sampler:
     """Answers the servers of one episode, with the model calls of the episode.
 
     :ivar error: what the first failed model call raised.
+    :ivar running: how many model calls run.
+    :ivar ended: when the last one ended, in seconds of the event loop's clock.
     """
 
     def __init__(self, sample: Sample) -> None:
@@ -28,6 +30,8 @@ class Sampler:
         # The tasks of connections have no context, so that their own requests are not rerouted.
         self._context = contextvars.copy_context()
         self.error: Exception | None = None
+        self.running = 0
+        self.ended = 0.0
 
     async def __call__(
         self,
@@ -37,13 +41,19 @@ class Sampler:
         """Answer one request, as ``sampling_callback`` of the package ``mcp``."""
         from mcp_types import INTERNAL_ERROR, CreateMessageResult, ErrorData, TextContent
 
-        call = self._sample(_messages(params), params.max_tokens)
+        self.running += 1
         try:
+            call = self._sample(_messages(params), params.max_tokens)
             text = await asyncio.create_task(call, context=self._context)
+            if not isinstance(text, str):
+                raise TypeError(f"sample= must return the text of the answer, not {text!r}")
         # Whatever the SDK of the agent raises. The episode ends with it.
         except Exception as error:  # noqa: BLE001
             self.error = self.error or error
             return ErrorData(code=INTERNAL_ERROR, message=f"the model call failed: {leaves(error)}")
+        finally:
+            self.running -= 1
+            self.ended = asyncio.get_running_loop().time()
         content = TextContent(type="text", text=text)
         return CreateMessageResult(role="assistant", content=content, model="agentjet")
 

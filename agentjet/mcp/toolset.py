@@ -87,7 +87,7 @@ class McpTools:
             return f"Error: the arguments of {name!r} are not a JSON object"
         connection, tool = self._tools[name]
         try:
-            text = await self._servers._call(connection, tool.name, values)
+            text = await self._servers._call(connection, tool.name, values, self._sampler)
         except McpServerError as error:
             self._failure = self._failure or error
             if self.failure is error:
@@ -194,7 +194,7 @@ class McpServers:
                     raise
                 try:
                     tools.check()
-                except Exception as failure:
+                except McpServerError as failure:
                     raise failure from error
             tools.check()
             for ban in self._bans.values():
@@ -278,7 +278,11 @@ class McpServers:
             raise
 
     async def _call(
-        self, connection: ServerConnection, tool: str, arguments: dict[str, Any]
+        self,
+        connection: ServerConnection,
+        tool: str,
+        arguments: dict[str, Any],
+        sampler: Sampler | None,
     ) -> str:
         from mcp import MCPError
 
@@ -288,7 +292,8 @@ class McpServers:
         try:
             result = await connection.call(tool, arguments)
         except McpServerError as error:
-            if not connection.counted:
+            # A server is not at fault if the model call failed that it needed.
+            if not connection.counted and (sampler is None or sampler.error is None):
                 ban.note_failure(error)
             connection.counted = connection.broken
             raise
@@ -296,7 +301,8 @@ class McpServers:
             ban.note_success()
             return f"Error: {error.message}"
         text = text_of_result(result)
-        if result.is_error and server.tool_errors == "raise":
+        model_failed = sampler is not None and sampler.error is not None
+        if result.is_error and server.tool_errors == "raise" and not model_failed:
             reported = McpServerError(server.name, tool, f"the tool reported an error: {text}")
             ban.note_failure(reported)
             raise reported

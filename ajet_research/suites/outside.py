@@ -164,6 +164,8 @@ def run_real(*, studies: int | None = None) -> dict[str, Any]:
         if budget.trial_disk_mib is not None:
             results[name]["largest_trial_mib"] = [round(taken.trial_disk, 2), budget.trial_disk_mib]
         problems += [f"{name}: {one}" for one in taken.problems]
+        if not taken.groups:
+            problems.append(f"{name}: no trial was measured")
         if taken.state.reported is None:
             problems.append(f"{name}: there is no report")
         if name != "disk" and results[name]["exhausted"] != f"{name}_hours":

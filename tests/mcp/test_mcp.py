@@ -403,6 +403,35 @@ async def test_a_server_is_answered_in_the_context_of_its_episode(server: Any) -
     assert ([system, {"role": "user", "content": "hello to a"}], 16) in asked
 
 
+async def test_the_time_of_a_model_call_is_not_that_of_the_server() -> None:
+    limit = 1.0
+
+    async def sample(messages: list[dict[str, str]], max_tokens: int) -> str:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        loop.call_later(2 * limit, over.set)
+        await over.wait()
+        return "at last"
+
+    async with McpServers(stdio(call_timeout=limit)).tools(sample=sample) as tools:
+        assert await tools.call("asks", {"question": "hello"}) == "The model says: at last"
+
+
+async def test_an_answer_that_is_no_text_is_the_fault_of_the_program() -> None:
+    async def sample(messages: list[dict[str, str]], max_tokens: int) -> Any:
+        return None
+
+    servers = McpServers(stdio(), ban_after=1)
+
+    async def episode() -> None:
+        async with servers.tools(sample=sample) as tools:
+            await tools.call("asks", {"question": "hello"})
+
+    # The second one is not refused: the server has not failed.
+    for _ in range(2):
+        with pytest.raises(TypeError, match="must return the text of the answer, not None"):
+            await episode()
+
+
 async def test_a_model_call_that_fails_ends_the_episode_that_a_server_asked_in() -> None:
     busy = RuntimeError("the model is busy")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,6 +165,27 @@ def test_a_worst_case_above_the_disk_is_refused_with_its_number() -> None:
 def test_a_check_says_what_a_study_may_take(tmp_path: Path) -> None:
     assert check_study(written(tmp_path, LIMITED)).disk_mib == pytest.approx(35.53)
     assert check_study(written(tmp_path)).disk_mib is None
+
+
+def test_what_cannot_be_read_ends_no_leader_and_hides_nothing_from_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read everything, so this refuses what the modes of files refuse to others."""
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    (locked / "hidden").write_bytes(bytes(2**20))
+    (tmp_path / "shown").write_bytes(bytes(2**20))
+    locked.chmod(0)
+    scandir = os.scandir
+
+    def refusing(path: Path) -> Any:
+        if not Path(path).stat().st_mode & 0o400:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refusing)
+    assert 1.0 <= used_mebibytes(tmp_path) < 1.1
+    assert 2.0 <= used_mebibytes(tmp_path, unlock=True) < 2.1
 
 
 def test_a_time_limit_is_another_limit() -> None:

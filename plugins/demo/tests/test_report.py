@@ -136,6 +136,14 @@ def test_a_run_is_found_again(tmp_path: Path) -> None:
     assert open_run(tmp_path / "demo", 3, fresh=False) == (run_dir, state)
 
 
+def test_a_run_of_an_earlier_version_is_continued_and_shown(tmp_path: Path) -> None:
+    more = {"warmup_seconds": 12.0}
+    (tmp_path / "demo.json").write_text(json.dumps({"seed": 0, "boot_seconds": 3.0, **more}))
+    (tmp_path / "summary.json").write_text(json.dumps({**summary().model_dump(), **more}))
+    assert open_run(tmp_path, 0, fresh=False)[1].boot_seconds == 3.0
+    assert read_summary(tmp_path) == summary()
+
+
 def test_another_seed_is_refused(tmp_path: Path) -> None:
     open_run(tmp_path / "demo", 3, fresh=False)
     with pytest.raises(ConfigError, match="seed 3, not 4"):

@@ -36,7 +36,8 @@ class Summary(BaseModel):
     :param model_dir: the trained model, a Hugging Face directory.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Earlier versions wrote more.
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     seed: int
     target: float

@@ -17,7 +17,8 @@ SUMMARY_FILE = "summary.json"
 class RunState(BaseModel):
     """The content of demo.json; seconds are sums over all sessions, as in `Summary`."""
 
-    model_config = ConfigDict(extra="forbid")
+    # Earlier versions wrote more.
+    model_config = ConfigDict(extra="ignore")
 
     seed: int
     finished: bool = False
