@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from ajet_core.errors import NotFoundError, UnsupportedError
+from ajet_core.errors import AjetError, NotFoundError, UnsupportedError
 from ajet_server.episodes.open_episodes import OpenEpisode
 from ajet_server.gateway.formats.completing import overridden, speaker
 from ajet_server.gateway.formats.dialect import Dialect, DialectRequest
@@ -33,7 +34,7 @@ from ajet_server.gateway.formats.table import (
     models_list,
 )
 from ajet_server.http.disconnect import until_disconnect
-from ajet_server.http.model_calls import ModelCall, completion_service
+from ajet_server.http.model_calls import ModelCall, completion_service, note_fault
 from ajet_server.http.model_service import ModelService
 from ajet_server.security.api_keys import bearer
 
@@ -218,7 +219,12 @@ class CallRoute:
         request = Request(scope, receive, send)
         service = self._service
         episode = await service.episodes.authenticate(episode_key(request))
-        async with service.episodes.counted(episode):
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(service.episodes.counted(episode))
+            except AjetError as error:
+                await note_fault(service, episode, error)
+                raise
             if service.telemetry is None:
                 await self._answer(request, episode, send)
                 return

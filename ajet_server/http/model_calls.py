@@ -273,18 +273,16 @@ class ModelCall:
             self._span.failed(error)
 
     async def _judge(self, error: Exception) -> None:
-        """Note an error that is not the client's doing, before the client sees it."""
-        if why := _fault(error):
-            self._episode.session.failed(why)
-            with contextlib.suppress(AjetError):
-                await self._service.episodes.judged(self._episode)
+        await note_fault(self._service, self._episode, error)
 
     async def _answered(self) -> None:
         """Note an answer, before the client sees it: it makes up for failures before its call."""
         session = self._episode.session
         if session.failure and session.failures == self._failures:
             session.failure = ""
-            await self._service.episodes.judged(self._episode)
+            # A server that is gone learns it when the gateway connects again.
+            with contextlib.suppress(AjetError):
+                await self._service.episodes.judged(self._episode)
 
     async def _as_call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work()`, which the episode's end and the deadline cancel.
@@ -314,6 +312,14 @@ class ModelCall:
             f"the call was not completed within {self._deadline:g} s (the server is "
             f"{self._service.board.state}; setting server.call_deadline_seconds)"
         )
+
+
+async def note_fault(service: ModelService, episode: OpenEpisode, error: Exception) -> None:
+    """Note an error that is not the client's doing, before the client sees it."""
+    if why := _fault(error):
+        episode.session.failed(why)
+        with contextlib.suppress(AjetError):
+            await service.episodes.judged(episode)
 
 
 def _fault(error: Exception) -> str:

@@ -285,6 +285,9 @@ class Gateway:
         """Forget the gateway, which has ended."""
         for episode in self._service.episodes.open:
             if (elsewhere := self._elsewhere(episode)) is not None:
+                if elsewhere.running:
+                    # Until it connects again, or another gateway answers a call.
+                    episode.session.failed(f"worker_died: {self.name} ended during a call")
                 elsewhere.gateway, elsewhere.running = None, 0
         for stacks in self._counted.values():
             for stack in stacks:
@@ -303,16 +306,20 @@ class Gateway:
         await self._desk.check_url(hello)
         self.place, self.pid, self.url = hello.place, hello.pid, hello.url
         self._desk.connected(self)
-        return [i for i in hello.episode_ids if not self._take_again(i)]
+        return [i for i, failure in hello.failures.items() if not self._take_again(i, failure)]
 
-    def _take_again(self, episode_id: str) -> bool:
-        """Take an episode that the gateway has opened; return whether it may still answer calls."""
+    def _take_again(self, episode_id: str, failure: str) -> bool:
+        """Take an episode that the gateway has opened; return whether it may still answer calls.
+
+        :param failure: `Session.failure` there, which the server may have missed.
+        """
         episode = self._service.episodes.open.get(episode_id)
         if episode is None or episode.calls_over or episode.closing.locked():
             return False
         if self._other(episode) is not None:
             return False
         self._take(episode)
+        episode.session.failure = failure
         return True
 
     def _other(self, episode: OpenEpisode) -> Gateway | None:

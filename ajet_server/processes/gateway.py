@@ -223,7 +223,7 @@ class GatewayProcess:
     # --- Inside -----------------------------------------------------------------------------------
 
     async def _introduce(self, link: Link) -> None:
-        hello = Hello(self._place, os.getpid(), self.episodes.ids, self._url)
+        hello = Hello(self._place, os.getpid(), self.episodes.failures, self._url)
         for episode_id in await link.call(HELLO, hello):
             # Its calls may be waiting for the link, so this does not wait for their end.
             self._spawn(self.episodes.close(episode_id))

@@ -219,9 +219,9 @@ class GatewayEpisodes:
         self._counted: set[str] = set()
 
     @property
-    def ids(self) -> list[str]:
-        """The ids of the episodes."""
-        return list(self._open)
+    def failures(self) -> dict[str, str]:
+        """`Session.failure` of each episode, by its id."""
+        return {id_: episode.session.failure for id_, episode in self._open.items()}
 
     async def authenticate(self, key: str) -> OpenEpisode:
         """As `EpisodeRegistry.authenticate`; the server authenticates episodes that are new.

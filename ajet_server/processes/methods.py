@@ -18,13 +18,14 @@ class Hello:
     """A gateway process introduces itself.
 
     :param place: which of the server's processes it is; 0 on another machine.
-    :param episode_ids: the episodes that it has opened, if it knew the server before.
+    :param failures: the episodes that it has opened, if it knew the server before, with
+        `Session.failure` of each.
     :param url: at which other gateways reach it; "" if it shares the port of the server.
     """
 
     place: int
     pid: int
-    episode_ids: list[str]
+    failures: dict[str, str]
     url: str = ""
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -17,6 +18,9 @@ from ajet_core.errors import EngineError
 from ajet_core.interfaces import GenerateChunk, GenerateRequest
 from ajet_core.protocol import RunConfig
 from ajet_server.gateway.engine_gate import EngineGate
+from ajet_server.gateway.formats.exchange import Session
+from ajet_server.gateway.rendering.conversation import ConversationIndex
+from ajet_server.processes.desk import Gateway
 from ajet_testing.servers import CLIENT, TOKENS, Running, ServerFactory, error_of, key
 from tests.support.served_processes import CONTROL, call, serving, start_run
 
@@ -282,3 +286,34 @@ async def test_gateway_processes_report_failures(model_dir: Path, tmp_path: Path
         ]
     assert (kept.status_code, lost.status_code) == (200, 410)
     assert "failed to answer its last model call" in lost.text
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_a_gateway_that_ends_during_a_call_has_failed_it(running: int) -> None:
+    session = Session("e", ConversationIndex())
+    elsewhere = SimpleNamespace(gateway="it", running=running)
+    gateway: Any = SimpleNamespace(
+        name="gateway process 2",
+        report=None,
+        _counted={},
+        _elsewhere=lambda _: elsewhere,
+        _service=SimpleNamespace(episodes=SimpleNamespace(open=[SimpleNamespace(session=session)])),
+    )
+    Gateway.leave(gateway)
+    assert (elsewhere.gateway, elsewhere.running) == (None, 0)
+    failure = "worker_died: gateway process 2 ended during a call"
+    assert session.failure == (failure if running else "")
+
+
+def test_a_gateway_that_connects_again_says_which_calls_have_failed() -> None:
+    session = Session("e", ConversationIndex(), failure="worker_died: it seemed to have ended")
+    episode = SimpleNamespace(session=session, calls_over=False, closing=asyncio.Lock())
+    gateway: Any = SimpleNamespace(
+        _other=lambda _: None,
+        _take=lambda _: None,
+        _service=SimpleNamespace(episodes=SimpleNamespace(open={"e": episode})),
+    )
+    for failure in ("", "engine_failed: no answer"):
+        assert Gateway._take_again(gateway, "e", failure)
+        assert session.failure == failure
+    assert not Gateway._take_again(gateway, "another", "")
