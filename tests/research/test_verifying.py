@@ -204,6 +204,8 @@ def test_no_forged_value_passes_or_makes_the_check_crash(finished: Path, tmp_pat
     tried = set()
     for kind, name in fields:
         for value in ODD if name != "kind" else ():
+            if getattr(rows[kind], name) == value:
+                continue
             shutil.copy(finished / LEDGER, forged / LEDGER)
             try:
                 replaced(kind, name, value)(forged, random.Random(1))
