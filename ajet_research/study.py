@@ -258,7 +258,7 @@ class Study(StudyPart):
 
     @property
     def most_disk_mib(self) -> float | None:
-        """The most that the study's directory can take; None if its trials have no limit."""
+        """What all trials and their records may take; None if trials have no limit."""
         if (own := self.budget.trial_disk_mib) is None:
             return None
         return self.trials * (own + _RECORD_MIB) + _LEDGER_MIB

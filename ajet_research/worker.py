@@ -291,10 +291,12 @@ def _run(blueprint: TrialBlueprint, trial: Path, parent: int) -> None:
         os.dup2(log, 2)
         if blueprint.disk_mib is not None:
             # Between two measurements, no file grows beyond what all of them may have.
-            most = int(blueprint.disk_mib * 2**20)
-            resource.setrlimit(
-                resource.RLIMIT_FSIZE, (most, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+            most, hard = (
+                int(blueprint.disk_mib * 2**20),
+                resource.getrlimit(resource.RLIMIT_FSIZE)[1],
             )
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         load_arena(blueprint.arena).run(blueprint, trial / STORE)
         code = 0

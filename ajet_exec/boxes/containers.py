@@ -30,6 +30,7 @@ _SECONDS = 60.0
 _SETTLING_SECONDS = 1.0
 _ORPHAN_SECONDS = 10.0
 """That clients of a launcher that is gone have to end by themselves."""
+_ORPHAN_TURN = 0.1
 _MOST = 4096
 _GATE = "/ajet-gate"
 _PROBE = ".ajet-probe"
@@ -81,6 +82,7 @@ class _ContainerSandbox(Sandbox[ContainerSettings]):
         while owners.marked(owners.is_gone) and time.monotonic() < until:
             # A client that waits for its container ends with it.
             self._remove_orphans()
+            time.sleep(_ORPHAN_TURN)
         owners.kill_marked(owners.is_gone)
         self._remove_orphans()
 
