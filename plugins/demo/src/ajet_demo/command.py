@@ -97,7 +97,7 @@ def demo(
     """Train a tiny model on this machine, from end to end.
 
     Starts a swarm server and a client, and trains a model of 0.14 million parameters, which comes
-    with the demo, to walk to a goal on a small grid. This takes less than a minute on two CPU cores.
+    with the demo, to walk to a goal on a small grid. This takes less than a minute on two cores.
     Press Ctrl-C to stop. Run the same command again to resume.
 
     The server uses [store], [loggers], [plugins], [workers] and [servers] of ajet.toml; everything
