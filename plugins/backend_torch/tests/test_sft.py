@@ -301,7 +301,7 @@ def test_bad_options(model: Path, dataset: Path, tmp_path: Path) -> None:
         ((dataset, out, "--model", model, "--set", "batch.tasks=3"), "expected PATH=VALUE"),
         ((dataset, out, "--model", model, "--set", "algorithm.epochs=3"), "has no meaning"),
         ((dataset, out, "--model", tmp_path), "has no tokenizer"),
-        ((tmp_path, out), "there is no run to read"),
+        ((tmp_path, out), "is not a run directory"),
         (
             (dataset, out, "--model", model, "--set", "model.max_context=8"),
             "has more than the model's 8 tokens",
