@@ -93,7 +93,7 @@ class TestADK(AgentSuite):
         assert await self.speakers(swarm, boss) == ["boss", PLANNER, "boss"]
 
     async def test_streams_are_recorded_as_other_calls(
-        self, swarm: ScriptedSwarm, its: AgentAdapter
+        self, swarm: ScriptedSwarm, own_adapter: AgentAdapter
     ) -> None:
         current: list[str | None] = []
 
@@ -108,16 +108,16 @@ class TestADK(AgentSuite):
                     new_message=types.UserContent(parts=[types.Part(text=task)]),
                     run_config=RunConfig(streaming_mode=StreamingMode.SSE),
                 ):
-                    current.append(its.current_agent())
+                    current.append(own_adapter.current_agent())
 
         for calls in await self.calls(swarm, streams):
             assert [call.agent for call in calls] == [WORKER, WORKER]
             self.assert_extended(calls)
         assert set(current) == {None}
 
-    async def test_clones_share_nothing_that_changes(self, its: AgentAdapter) -> None:
+    async def test_clones_share_nothing_that_changes(self, own_adapter: AgentAdapter) -> None:
         team = SequentialAgent(name="both", sub_agents=[program.worker.clone()])
-        twin = its.fresh(team)
+        twin = own_adapter.fresh(team)
         assert isinstance(twin, SequentialAgent)
         assert twin.sub_agents[0] is not team.sub_agents[0]
         assert twin.sub_agents[0].tools == team.sub_agents[0].tools

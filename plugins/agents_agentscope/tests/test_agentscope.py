@@ -81,7 +81,7 @@ class TestAgentScope(AgentSuite):
             assert one.result.get_text_content() == "I have looked behind it."
         assert team.leader.state.context == []
 
-    async def test_a_twin_remembers_nothing(self, its: Any) -> None:
+    async def test_a_twin_remembers_nothing(self, own_adapter: Any) -> None:
         """It has the class and middlewares, and repeats no request that the SDK has repeated."""
 
         class Quiet(MiddlewareBase):
@@ -97,7 +97,7 @@ class TestAgentScope(AgentSuite):
         old.volume = 11
         await old.observe(UserMsg(name="user", content="Hear!"))
         old.state.permission_context.allow_rules["open_door"] = []
-        twin = its.fresh(old)
+        twin = own_adapter.fresh(old)
         assert (type(twin), twin.name, twin.volume) == (Loud, "loud", 11)
         assert (twin.state.context, len(old.state.context)) == ([], 1)
         assert twin.state.permission_context == old.state.permission_context
@@ -184,10 +184,10 @@ class TestAgentScope(AgentSuite):
             )
         assert [str(failure.error) for failure in report.failures] == []
 
-    async def test_wrapping_twice_changes_nothing(self, its: Any) -> None:
-        await asyncio.gather(*(asyncio.to_thread(its.prepare) for _ in range(8)))
+    async def test_wrapping_twice_changes_nothing(self, own_adapter: Any) -> None:
+        await asyncio.gather(*(asyncio.to_thread(own_adapter.prepare) for _ in range(8)))
         before = Agent._call_model, Agent._compress_context_impl
-        its.prepare()
+        own_adapter.prepare()
         assert before == (Agent._call_model, Agent._compress_context_impl)
 
 

@@ -115,16 +115,16 @@ class TestAutoGen(AgentSuite):
         assert threading.current_thread() not in threads
 
     async def test_after_a_turn_nobody_speaks(
-        self, swarm: ScriptedSwarm, its: AgentAdapter
+        self, swarm: ScriptedSwarm, own_adapter: AgentAdapter
     ) -> None:
         """Nor between the messages of a stream."""
         heard: list[str | None] = []
 
         async def play(task: str) -> None:
             async for _ in program.make_worker().run_stream(task=task):
-                heard.append(its.current_agent())
+                heard.append(own_adapter.current_agent())
             await program.make_worker().run(task=task)
-            heard.append(its.current_agent())
+            heard.append(own_adapter.current_agent())
 
         assert await self.speakers(swarm, play) == [WORKER] * 4
         assert set(heard) == {None}
@@ -175,11 +175,11 @@ class TestAutoGen(AgentSuite):
         assert over.terminated
         assert len(await context.get_messages()) == 2
 
-    async def test_what_cannot_be_copied_is_refused(self, its: AgentAdapter) -> None:
+    async def test_what_cannot_be_copied_is_refused(self, own_adapter: AgentAdapter) -> None:
         worker = program.make_worker()
         vars(worker)["lock"] = threading.Lock()
         with pytest.raises(ConfigError, match="cannot copy AssistantAgent"):
-            its.fresh(worker)
+            own_adapter.fresh(worker)
 
     # --- Others -----------------------------------------------------------------------------------
 
@@ -213,18 +213,22 @@ class TestAutoGen(AgentSuite):
         for one, two in await self.calls(swarm, worker):
             assert two.prompt_ids[: one.length] != one.token_ids
 
-    async def test_messages_are_a_task(self, swarm: ScriptedSwarm, its: AgentAdapter) -> None:
+    async def test_messages_are_a_task(
+        self, swarm: ScriptedSwarm, own_adapter: AgentAdapter
+    ) -> None:
         """And a dictionary is none."""
         tasks = [f"t{next(NUMBERS)}x" for _ in range(2)]
 
         async def run(task: str) -> None:
             message = TextMessage(content=task, source="user")
             for each in (message, [message]):
-                await its.run(its.fresh(program.worker), each)
+                await own_adapter.run(own_adapter.fresh(program.worker), each)
 
         assert await self.speakers(swarm, run, *tasks) == [WORKER] * 4
         with pytest.raises(TypeError, match="dict is not a task of an agent"):
-            await its.run(its.fresh(program.worker), {"question": "?", "answer": "gold"})
+            await own_adapter.run(
+                own_adapter.fresh(program.worker), {"question": "?", "answer": "gold"}
+            )
 
 
 @pytest.mark.learns

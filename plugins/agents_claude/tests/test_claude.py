@@ -229,10 +229,12 @@ class TestClaude(AgentSuite):
         texts = [swarm.text(calls[0]) for calls in await self.calls(swarm, program.worker)]
         assert all("/work" in text and str(Path.cwd()) not in text for text in texts)
 
-    async def test_episodes_that_would_share_a_session_are_refused(self, its: AgentAdapter) -> None:
+    async def test_episodes_that_would_share_a_session_are_refused(
+        self, own_adapter: AgentAdapter
+    ) -> None:
         for shared in ({"resume": "1"}, {"continue_conversation": True}, {"session_id": "1"}):
             with pytest.raises(ConfigError, match="share"):
-                its.fresh(ClaudeAgentOptions(**shared))
+                own_adapter.fresh(ClaudeAgentOptions(**shared))
 
     async def test_models_that_pass_through_are_left_alone(
         self, swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch

@@ -209,11 +209,11 @@ class TestCrewAI(AgentSuite):
             assert "You are rich." in swarm.text(first)
             assert "You are poor." in swarm.text(second)
 
-    async def test_a_memory_is_refused(self, its: AgentAdapter) -> None:
+    async def test_a_memory_is_refused(self, own_adapter: AgentAdapter) -> None:
         crew = program.crew.copy()
         crew.memory = True
         with pytest.raises(ConfigError, match="memory"):
-            its.fresh(crew)
+            own_adapter.fresh(crew)
 
     async def test_a_copy_does_not_begin_again(
         self, swarm: ScriptedSwarm, monkeypatch: pytest.MonkeyPatch
@@ -258,9 +258,11 @@ class TestCrewAI(AgentSuite):
         monkeypatch.setenv("CREWAI_DISABLE_TELEMETRY", "false")
         assert telemetry._should_execute_telemetry()
 
-    async def test_a_dictionary_is_no_task_of_an_agent(self, its: AgentAdapter) -> None:
+    async def test_a_dictionary_is_no_task_of_an_agent(self, own_adapter: AgentAdapter) -> None:
         with pytest.raises(TypeError, match="dict is not an input of an agent"):
-            await its.run(its.fresh(program.worker), {"question": "?", "answer": "gold"})
+            await own_adapter.run(
+                own_adapter.fresh(program.worker), {"question": "?", "answer": "gold"}
+            )
 
 
 @pytest.mark.learns

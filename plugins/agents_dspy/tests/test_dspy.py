@@ -132,44 +132,44 @@ class TestDSPy(AgentSuite):
         assert len(dspy.clients.base_lm.GLOBAL_HISTORY) == before
         assert dspy.settings.trace == []
 
-    async def test_inputs_of_tasks(self, swarm: ScriptedSwarm, its: AgentAdapter) -> None:
+    async def test_inputs_of_tasks(self, swarm: ScriptedSwarm, own_adapter: AgentAdapter) -> None:
         """They are those of the signature or of ``forward``; the answer stays with the reward."""
         task = {"id": "t502x", "task": "t502x", "answer": "forty-two"}
         example = dspy.Example(task="t503x", answer="forty-two").with_inputs("task")
         reasoner = dspy.ChainOfThought("task -> plan")
         for agent in (program.expedition, program.expedition.worker, reasoner):
             for one in (task, "t504x"):
-                calls = await self._asked(swarm, its, agent, one)
+                calls = await self._asked(swarm, own_adapter, agent, one)
                 assert not any(re.search("forty-two", swarm.text(call)) for call in calls)
-        await self._asked(swarm, its, program.expedition, example)
+        await self._asked(swarm, own_adapter, program.expedition, example)
         with pytest.raises(TypeError, match="'question' has not all inputs"):
-            await its.run(program.expedition, {"question": "?"})
+            await own_adapter.run(program.expedition, {"question": "?"})
         with pytest.raises(TypeError, match="not a text"):
-            await its.run(dspy.Predict("task, hint -> plan"), "t505x")
+            await own_adapter.run(dspy.Predict("task, hint -> plan"), "t505x")
 
     async def _asked(
-        self, swarm: ScriptedSwarm, its: AgentAdapter, agent: object, task: object
+        self, swarm: ScriptedSwarm, own_adapter: AgentAdapter, agent: object, task: object
     ) -> list[Call]:
         async def play(_: str) -> object:
-            return await its.run(agent, task)
+            return await own_adapter.run(agent, task)
 
         return await self.calls_of(swarm, play, f"inputs {id(agent)} {task}")
 
-    async def test_demonstrations_are_copied(self, its: AgentAdapter) -> None:
+    async def test_demonstrations_are_copied(self, own_adapter: AgentAdapter) -> None:
         """They are what an optimizer has learned."""
         optimized = program.expedition.deepcopy()
         optimized.planner.demos = [dspy.Example(task="a", plan="b")]
-        twin = its.fresh(optimized)
+        twin = own_adapter.fresh(optimized)
         assert isinstance(twin, program.Expedition)
         assert twin.planner is not optimized.planner
         assert twin.planner.demos == optimized.planner.demos
 
-    async def test_outside_of_episodes_nothing_changes(self, its: AgentAdapter) -> None:
+    async def test_outside_of_episodes_nothing_changes(self, own_adapter: AgentAdapter) -> None:
         lm = dspy.utils.DummyLM([{"plan": "left"}, {"plan": "right"}])
         with dspy.context(lm=lm):
             assert (await dspy.Predict("task -> plan").acall(task="t")).plan == "left"
         assert len(lm.history) == 1
-        assert its.current_agent() is None
+        assert own_adapter.current_agent() is None
 
 
 @pytest.mark.learns

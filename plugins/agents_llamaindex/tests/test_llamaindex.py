@@ -161,10 +161,10 @@ class TestLlamaIndex(AgentSuite):
             )
         assert [str(failure.error) for failure in report.failures] == []
 
-    async def test_it_listens_once(self, its: Any) -> None:
+    async def test_it_listens_once(self, own_adapter: Any) -> None:
         """However often it is prepared, and hears nothing outside of episodes."""
         before = len(get_dispatcher().span_handlers)
-        await asyncio.gather(*(asyncio.to_thread(its.prepare) for _ in range(8)))
+        await asyncio.gather(*(asyncio.to_thread(own_adapter.prepare) for _ in range(8)))
         after = len(get_dispatcher().span_handlers)
         await asyncio.to_thread(Adapters().of(program.worker).prepare)
         assert before <= after == len(get_dispatcher().span_handlers) <= before + 1
@@ -172,7 +172,7 @@ class TestLlamaIndex(AgentSuite):
         class Listens(Workflow):
             @step
             async def look(self, event: StartEvent) -> StopEvent:
-                return StopEvent(result=its.current_agent())
+                return StopEvent(result=own_adapter.current_agent())
 
         assert await Listens().run() is None
 

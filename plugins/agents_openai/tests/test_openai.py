@@ -178,13 +178,15 @@ class TestOpenAIAgents(AgentSuite):
         for one, two in await self.calls(swarm, play):
             self.assert_extended([one, two])
 
-    async def test_messages_are_a_task(self, swarm: ScriptedSwarm, its: AgentAdapter) -> None:
+    async def test_messages_are_a_task(
+        self, swarm: ScriptedSwarm, own_adapter: AgentAdapter
+    ) -> None:
         """And a dictionary of anything else is none."""
         messages = [{"role": "user", "content": "t800x"}]
         task = {"id": "t800x", "messages": messages}
         assert await self.speakers(swarm, program.worker, task) == [WORKER, WORKER]
         with pytest.raises(TypeError, match="'question', 'answer' is not an input"):
-            await its.run(program.worker, {"question": "?", "answer": "gold"})
+            await own_adapter.run(program.worker, {"question": "?", "answer": "gold"})
 
 
 @pytest.mark.learns

@@ -160,13 +160,13 @@ class TestSmolagents(AgentSuite):
             assert all(task in swarm.text(call) for call in calls if call.agent == "coder")
         assert coder.memory.steps == []
 
-    async def test_a_twin_remembers_nothing(self, its: Any) -> None:
+    async def test_a_twin_remembers_nothing(self, own_adapter: Any) -> None:
         """Of what the agent was told before; and it waits for no rate limit."""
         boss = make_boss(name="boss")
         for agent in (boss, boss.managed_agents["planner"]):
             agent.memory.steps.append(agent.memory.system_prompt)
             agent.state["secret"] = 1
-        twin = its.fresh(boss)
+        twin = own_adapter.fresh(boss)
         planner = twin.managed_agents["planner"]
         for agent in (twin, planner):
             assert (agent.memory.steps, agent.state) == ([], {})
@@ -178,7 +178,7 @@ class TestSmolagents(AgentSuite):
         assert twin.model.client is boss.model.client
         assert (twin.model.retryer.max_attempts, boss.model.retryer.max_attempts) == (1, 3)
 
-    async def test_the_interpreter_of_a_twin_knows_nothing(self, its: Any) -> None:
+    async def test_the_interpreter_of_a_twin_knows_nothing(self, own_adapter: Any) -> None:
         """Neither variables nor imports of earlier code: each twin has its own interpreter."""
         coder = make_coder()
         boss = make_boss(name="boss")
@@ -186,7 +186,7 @@ class TestSmolagents(AgentSuite):
         boss.managed_agents["coder"] = coder
         coder.python_executor.send_tools({})
         coder.python_executor("import math\nsecret = math.floor(7.5)\ndef told(): return secret")
-        for twin in (its.fresh(coder), its.fresh(boss).managed_agents["coder"]):
+        for twin in (own_adapter.fresh(coder), own_adapter.fresh(boss).managed_agents["coder"]):
             twin.python_executor.send_tools({})
             with pytest.raises(InterpreterError, match="secret"):
                 twin.python_executor("print(secret)")
@@ -204,14 +204,14 @@ class TestSmolagents(AgentSuite):
 
         assert names(await _calls(swarm, asks, "t520x")) == ["planner", ""]
 
-    async def test_wrapping_twice_changes_nothing(self, its: Any) -> None:
+    async def test_wrapping_twice_changes_nothing(self, own_adapter: Any) -> None:
         """And outside of episodes nobody speaks."""
-        await asyncio.gather(*(asyncio.to_thread(its.prepare) for _ in range(8)))
+        await asyncio.gather(*(asyncio.to_thread(own_adapter.prepare) for _ in range(8)))
         before = MultiStepAgent.run, local_python_executor.ThreadPoolExecutor
-        its.prepare()
+        own_adapter.prepare()
         assert before == (MultiStepAgent.run, local_python_executor.ThreadPoolExecutor)
         program.make_worker().write_memory_to_messages()
-        assert its.current_agent() is None
+        assert own_adapter.current_agent() is None
 
 
 async def _calls(swarm: ScriptedSwarm, play: Callable[[str], object], task: str) -> list[Call]:
