@@ -218,21 +218,21 @@ EDITS = {
     ),
     "ties_win_nothing": Edit("inference", "0.5 if d >= -slack", "0.0 if d >= -slack"),
     "any_gain_is_better": Edit(
-        "inference", "if its.low > smallest + slack:", "if its.low > slack:"
+        "inference", "if estimated.low > smallest + slack:", "if estimated.low > slack:"
     ),
     "any_loss_is_worse": Edit(
-        "inference", "if its.high < -smallest - slack:", "if its.high < -slack:"
+        "inference", "if estimated.high < -smallest - slack:", "if estimated.high < -slack:"
     ),
     "one_end_shows_equivalence": Edit(
         "inference",
-        "if its.low > -smallest + slack and its.high",
-        "if its.low > -smallest + slack or its.high",
+        "if estimated.low > -smallest + slack and estimated.high",
+        "if estimated.low > -smallest + slack or estimated.high",
     ),
     "the_smallest_effect_itself_is_better": Edit(
-        "inference", "if its.low > smallest + slack:", "if its.low >= smallest - slack:"
+        "inference", "if estimated.low > smallest + slack:", "if estimated.low >= smallest - slack:"
     ),
     "a_guardrail_holds_by_its_mean": Edit(
-        "inference", "return its.low > -margin", "return its.gain > -margin"
+        "inference", "return estimated.low > -margin", "return estimated.gain > -margin"
     ),
     "less_is_never_better": Edit(
         "inference", "seed: sign * (value - against[seed])", "seed: value - against[seed]"
@@ -290,7 +290,7 @@ EDITS = {
     "alpha_is_not_compared": Edit("verifying", "if finding.alpha != alpha:", "if False:"),
     "means_are_not_derived": Edit(
         "verifying",
-        "if theirs is None or not _near(mine := math.fsum(sample) / len(its), theirs, sample):",
+        "if theirs is None or not _near(mine := math.fsum(sample) / len(each), theirs, sample):",
         "if (mine := 0.0):",
     ),
     "gains_are_not_derived": Edit(
@@ -454,7 +454,7 @@ EDITS = {
     ),
     "failed_trials_have_no_outcome": Edit(
         "analysis",
-        "its[trial.blueprint.seed] = value",
+        "values[trial.blueprint.seed] = value",
         "pass",
     ),
     "a_rung_is_the_first": Edit(
@@ -464,8 +464,8 @@ EDITS = {
     ),
     "means_of_candidates_are_sums": Edit(
         "analysis",
-        "return math.fsum(its) / len(its) if its else None",
-        "return math.fsum(its) if its else None",
+        "return math.fsum(values) / len(values) if values else None",
+        "return math.fsum(values) if values else None",
     ),
     "the_worst_candidates_are_kept": Edit(
         "analysis",
@@ -569,8 +569,8 @@ EDITS = {
     ),
     "any_effect_is_better": Edit(
         "analysis",
-        "verdict_of(its, state.registered.outcome.smallest)",
-        "verdict_of(its, 1e-9)",
+        "verdict_of(estimated, state.registered.outcome.smallest)",
+        "verdict_of(estimated, 1e-9)",
     ),
     "a_guardrail_does_not_bind_the_equivalent": Edit(
         "analysis",
